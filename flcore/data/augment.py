@@ -1,0 +1,91 @@
+"""Augmentation of normalised batches: draws first, then a pure transform (data.md, section 1.0).
+
+Drawing and transforming are apart so that draws can travel with a batch, to whatever device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Policy = Literal["none", "crop_flip", "crop_flip_rot"]
+
+_PAD = 4
+_MAX_DEGREES = 15.0
+
+
+def draw_augmentation(batch_size: int, policy: Policy, generator: torch.Generator) -> dict[str, Tensor]:
+    """The random numbers for one batch, on the generator's device.
+
+    Returns:
+        Nothing for ``none``. For ``crop_flip``: ``shift`` int64 [B, 2], rows and columns from 0 to 8, and ``flip``
+        bool [B]. For ``crop_flip_rot`` also ``angle`` float32 [B], degrees from -15 to 15.
+    """
+    if policy == "none":
+        return {}
+    device = generator.device
+    draws = {
+        "shift": torch.randint(0, 2 * _PAD + 1, (batch_size, 2), generator=generator, device=device),
+        "flip": torch.rand(batch_size, generator=generator, device=device) < 0.5,
+    }
+    if policy == "crop_flip_rot":
+        uniform = torch.rand(batch_size, generator=generator, device=device)
+        draws["angle"] = (2 * uniform - 1) * _MAX_DEGREES
+    return draws
+
+
+def apply_augmentation(images: Tensor, draws: Mapping[str, Tensor], fill: Tensor | float = 0.0) -> Tensor:
+    """Pad by 4 and crop, flip horizontally, rotate about the centre (bilinear): whatever ``draws`` contains.
+
+    Args:
+        images: float [B, C, H, W].
+        draws: from :func:`draw_augmentation`, on the device of ``images``.
+        fill: value outside the image, one number or [C]. On normalised images 0 is the mean colour; black, as in the
+            published code that pads before it normalises, is ``-mean / std``.
+
+    Returns:
+        A new tensor of the same shape and type.
+    """
+    background = torch.as_tensor(fill, dtype=images.dtype, device=images.device).reshape(-1, 1, 1)
+    centred = images - background  # from here on, "outside" is zero
+    if "shift" in draws:
+        centred = _crop_and_flip(centred, draws["shift"], draws["flip"])
+    if "angle" in draws:
+        centred = _rotate(centred, draws["angle"])
+    return centred + background
+
+
+def augment(images: Tensor, policy: Policy, generator: torch.Generator, fill: Tensor | float = 0.0) -> Tensor:
+    """Draw and apply: float [B, C, H, W] in and out; ``none`` returns ``images`` as they are."""
+    if policy == "none":
+        return images
+    draws = {key: draw.to(images.device) for key, draw in draw_augmentation(len(images), policy, generator).items()}
+    return apply_augmentation(images, draws, fill)
+
+
+def _crop_and_flip(images: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
+    batch, channels, height, width = images.shape
+    device = images.device
+    padded = functional.pad(images, (_PAD, _PAD, _PAD, _PAD))
+    rows = shift[:, :1] + torch.arange(height, device=device)
+    columns = torch.arange(width, device=device).expand(batch, width)
+    columns = shift[:, 1:] + torch.where(flip[:, None], width - 1 - columns, columns)
+    sample = torch.arange(batch, device=device)[:, None, None, None]
+    channel = torch.arange(channels, device=device)[None, :, None, None]
+    return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def _rotate(images: Tensor, degrees: Tensor) -> Tensor:
+    height, width = images.shape[-2:]
+    radians = degrees.to(images.dtype) * (math.pi / 180)
+    cos, sin, zero = torch.cos(radians), torch.sin(radians), torch.zeros_like(radians)
+    # The grid counts in half widths and half heights; the ratios keep the rotation rigid on images that are not square.
+    top = torch.stack([cos, -sin * (height / width), zero], dim=-1)
+    bottom = torch.stack([sin * (width / height), cos, zero], dim=-1)
+    grid = functional.affine_grid(torch.stack([top, bottom], dim=1), list(images.shape), align_corners=False)
+    return functional.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)

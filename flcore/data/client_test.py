@@ -1,0 +1,115 @@
+"""Which samples test which client (data.md, part 3), and the stratified cut that sets samples aside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from flcore.data.partitioners.base import Indices, cut, indices_by_class, joined
+
+ClientTest = Literal["label_slices", "proportional", "few_shot", "local_split"]
+
+
+def label_slices(counts: np.ndarray, pool: np.ndarray, rng: np.random.Generator) -> list[Indices]:
+    """Each class's test pool in K equal slices; client k gets slice k of every class it trains on (FedGen, FedPA).
+
+    A slice has floor(n / K) of the n test samples of the class; what is left over is not used.
+
+    Args:
+        counts: int [K, C], training samples per client and class.
+        pool: int64 [M], labels of the test split.
+        rng: shuffles each class once.
+
+    Returns:
+        Per client ascending indices into the test split; disjoint.
+    """
+    num_clients = len(counts)
+
+    def share(c: int, indices: Indices, holders: np.ndarray) -> list[Indices]:
+        size = len(indices) // num_clients
+        return [indices[k * size : (k + 1) * size] for k in holders]
+
+    return _per_class(counts, pool, rng, share)
+
+
+def few_shot(counts: np.ndarray, pool: np.ndarray, shots: int, rng: np.random.Generator) -> list[Indices]:
+    """``shots`` test samples of every class a client trains on, as for FedProto and GFPL.
+
+    Blocks are disjoint while a class's pool lasts, then start again; otherwise as :func:`label_slices`.
+    """
+
+    def share(c: int, indices: Indices, holders: np.ndarray) -> list[Indices]:
+        size = min(shots, len(indices))
+        return [indices[np.arange(k * size, (k + 1) * size) % max(len(indices), 1)] for k in range(len(holders))]
+
+    return _per_class(counts, pool, rng, share)
+
+
+def proportional(counts: np.ndarray, pool: np.ndarray, rng: np.random.Generator) -> list[Indices]:
+    """The whole test pool, each class divided as its training samples are; otherwise as :func:`label_slices`.
+
+    A class that nobody trains on stays unused.
+    """
+
+    def share(c: int, indices: Indices, holders: np.ndarray) -> list[Indices]:
+        held = counts[holders, c]
+        return cut(indices, held / held.sum()) if len(holders) else []
+
+    return _per_class(counts, pool, rng, share)
+
+
+def _per_class(
+    counts: np.ndarray,
+    pool: np.ndarray,
+    rng: np.random.Generator,
+    share: Callable[[int, Indices, np.ndarray], list[Indices]],
+) -> list[Indices]:
+    """Give what ``share`` makes of each class's shuffled pool to the clients that hold the class."""
+    owned: list[list[Indices]] = [[] for _ in counts]
+    for c, indices in enumerate(indices_by_class(pool, counts.shape[1])):
+        holders = np.flatnonzero(counts[:, c])
+        # Shuffled, because files are not in random order: the first half of MNIST's test set is easier than the second.
+        for client, part in zip(holders, share(c, rng.permutation(indices), holders), strict=True):
+            owned[client].append(part)
+    return [joined(parts) for parts in owned]
+
+
+def stratified_cut(
+    indices: Indices, labels: np.ndarray, fraction: float, rng: np.random.Generator, *, at_least_one: bool = False
+) -> tuple[Indices, Indices]:
+    """Set ``fraction`` of a client's samples aside, class by class.
+
+    The number is ``fraction`` · n rounded half up; each class gives floor(``fraction`` · n_c), and the classes with the
+    largest remainders one more. The last sample of a class is never taken: a client's set of classes does not change.
+
+    Args:
+        indices: ascending, one client's samples.
+        labels: labels of the whole split.
+        fraction: from 0 to below 1.
+        rng: chooses the samples.
+        at_least_one: take one sample even where every class has only one, if there are two samples or more.
+
+    Returns:
+        The samples that stay and those set aside, both ascending; never all set aside.
+    """
+    own = labels[indices]
+    sizes = np.bincount(own) if len(own) else np.zeros(1, dtype=np.int64)
+    take = _quotas(sizes, fraction, at_least_one)
+    aside = [rng.permutation(indices[own == c])[: take[c]] for c in np.flatnonzero(take)]
+    if not aside and at_least_one and len(indices) > 1:
+        aside = [rng.choice(indices, size=1)]
+    chosen = joined(aside)
+    return np.setdiff1d(indices, chosen, assume_unique=True), chosen
+
+
+def _quotas(sizes: np.ndarray, fraction: float, at_least_one: bool) -> np.ndarray:
+    exact = fraction * sizes
+    # The guard makes 0.1 · 30 three, although the product is a little less in binary.
+    take: np.ndarray = np.minimum(np.floor(exact + 1e-9).astype(np.int64), np.maximum(sizes - 1, 0))
+    target = max(int(np.floor(fraction * sizes.sum() + 0.5 + 1e-9)), int(at_least_one))
+    for c in np.argsort(take - exact, kind="stable"):
+        if take.sum() < target and take[c] < sizes[c] - 1:
+            take[c] += 1
+    return take

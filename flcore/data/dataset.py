@@ -1,0 +1,228 @@
+"""A prepared dataset: two splits of uint8 images as tensors, what is known about them, and their form on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcore.data.files import content_bytes, read_json, read_tensors, write_json, write_tensors
+from flcore.data.images import channel_statistics, convert_channels, resize
+from flcore.data.sources.base import RawDataset, RawSplit, Source
+from flcore.errors import DataError
+
+_CURE = "delete the folder and run the prepare stage again"
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """``images`` uint8 [N, C, H, W] contiguous, ``labels`` int64 [N], ``groups`` int64 [N] or None."""
+
+    images: Tensor
+    labels: Tensor
+    groups: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.labels)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The split as it is stored: name to tensor, without groups where there are none."""
+        stored = {"images": self.images, "labels": self.labels}
+        return stored if self.groups is None else stored | {"groups": self.groups}
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What is known about a dataset.
+
+    ``shape`` is (channels, height, width); ``mean`` and ``std`` are per channel on the scale 0 to 1; ``preparation``
+    holds the options of the source and the size, channels and limit asked for; ``fingerprint`` identifies all content.
+    """
+
+    name: str
+    num_classes: int
+    class_names: tuple[str, ...]
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    licence: str
+    source: str
+    train_size: int
+    test_size: int
+    preparation: Mapping[str, Any]
+    fingerprint: str
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training and test split with :class:`Meta`."""
+
+    train: Split
+    test: Split
+    meta: Meta
+
+    def save(self, directory: Path) -> None:
+        """Write ``train.safetensors``, ``test.safetensors`` and ``meta.json``; same content, same bytes."""
+        # A folder without meta.json is unfinished, so that a stop in between never leaves a mixture that looks whole.
+        (directory / "meta.json").unlink(missing_ok=True)
+        write_tensors(directory / "train.safetensors", self.train.tensors())
+        write_tensors(directory / "test.safetensors", self.test.tensors())
+        write_json(directory / "meta.json", dataclasses.asdict(self.meta))
+
+    @classmethod
+    def load(cls, directory: Path, *, verify: bool = False) -> Dataset:
+        """Read what :meth:`save` wrote; images stay memory-mapped.
+
+        Args:
+            directory: the folder.
+            verify: also hash all content and compare it with the fingerprint (reads every byte).
+
+        Raises:
+            DataError: a file is missing or damaged, or the files do not belong together.
+        """
+        path = directory / "meta.json"
+        meta = _meta_from_json(path, read_json(path, _CURE))
+        train = _load_split(directory / "train.safetensors", meta, meta.train_size)
+        test = _load_split(directory / "test.safetensors", meta, meta.test_size)
+        if verify and _fingerprint(train, test, meta) != meta.fingerprint:
+            raise DataError(f"{directory}: content differs from the fingerprint in meta.json; {_CURE}")
+        return cls(train, test, meta)
+
+
+def prepare(
+    source: Source,
+    root: Path | None = None,
+    *,
+    download: bool = False,
+    size: int | None = None,
+    channels: int | None = None,
+    limit_per_class: int | None = None,
+) -> Dataset:
+    """Read ``source`` and bring its images into one form (data.md, section 1.0).
+
+    Args:
+        source: where the images come from.
+        root: folder (or zip) of the files; sources that bring their own data ignore it.
+        download: fetch missing files.
+        size: resize to ``size`` x ``size``, bilinear and antialiased; None keeps the size.
+        channels: 1 or 3: convert to gray or RGB; None keeps the channels.
+        limit_per_class: keep the first so many images of each class in each split, in file order.
+
+    Raises:
+        DataError: data are missing or damaged.
+    """
+    raw = source.load(root, download)
+    _check(raw, source.name)
+    train = _prepare_split(raw.train, size, channels, limit_per_class)
+    test = _prepare_split(raw.test, size, channels, limit_per_class)
+    mean, std = _statistics(raw, train)
+    _, c, h, w = train.images.shape
+    meta = Meta(
+        name=source.name,
+        num_classes=len(raw.class_names),
+        class_names=raw.class_names,
+        shape=(c, h, w),
+        mean=mean,
+        std=std,
+        licence=raw.licence,
+        source=raw.source,
+        train_size=len(train),
+        test_size=len(test),
+        preparation={
+            "channels": channels,
+            "limit_per_class": limit_per_class,
+            "options": dataclasses.asdict(source),
+            "size": size,
+        },
+        fingerprint="",
+    )
+    return Dataset(train, test, dataclasses.replace(meta, fingerprint=_fingerprint(train, test, meta)))
+
+
+def _check(raw: RawDataset, name: str) -> None:
+    for part, split in (("train", raw.train), ("test", raw.test)):
+        labels = split.labels
+        if len(labels) == 0:
+            raise DataError(f"{name}: the {part} split has no images; check data.root")
+        if labels.min() < 0 or labels.max() >= len(raw.class_names):
+            raise DataError(
+                f"{name}: {part} labels reach from {labels.min()} to {labels.max()}, expected 0 to "
+                f"{len(raw.class_names) - 1}; the files are not those of this dataset"
+            )
+
+
+def _prepare_split(raw: RawSplit, size: int | None, channels: int | None, limit: int | None) -> Split:
+    keep = _first_of_each_class(raw.labels, limit)
+    images = torch.from_numpy(raw.images[keep] if limit is not None else raw.images)
+    images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
+    if channels is not None:
+        images = convert_channels(images, channels)
+    images = images.contiguous() if size is None else resize(images.contiguous(), (size, size))
+    groups = None if raw.groups is None else torch.from_numpy(raw.groups[keep].astype(np.int64))
+    return Split(images, torch.from_numpy(raw.labels[keep].astype(np.int64)), groups)
+
+
+def _first_of_each_class(labels: np.ndarray, limit: int | None) -> np.ndarray:
+    if limit is None:
+        return np.arange(len(labels))
+    return np.sort(np.concatenate([np.flatnonzero(labels == label)[:limit] for label in np.unique(labels)]))
+
+
+def _statistics(raw: RawDataset, train: Split) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std for the channels the images have now."""
+    channels = train.images.shape[1]
+    if channels == len(raw.mean):
+        return raw.mean, raw.std
+    if channels == 3:
+        return raw.mean * 3, raw.std * 3
+    return channel_statistics(train.images[:, 0].numpy())  # the std of gray does not follow from those of RGB
+
+
+def _fingerprint(train: Split, test: Split, meta: Meta) -> str:
+    """sha256 over everything that can change a result; wording (licence, source) is left out."""
+    facts = {
+        "class_names": meta.class_names,
+        "mean": meta.mean,
+        "name": meta.name,
+        "preparation": meta.preparation,
+        "std": meta.std,
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for part, split in (("train", train), ("test", test)):
+        for key, tensor in sorted(split.tensors().items()):
+            for piece in content_bytes(f"{part}/{key}", tensor.numpy()):
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+def _meta_from_json(path: Path, content: Mapping[str, Any]) -> Meta:
+    names = {field.name for field in dataclasses.fields(Meta)}
+    if set(content) != names:
+        raise DataError(f"{path}: damaged, keys differ ({', '.join(sorted(names ^ set(content)))}); {_CURE}")
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+    return Meta(**values)
+
+
+def _load_split(path: Path, meta: Meta, size: int) -> Split:
+    tensors = read_tensors(path, _CURE)
+    expected = {"images": (torch.uint8, (size, *meta.shape)), "labels": (torch.int64, (size,))}
+    if "groups" in tensors:
+        expected["groups"] = (torch.int64, (size,))
+    if set(tensors) != set(expected):
+        raise DataError(f"{path}: damaged, has {', '.join(sorted(tensors)) or 'nothing'}; {_CURE}")
+    for key, (dtype, shape) in expected.items():
+        found = tensors[key]
+        if found.dtype != dtype or tuple(found.shape) != shape:
+            raise DataError(
+                f"{path}: {key} is {found.dtype} {tuple(found.shape)}, meta.json says {dtype} {shape}; {_CURE}"
+            )
+    return Split(**tensors)

@@ -1,0 +1,88 @@
+"""What is done to whole arrays of images: resizing, channels, statistics, normalisation and its inverse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# Luma weights of ITU-R 601 in 1/65536, as in the usual conversion of RGB to gray.
+_LUMA = (19595, 38470, 7471)
+
+
+def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bilinear, antialiased resize.
+
+    Torch resizes uint8 in fixed-point arithmetic, image by image: the result does not depend on the number of threads.
+
+    Args:
+        images: uint8 [N, C, H, W].
+        size: new height and width.
+
+    Returns:
+        uint8 [N, C, *size], contiguous.
+    """
+    if tuple(images.shape[-2:]) == size:
+        return images.contiguous()
+    return functional.interpolate(images, size=size, mode="bilinear", antialias=True).contiguous()
+
+
+def convert_channels(images: Tensor, channels: int) -> Tensor:
+    """Gray to RGB by repetition, RGB to gray by luma (ITU-R 601, rounded); uint8 [N, C, H, W] in and out."""
+    have = images.shape[1]
+    if have == channels:
+        return images
+    if (have, channels) == (1, 3):
+        return images.repeat(1, 3, 1, 1)
+    if (have, channels) == (3, 1):
+        red, green, blue = (images[:, c : c + 1].to(torch.int32) * weight for c, weight in enumerate(_LUMA))
+        return ((red + green + blue + 32768) >> 16).to(torch.uint8)
+    raise ValueError(f"cannot convert images of {have} channels to {channels}")
+
+
+def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel of uint8 images NxHxW or NxHxWx3, on the scale 0 to 1, to 4 decimals."""
+    channels = [images] if images.ndim == 3 else [images[..., c] for c in range(images.shape[-1])]
+    pairs = [_mean_and_std(channel) for channel in channels]
+    return tuple(mean for mean, _ in pairs), tuple(std for _, std in pairs)
+
+
+def _mean_and_std(values: np.ndarray) -> tuple[float, float]:
+    # Through the histogram: integer sums are exact, so that the result cannot depend on the order of summation.
+    histogram = np.bincount(values.ravel(), minlength=256)
+    levels = np.arange(256)
+    count = int(histogram.sum())
+    total, squares = int(histogram @ levels), int(histogram @ levels**2)
+    mean = total / count
+    variance = (count * squares - total**2) / count**2
+    return round(mean / 255, 4), round(variance**0.5 / 255, 4)
+
+
+def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """``(images / 255 - mean) / std`` per channel, as one multiply and add.
+
+    Args:
+        images: uint8 [..., C, H, W].
+        mean: per channel, on the scale 0 to 1.
+        std: likewise, positive.
+
+    Returns:
+        float32 of the same shape, on the device of ``images``.
+    """
+    scale = _per_channel([1 / (255 * s) for s in std], images.device)
+    shift = _per_channel([-m / s for m, s in zip(mean, std, strict=True)], images.device)
+    return torch.addcmul(shift, images.to(torch.float32), scale)
+
+
+def denormalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """The inverse of :func:`normalise`: float [..., C, H, W] to uint8, rounded and clamped to 0..255."""
+    scale = _per_channel([255 * s for s in std], images.device)
+    shift = _per_channel([255 * m for m in mean], images.device)
+    return torch.addcmul(shift, images.to(torch.float32), scale).round().clamp(0, 255).to(torch.uint8)
+
+
+def _per_channel(values: Sequence[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)

@@ -1,0 +1,156 @@
+"""Dirichlet label skew (LDA), in the four variants found in published code (data.md, section 2.2).
+
+The papers say "Dirichlet with alpha"; their code differs in whether full clients stop receiving, in the smallest size
+and in how much of the data is used, and the difference changes results. The variant is therefore always recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from flcore.data.partitioners.base import Assignment, Indices, Partitioner, check_request, cut, indices_by_class
+from flcore.errors import DataError
+from flcore.params import Search, param
+
+_MIN_SIZE = {"balanced": 10, "plain": 1, "subsampled": 10}
+_GROUP = 10  # clients that share a slice of the data in the equalised variant
+_REDRAWS = 10_000
+
+
+@dataclass(frozen=True)
+class Dirichlet(Partitioner):
+    """Per class, shares drawn from Dir(alpha) decide how much of it each client gets.
+
+    - ``balanced`` (MOON, FedCSPC, PFLlib, NIID-Bench): a client that has N/K samples gets nothing of further classes.
+    - ``plain`` (FederatedScope, used by FedPG): no balancing.
+    - ``subsampled`` (FedGen, FedPA): balanced on ``ratio`` of the data; the cap per client also limits each class.
+    - ``equalised`` (FedDF, CReFF): balanced in groups of ten clients, then cut again into equal sizes.
+
+    All variants are disjoint; all but ``subsampled`` use every sample.
+    """
+
+    name: ClassVar[str] = "dirichlet"
+    summary: ClassVar[str] = "label skew: each class is divided by shares drawn from a Dirichlet distribution"
+
+    alpha: float = param(
+        0.5, "concentration: small is skewed, large is close to IID", above=0, search=Search(0.05, 10, True)
+    )
+    variant: Literal["balanced", "plain", "subsampled", "equalised"] = param(
+        "balanced",
+        "whose code to follow: balanced (MOON, PFLlib), plain (FederatedScope), subsampled (FedGen), equalised (FedDF)",
+    )
+    min_size: int | None = param(
+        None, "fewest samples of a client; null: 10 (plain: 1, equalised: half of the average of its group)", low=1
+    )
+    ratio: float = param(1.0, "share of the data to use, for the subsampled variant only", above=0, high=1)
+    max_tries: int = param(1000, "attempts at meeting min_size before giving up", low=1)
+
+    def __post_init__(self) -> None:
+        """Refuse a ratio that the chosen variant would ignore."""
+        if self.ratio != 1.0 and self.variant != "subsampled":
+            raise ValueError(
+                f"ratio = {self.ratio} needs variant: subsampled (the {self.variant} variant uses all data)"
+            )
+
+    def split(
+        self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
+    ) -> Assignment:
+        """Divide the samples; see :meth:`Partitioner.split`."""
+        min_size = self.min_size or _MIN_SIZE.get(self.variant, 1)
+        check_request(labels, num_clients, min_size)
+        if self.variant == "equalised":
+            return self._equalised(labels, num_clients, rng)
+        by_class = indices_by_class(labels)
+        if self.variant == "subsampled":
+            return self._subsampled(by_class, num_clients, min_size, rng)
+        capacity = len(labels) / num_clients if self.variant == "balanced" else None
+        clients, retries = self._until(
+            min_size, num_clients, lambda: _divide(by_class, num_clients, self.alpha, capacity, rng)
+        )
+        return Assignment([np.sort(client) for client in clients], retries=retries)
+
+    def _subsampled(
+        self, by_class: list[Indices], num_clients: int, min_size: int, rng: np.random.Generator
+    ) -> Assignment:
+        total = sum(map(len, by_class))
+        capacity = self.ratio * total / num_clients
+
+        def attempt() -> list[Indices]:
+            order = rng.permutation(len(by_class))
+            # The limit per class is the capacity of one *client*, as in FedGen's code: many clients leave much unused.
+            kept = [rng.permutation(by_class[c])[: int(min(capacity, self.ratio * len(by_class[c])))] for c in order]
+            return _divide(kept, num_clients, self.alpha, capacity, rng)
+
+        clients, retries = self._until(min_size, num_clients, attempt)
+        note = f"subsampled: {sum(map(len, clients))} of {total} samples used"
+        return Assignment([np.sort(client) for client in clients], complete=False, retries=retries, notes=(note,))
+
+    def _equalised(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Assignment:
+        deck = rng.permutation(len(labels)).astype(np.int64)
+        sizes = [min(_GROUP, num_clients - first) for first in range(0, num_clients, _GROUP)]
+        sequence: list[Indices] = []
+        retries = 0
+        for size, piece in zip(sizes, cut(deck, np.array(sizes) / num_clients), strict=True):
+            members, again = self._equalised_group(labels, np.sort(piece), size, rng)
+            sequence += members
+            retries += again
+        clients = np.array_split(np.concatenate(sequence), num_clients)
+        return Assignment([np.sort(client) for client in clients], retries=retries)
+
+    def _equalised_group(
+        self, labels: np.ndarray, piece: Indices, num_clients: int, rng: np.random.Generator
+    ) -> tuple[list[Indices], int]:
+        by_class = [piece[local] for local in indices_by_class(labels[piece])]
+        average = len(piece) / num_clients
+        min_size = self.min_size or int(average / 2)
+        return self._until(min_size, num_clients, lambda: _divide(by_class, num_clients, self.alpha, average, rng))
+
+    def _until(
+        self, min_size: int, num_clients: int, attempt: Callable[[], list[Indices]]
+    ) -> tuple[list[Indices], int]:
+        """Repeat ``attempt`` until every client has ``min_size`` samples; also returns how many were thrown away."""
+        best = 0
+        for retries in range(self.max_tries):
+            clients = attempt()
+            smallest = min(map(len, clients))
+            if smallest >= min_size:
+                return clients, retries
+            best = max(best, smallest)
+        raise DataError(
+            f"partition.alpha = {self.alpha:g}: in {self.max_tries} attempts for {num_clients} clients the smallest "
+            f"client never had more than {best} samples, {min_size} are required\n"
+            "raise partition.alpha, or lower partition.min_size or partition.num_clients"
+        )
+
+
+def _divide(
+    by_class: list[Indices], num_clients: int, alpha: float, capacity: float | None, rng: np.random.Generator
+) -> list[Indices]:
+    """One attempt: per client its samples in order of class. Clients that hold ``capacity`` samples get no more."""
+    parts: list[list[Indices]] = [[] for _ in range(num_clients)]
+    sizes = np.zeros(num_clients, dtype=np.int64)
+    for indices in by_class:
+        if len(indices) == 0:
+            continue
+        is_open = np.ones(num_clients, dtype=bool) if capacity is None else sizes < capacity
+        shares = _draw_shares(is_open, alpha, rng)
+        for client, piece in enumerate(cut(rng.permutation(indices), shares)):
+            parts[client].append(piece)
+            sizes[client] += len(piece)
+    return [np.concatenate(part) if part else np.empty(0, dtype=np.int64) for part in parts]
+
+
+def _draw_shares(is_open: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """Dirichlet shares with those of closed clients set to 0; drawn again while nothing is left."""
+    for _ in range(_REDRAWS):
+        shares = np.where(is_open, rng.dirichlet(np.full(len(is_open), alpha)), 0.0)
+        total = shares.sum()
+        if np.isfinite(total) and total > 0:
+            return np.asarray(shares / total)
+    raise DataError(
+        f"partition.alpha = {alpha:g}: too small to draw shares for {len(is_open)} clients; raise partition.alpha"
+    )

@@ -1,0 +1,97 @@
+"""w-way s-shot: each client has a few classes with a few samples of each (data.md, section 2.8; FedProto, GFPL)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from flcore.data.partitioners.base import Assignment, Indices, Partitioner, check_request, indices_by_class, joined
+from flcore.errors import DataError
+from flcore.params import param
+
+
+@dataclass(frozen=True)
+class WaysShots(Partitioner):
+    """Client k draws how many classes, which classes, and how many samples, the same number for each of its classes.
+
+    ``fedproto`` has the ranges of FedProto's published code: ways in [max(2, w - r), min(C - 1, w + r)], shots in
+    [s - q + 1, s + q]. ``uniform`` is symmetric, [m - r, m + r]; ``normal`` is rounded N(m, r²); both are clipped to
+    [1, C] for ways and to at least 1 for shots. Not all samples are used. Clients are disjoint while the classes last;
+    beyond that samples are used again, which the result says, or the request is refused (``strict``).
+    """
+
+    name: ClassVar[str] = "ways_shots"
+    summary: ClassVar[str] = "few-shot: each client has w classes with s samples of each (FedProto, GFPL)"
+
+    ways: int = param(3, "mean number of classes per client (w)", low=1)
+    shots: int = param(100, "mean number of samples per class and client (s)", low=1)
+    ways_spread: int = param(2, "spread of the number of classes (r)", low=0)
+    shots_spread: int = param(2, "spread of the number of samples (q)", low=0)
+    kind: Literal["fedproto", "uniform", "normal"] = param("fedproto", "how numbers are drawn around their mean")
+    strict: bool = param(False, "refuse, instead of using samples twice, when a class is too small")
+
+    def split(
+        self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
+    ) -> Assignment:
+        """Divide the samples; see :meth:`Partitioner.split`."""
+        check_request(labels, num_clients)
+        by_class = indices_by_class(labels)
+        num_classes = len(by_class)
+        hands = []
+        for _ in range(num_clients):
+            ways, shots = self._draw_ways(num_classes, rng), self._draw_shots(rng)
+            hands.append((np.sort(rng.choice(num_classes, size=ways, replace=False)), shots))
+        return self._hand_out(by_class, hands, rng)
+
+    def _draw_ways(self, num_classes: int, rng: np.random.Generator) -> int:
+        if self.kind == "fedproto":
+            low, high = max(2, self.ways - self.ways_spread), min(num_classes - 1, self.ways + self.ways_spread)
+            if low > high:
+                raise DataError(
+                    f"partition.ways = {self.ways}: no number of classes lies in [{low}, {high}] with {num_classes} "
+                    "classes; use partition.kind=uniform or fewer ways"
+                )
+            return int(rng.integers(low, high + 1))
+        return int(np.clip(_around(self.ways, self.ways_spread, self.kind, rng), 1, num_classes))
+
+    def _draw_shots(self, rng: np.random.Generator) -> int:
+        if self.kind == "fedproto" and self.shots_spread > 0:
+            return max(1, int(rng.integers(self.shots - self.shots_spread + 1, self.shots + self.shots_spread + 1)))
+        return max(1, _around(self.shots, self.shots_spread, self.kind, rng))
+
+    def _hand_out(
+        self, by_class: list[Indices], hands: list[tuple[np.ndarray, int]], rng: np.random.Generator
+    ) -> Assignment:
+        queues = [rng.permutation(indices) for indices in by_class]
+        taken = np.zeros(len(by_class), dtype=np.int64)
+        clients = []
+        for client, (classes, shots) in enumerate(hands):
+            own = []
+            for c in classes:
+                self._check_capacity(client, int(c), shots, int(taken[c]), len(queues[c]))
+                # A queue that wraps around: disjoint until the class is used up, then from the beginning again.
+                own.append(queues[c][np.arange(taken[c], taken[c] + shots) % len(queues[c])])
+                taken[c] += shots
+            clients.append(joined(own))
+        short = [c for c, queue in enumerate(queues) if taken[c] > len(queue)]
+        notes = (f"samples used by several clients in classes {', '.join(map(str, short))}",) if short else ()
+        return Assignment(clients, complete=False, overlap=bool(short), notes=notes)
+
+    def _check_capacity(self, client: int, c: int, shots: int, taken: int, size: int) -> None:
+        if shots > size:
+            raise DataError(
+                f"client {client} needs {shots} samples of class {c}, which has {size}; lower partition.shots"
+            )
+        if self.strict and taken + shots > size:
+            raise DataError(
+                f"client {client} needs {shots} samples of class {c}, of which {size - taken} are left; lower "
+                "partition.shots or partition.num_clients, or set partition.strict=false to use samples twice"
+            )
+
+
+def _around(mean: int, spread: int, kind: str, rng: np.random.Generator) -> int:
+    if kind == "normal":
+        return int(np.rint(rng.normal(mean, spread)))
+    return int(rng.integers(mean - spread, mean + spread + 1))

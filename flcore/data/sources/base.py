@@ -1,0 +1,70 @@
+"""What a source of images is: where a dataset's files lie and how they become arrays (data.md, section 1.0)."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from flcore.errors import DataError
+
+
+@dataclass(frozen=True)
+class RawSplit:
+    """Images as read: ``images`` uint8 NxHxW or NxHxWx3, ``labels`` int64 [N] from 0, ``groups`` int64 [N] or None.
+
+    A group is the writer or user a sample comes from.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    groups: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class RawDataset:
+    """Training and test split with what is known about them; ``mean`` and ``std`` per channel on the scale 0 to 1."""
+
+    train: RawSplit
+    test: RawSplit
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    licence: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Source(abc.ABC):
+    """A dataset family. Options of a source are dataclass fields made with :func:`flcore.params.param`."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    @abc.abstractmethod
+    def load(self, root: Path | None, download: bool) -> RawDataset:
+        """Read the dataset below ``root``; fetch it first only if ``download`` is true.
+
+        Raises:
+            DataError: files are missing or damaged.
+        """
+
+
+def missing(name: str, root: Path | None, layout: str, *, can_download: bool = True) -> DataError:
+    """The error for data that are not there: says which layout is expected and which key to set."""
+    where = "data.root is not set" if root is None else f"not found below data.root = {root}"
+    cure = "set data.root" + (", or data.download=true to fetch it" if can_download and root is not None else "")
+    return DataError(f"{name}: {where}; expected {layout}\n{cure}")
+
+
+def not_downloaded(folder: Path, why: object) -> DataError:
+    """The error for a download that did not succeed."""
+    return DataError(f"{folder}: download failed ({why}); copy the files there by hand and set data.download=false")
+
+
+def damaged(path: Path | str, why: object) -> DataError:
+    """The error for a file that is there and cannot be read."""
+    return DataError(f"{path}: damaged ({why}); replace it with an intact copy")

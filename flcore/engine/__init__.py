@@ -1,0 +1,1 @@
+"""The engine: the one loop of local training, where it runs, the round, and what is kept on disk."""

@@ -1,0 +1,197 @@
+"""What a running run keeps on disk, so that it can be killed at any moment and end with the same bytes.
+
+::
+
+    checkpoint/
+      state.safetensors            server state after the last complete round; replaced atomically: the one commit point
+      history.jsonl                a record per evaluated round        timing.jsonl   seconds per round
+      clients/0003.0007.safetensors   what client 3 remembers since round 7
+      rounds/0008/0003.safetensors    the reply of client 3 in the round under way
+
+The state names the round and, per client, the round of its current memory. Whatever else lies around (a memory of the
+interrupted round, history lines behind the state) is either found again and used, or dropped; nothing is trusted before the
+state says so. No pickle: safetensors and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flcore.engine.client import Reply
+from flcore.errors import DataError
+from flcore.messages import Record, Size, load_record, save_record
+
+Traffic = Mapping[str, Size]
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run between two rounds.
+
+    Attributes:
+        round: the last complete round; 0 before the first.
+        server: what the server holds.
+        memories: client id to the round whose participation left its current memory.
+        up: cumulative cost of all replies by kind. down: of all broadcasts.
+        steps: mini-batches trained on, by all clients together.
+    """
+
+    round: int
+    server: Record
+    memories: Mapping[int, int] = field(default_factory=dict)
+    up: Traffic = field(default_factory=dict)
+    down: Traffic = field(default_factory=dict)
+    steps: int = 0
+
+
+class Checkpoint:
+    """The folder of one running run."""
+
+    def __init__(self, directory: Path) -> None:
+        """Point at a folder, which need not exist yet."""
+        self.directory = directory
+
+    @property
+    def state_file(self) -> Path:
+        """The committed state."""
+        return self.directory / "state.safetensors"
+
+    def reply_file(self, round_number: int, client: int) -> Path:
+        """Where a client's reply of a round lies."""
+        return self.directory / "rounds" / f"{round_number:04d}" / f"{client:04d}.safetensors"
+
+    def memory_file(self, client: int, round_number: int) -> Path:
+        """What a client remembers since its participation in a round."""
+        return self.directory / "clients" / f"{client:04d}.{round_number:04d}.safetensors"
+
+    def start(self, state: RunState, run: str) -> None:
+        """Begin anew: whatever was here is dropped. ``run`` names the run and the code, see :meth:`load`."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        (self.directory / "clients").mkdir(parents=True)
+        self._write_state(state, run)
+
+    def load(self, run: str) -> RunState | None:
+        """The last complete round of the run named ``run``; None where there is none, or another run's.
+
+        History lines behind it are dropped.
+        """
+        try:
+            state, owner = self._read_state()
+        except DataError:
+            return None
+        if owner != run:
+            return None
+        for name in ("history.jsonl", "timing.jsonl"):
+            self._truncate(name, state.round)
+        return state
+
+    def read_state(self) -> RunState:
+        """The committed state, as a worker process reads it.
+
+        Raises:
+            DataError: there is none, or it is damaged.
+        """
+        return self._read_state()[0]
+
+    def _read_state(self) -> tuple[RunState, str]:
+        server, extra = load_record(self.state_file)
+        state = RunState(
+            round=extra["round"],
+            server=server,
+            memories={int(client): number for client, number in extra["memories"].items()},
+            up={kind: Size(**size) for kind, size in extra["up"].items()},
+            down={kind: Size(**size) for kind, size in extra["down"].items()},
+            steps=extra["steps"],
+        )
+        return state, extra["run"]
+
+    def commit(self, state: RunState, run: str, history: Mapping[str, Any] | None, timing: Mapping[str, Any]) -> None:
+        """Close a round: append its records, replace the state, and clear what the round no longer needs."""
+        if history is not None:
+            self._append("history.jsonl", history)
+        self._append("timing.jsonl", timing)
+        self._write_state(state, run)
+        shutil.rmtree(self.directory / "rounds", ignore_errors=True)
+        for path in (self.directory / "clients").iterdir():
+            client, number = path.name.split(".")[:2]
+            if client.isdigit() and state.memories.get(int(client)) != int(number):
+                path.unlink()
+
+    def _write_state(self, state: RunState, run: str) -> None:
+        extra = {
+            "run": run,
+            "round": state.round,
+            "steps": state.steps,
+            "memories": {str(client): number for client, number in state.memories.items()},
+            "up": {kind: vars(size) for kind, size in state.up.items()},
+            "down": {kind: vars(size) for kind, size in state.down.items()},
+        }
+        save_record(self.state_file, state.server, extra, durable=True)
+
+    def records(self, name: str) -> list[dict[str, Any]]:
+        """The records of ``history.jsonl`` or ``timing.jsonl``, oldest first."""
+        path = self.directory / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def _append(self, name: str, record: Mapping[str, Any]) -> None:
+        with (self.directory / name).open("a") as file:
+            file.write(json.dumps(record, sort_keys=True) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _truncate(self, name: str, last_round: int) -> None:
+        """Drop records of rounds that were never committed, a line cut off by a kill included."""
+        path = self.directory / name
+        if not path.exists():
+            return
+        kept = []
+        for line in path.read_text().splitlines():
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if record["round"] > last_round:
+                break
+            kept.append(line + "\n")
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(kept))
+        temporary.replace(path)
+
+    def memory(self, client: int, memories: Mapping[int, int]) -> Record:
+        """What a client remembers; empty before its first participation, or where its method keeps nothing."""
+        return load_record(self.memory_file(client, memories[client]))[0] if client in memories else {}
+
+    def save_reply(self, round_number: int, client: int, reply: Reply, memory: Record) -> None:
+        """Keep a client's reply and memory; the reply is written last, so that a reply on disk is complete."""
+        if reply.remembers:
+            save_record(self.memory_file(client, round_number), memory)
+        path = self.reply_file(round_number, client)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        extra = {
+            "losses": dict(reply.losses),
+            "steps": reply.steps,
+            "remembers": reply.remembers,
+            "down": {kind: vars(size) for kind, size in reply.down.items()},
+            "up": {kind: vars(size) for kind, size in reply.up.items()},
+        }
+        save_record(path, reply.message, extra)
+
+    def load_reply(self, round_number: int, client: int) -> Reply | None:
+        """A reply that is already there; None where there is none, or it is damaged."""
+        path = self.reply_file(round_number, client)
+        if not path.exists():
+            return None
+        try:
+            message, extra = load_record(path)
+        except DataError:
+            return None
+        if extra["remembers"] and not self.memory_file(client, round_number).exists():
+            return None
+        down, up = ({kind: Size(**size) for kind, size in extra[way].items()} for way in ("down", "up"))
+        return Reply(message, extra["losses"], extra["steps"], extra["remembers"], down, up)

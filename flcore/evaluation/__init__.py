@@ -1,0 +1,1 @@
+"""How anything is scored: one module for all methods."""

@@ -1,0 +1,189 @@
+"""Scores of a federation between two rounds (evaluation.md sections 1 and 2). A method says how it predicts, never how it is scored.
+
+``top1_global``: the global model on the whole test set. ``mean_local``: unweighted mean over clients of each client's accuracy on
+its own test data, with the model that answers for it. ``pooled_local``: correct over all clients divided by samples over all
+clients. Clients without test data are left out of means and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flcore.aggregation import average_weights
+from flcore.engine.client import BATCHNORM, Worker, starting_weights
+from flcore.engine.experiment import Experiment
+from flcore.messages import Record, Weights, payload_of
+from flcore.models import load_weights
+
+Memories = Callable[[int], Record]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Fractions in [0, 1]; None where a method has no such model, or a client no test data.
+
+    Attributes:
+        class_accuracy: per class of the global answer, None for classes without test samples.
+        local_accuracy: per client.
+        client_std: population standard deviation of ``local_accuracy``.
+    """
+
+    top1_global: float | None
+    loss_global: float | None
+    class_accuracy: list[float | None] | None
+    local_accuracy: list[float | None]
+    mean_local: float | None
+    pooled_local: float | None
+    client_std: float | None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON values."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class _TestData:
+    """Images and labels to score on: the first ``num_shared`` are for the global model; ``clients`` are rows of each client."""
+
+    images: Tensor
+    labels: Tensor
+    clients: list[Tensor]
+    num_shared: int
+
+    @property
+    def shared_labels(self) -> Tensor:
+        return self.labels[: self.num_shared]
+
+
+class Scorer:
+    """Scores a server state with the clients' memories, reusing one worker's module."""
+
+    def __init__(self, worker: Worker) -> None:
+        """Lay out the data to score on: test data, or the clients' validation data."""
+        self._worker = worker
+        self._experiment = worker.experiment
+        self._data = _lay_out(worker.experiment)
+
+    def score(self, server: Record, memories: Memories, *, vote: bool = False) -> Scores:
+        """Score a state.
+
+        Args:
+            server: what the server holds.
+            memories: client id to what that client remembers.
+            vote: for methods without a global model, also take the majority vote of all clients' models as the global
+                answer (costs every client's model on the whole test set).
+        """
+        data, method, setting = self._data, self._experiment.method, self._experiment.setting
+        alone = method.data_scope == "client"
+        held = {k: memories(k) if alone else {} for k in range(setting.num_clients)}
+        model = self._global_model(server, held)
+        shared: Tensor | None = None
+        loss: float | None = None
+        if model is not None:
+            scores = self._scores(model, data.images, server, None)
+            shared = scores.argmax(dim=1)
+            loss = float(F.cross_entropy(scores[: data.num_shared], data.shared_labels))
+        local = [self._client_correct(k, server, held[k], shared) for k in range(setting.num_clients)]
+        if model is None and vote and method.has_vote:
+            shared = self._vote(server, held)
+        correct = None if shared is None else shared[: data.num_shared] == data.shared_labels
+        return _summarise(correct, loss, data.shared_labels, local, setting.num_classes)
+
+    def _global_model(self, server: Record, held: Mapping[int, Record]) -> Weights | None:
+        """The global model with the statistics to evaluate it with."""
+        method, setting = self._experiment.method, self._experiment.setting
+        model = method.global_model(server, setting) if method.has_global_model else None
+        private = {k: payload_of(Weights, memory, BATCHNORM) for k, memory in held.items() if BATCHNORM in memory}
+        if model is None or not private:
+            return model
+        # Private statistics never travel; for scoring alone they are averaged, as heads are in baselines.md section 21.
+        sizes = {k: len(self._experiment.trainers[k]) for k in private}
+        return Weights(model.params, average_weights(private, sizes).buffers)
+
+    def _own_model(self, server: Record, memory: Record) -> Weights | None:
+        """The model that answers for one client alone; None where the global one does."""
+        method, setting = self._experiment.method, self._experiment.setting
+        own = method.client_model(server, memory, setting)
+        if own is None and BATCHNORM in memory:
+            shared = method.global_model(server, setting)
+            own = None if shared is None else shared.without_buffers()
+        return None if own is None else starting_weights(own, memory, self._experiment)
+
+    def _client_correct(self, client: int, server: Record, memory: Record, shared: Tensor | None) -> tuple[int, int]:
+        """(correct, tested) of one client on its own test data."""
+        rows = self._data.clients[client]
+        own = self._own_model(server, memory)
+        if len(rows) == 0 or (own is None and shared is None):
+            return 0, 0
+        if own is not None:
+            answers = self._scores(own, self._data.images[rows], server, self._classes(client)).argmax(dim=1)
+        else:
+            assert shared is not None
+            answers = shared[rows]
+        return int((answers == self._data.labels[rows]).sum()), len(rows)
+
+    def _vote(self, server: Record, held: Mapping[int, Record]) -> Tensor:
+        """Majority vote of every client's model on the shared images; ties go to the smaller class id."""
+        num_classes, images = self._experiment.setting.num_classes, self._data.images[: self._data.num_shared]
+        votes = torch.zeros(self._data.num_shared, num_classes, dtype=torch.int64)
+        for client, memory in held.items():
+            own = self._own_model(server, memory)
+            if own is not None:
+                answers = self._scores(own, images, server, self._classes(client)).argmax(dim=1)
+                votes += F.one_hot(answers, num_classes)
+        return votes.argmax(dim=1)
+
+    def _classes(self, client: int) -> Tensor:
+        return torch.from_numpy(self._experiment.partition.counts[client] > 0)
+
+    def _scores(self, weights: Weights, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+        load_weights(self._worker.module, starting_weights(weights, {}, self._experiment))
+        return self._worker.scores(images, server, classes)
+
+
+def _lay_out(experiment: Experiment) -> _TestData:
+    dataset, partition = experiment.dataset, experiment.partition
+    if experiment.config.evaluation.split == "validation":
+        own = [torch.from_numpy(client.val.copy()) for client in partition.clients]
+        held = torch.cat(own).sort().values
+        rows = [torch.searchsorted(held, indices) for indices in own]
+        return _TestData(dataset.train.images[held], dataset.train.labels[held], rows, len(held))
+    own = [torch.from_numpy(client.test.copy()) for client in partition.clients]
+    size = len(dataset.test)
+    if partition.test_source == "test":
+        return _TestData(dataset.test.images, dataset.test.labels, own, size)
+    # Clients tested on their own data: those images stand behind the official test set.
+    held = torch.cat(own)
+    images = torch.cat([dataset.test.images, dataset.train.images[held]])
+    labels = torch.cat([dataset.test.labels, dataset.train.labels[held]])
+    rows = list(torch.arange(size, size + len(held)).split([len(indices) for indices in own]))
+    return _TestData(images, labels, rows, size)
+
+
+def _summarise(
+    correct: Tensor | None, loss: float | None, labels: Tensor, local: list[tuple[int, int]], num_classes: int
+) -> Scores:
+    accuracies = [right / tested if tested else None for right, tested in local]
+    known = np.array([accuracy for accuracy in accuracies if accuracy is not None], dtype=np.float64)
+    tested = sum(count for _, count in local)
+    by_class: list[float | None] | None = None
+    if correct is not None:
+        totals = torch.bincount(labels, minlength=num_classes).tolist()
+        rights = torch.bincount(labels[correct], minlength=num_classes).tolist()
+        by_class = [right / total if total else None for right, total in zip(rights, totals, strict=True)]
+    return Scores(
+        top1_global=None if correct is None else int(correct.sum()) / len(correct),
+        loss_global=loss,
+        class_accuracy=by_class,
+        local_accuracy=accuracies,
+        mean_local=float(known.mean()) if len(known) else None,
+        pooled_local=sum(right for right, _ in local) / tested if tested else None,
+        client_std=float(known.std()) if len(known) else None,
+    )

@@ -1,0 +1,63 @@
+"""The figures of a finished run, derived from its records (evaluation.md sections 2.2 and 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flcore.engine.experiment import Experiment
+from flcore.evaluation.scoring import Scores
+
+
+def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Everything that ``metrics.json`` holds.
+
+    Args:
+        experiment: the run.
+        final: scores of its last state. Where a method has no global model these may hold a majority vote, which the history
+            does not.
+        history: its records of evaluated rounds, oldest first, the last of the last round.
+    """
+    config, meta, last = experiment.config, experiment.dataset.meta, history[-1]
+    rounds = config.federation.rounds
+    up, down = sum(last["bytes_up"].values()), sum(last["bytes_down"].values())
+    best = best_round(history, "top1_global")
+    recent = [record["top1_global"] for record in history[-10:] if record["top1_global"] is not None]
+    return {
+        "method": experiment.method.name,
+        "dataset": meta.name,
+        "partition": config.partitioner.name,
+        "rounds": rounds,
+        "seed": config.seed,
+        "config_hash": experiment.hash,
+        "data_fingerprint": meta.fingerprint,
+        "partition_fingerprint": experiment.partition.fingerprint,
+        "num_clients": experiment.setting.num_clients,
+        "num_parameters": experiment.setting.initial.num_parameters,
+        "top1_global": final.top1_global,
+        "loss_global": final.loss_global,
+        "mean_local": final.mean_local,
+        "pooled_local": final.pooled_local,
+        "client_std": final.client_std,
+        "class_acc": final.class_accuracy,
+        "local_accuracy": final.local_accuracy,
+        "clients_without_test": sum(accuracy is None for accuracy in final.local_accuracy),
+        "last10_top1_global": sum(recent) / len(recent) if recent else None,
+        "last10_rounds": len(recent),
+        "best_top1_global": None if best is None else best["top1_global"],
+        "best_round": None if best is None else best["round"],
+        "bytes_up": up,
+        "bytes_down": down,
+        "bytes_up_by_kind": last["bytes_up"],
+        "bytes_down_by_kind": last["bytes_down"],
+        "bytes_up_per_round": up / rounds,
+        "bytes_down_per_round": down / rounds,
+        "scalars_up_per_round": last["scalars_up"] / rounds,
+        "steps": last["steps"],
+    }
+
+
+def best_round(history: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str, Any] | None:
+    """The record with the highest value, the earliest of equals; it is selected on test data, so never a headline."""
+    known = [record for record in history if record[metric] is not None]
+    return max(known, key=lambda record: (record[metric], -record["round"]), default=None)

@@ -1,0 +1,262 @@
+"""Typed payloads: what a server holds, what crosses the line, what a client remembers, and how many bytes that is.
+
+A *record* maps a name (``model``, ``prototypes``, ...) to a payload. Server state, broadcasts, replies and client memories
+are all records, so one piece of code stores, restores and measures them. A payload's arrays are its wire format: raw
+little-endian values in sorted order of their names; shapes, names and types are agreed beforehand (both ends know the model),
+so headers carry no bytes, as in evaluation.md section 3.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from flcore.errors import DataError
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a payload costs: ``scalars`` are floating-point values without BatchNorm statistics, ``bytes`` everything sent."""
+
+    scalars: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Size) -> Size:
+        """The cost of both."""
+        return Size(self.scalars + other.scalars, self.bytes + other.bytes)
+
+
+class Payload(ABC):
+    """One typed thing that can be held, sent, measured and stored. Tensors inside are never changed in place."""
+
+    type_name: ClassVar[str]
+
+    @abstractmethod
+    def arrays(self) -> dict[str, Tensor]:
+        """The wire format: name to array. What is not in here does not reach the receiver."""
+
+    @classmethod
+    @abstractmethod
+    def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Payload:
+        """The inverse of :meth:`arrays` with :meth:`header`."""
+
+    def header(self) -> dict[str, Any]:
+        """What the receiver knows beforehand and needs to read the arrays (JSON values, not counted)."""
+        return {}
+
+    def sizes(self) -> dict[str, Size]:
+        """Cost by kind; the kind is a suffix to the record's name, usually empty."""
+        return {"": _size(self.arrays().values())}
+
+
+def _size(tensors: Any) -> Size:
+    total = Size()
+    for tensor in tensors:
+        total += Size(tensor.numel() if tensor.is_floating_point() else 0, tensor.numel() * tensor.element_size())
+    return total
+
+
+@dataclass(frozen=True)
+class Weights(Payload):
+    """Parameters and buffers of a module by name; buffers (BatchNorm statistics) are counted as a kind of their own."""
+
+    type_name: ClassVar[str] = "weights"
+    params: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def arrays(self) -> dict[str, Tensor]:
+        """``params/<name>`` and ``buffers/<name>``."""
+        named = {f"params/{name}": tensor for name, tensor in self.params.items()}
+        return named | {f"buffers/{name}": tensor for name, tensor in self.buffers.items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Weights:
+        """Restore both groups in the order of the module, which the header keeps."""
+        return cls(
+            {name: arrays[f"params/{name}"] for name in header["params"]},
+            {name: arrays[f"buffers/{name}"] for name in header["buffers"]},
+        )
+
+    def header(self) -> dict[str, Any]:
+        """Names in the module's own order."""
+        return {"params": list(self.params), "buffers": list(self.buffers)}
+
+    def sizes(self) -> dict[str, Size]:
+        """Parameters under the record's name, buffers under ``<name>_buffers`` (no scalars: statistics are not trained)."""
+        sizes = {"": _size(self.params.values())}
+        if self.buffers:
+            sizes["_buffers"] = Size(0, _size(self.buffers.values()).bytes)
+        return sizes
+
+    def without_buffers(self) -> Weights:
+        """The parameters alone."""
+        return Weights(self.params)
+
+    @property
+    def num_parameters(self) -> int:
+        """Trainable scalars."""
+        return sum(tensor.numel() for tensor in self.params.values())
+
+
+@dataclass(frozen=True)
+class Prototypes(Payload):
+    """One vector per class, for the classes that have one.
+
+    ``means`` is float32 ``[K, d]`` with zero rows for missing classes, ``present`` bool ``[K]``. Only present rows travel, each
+    with its class id (8 bytes, no scalar).
+    """
+
+    type_name: ClassVar[str] = "prototypes"
+    means: Tensor
+    present: Tensor
+
+    def __post_init__(self) -> None:
+        """Refuse shapes that do not belong together."""
+        if self.means.ndim != 2 or self.present.shape != self.means.shape[:1] or self.present.dtype != torch.bool:
+            shapes = f"means {tuple(self.means.shape)}, present {tuple(self.present.shape)} {self.present.dtype}"
+            raise ValueError(f"prototypes need means [K, d] and present bool [K], got {shapes}")
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Ids ``[k]`` int64 and rows ``[k, d]`` of the present classes."""
+        classes = self.present.nonzero().flatten()
+        return {"classes": classes, "means": self.means.index_select(0, classes)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Prototypes:
+        """Put the rows back at their classes."""
+        rows, classes = arrays["means"], arrays["classes"]
+        means = rows.new_zeros(header["num_classes"], rows.shape[1])
+        means[classes] = rows
+        present = torch.zeros(header["num_classes"], dtype=torch.bool, device=rows.device)
+        present[classes] = True
+        return cls(means, present)
+
+    def header(self) -> dict[str, Any]:
+        """The number of classes K."""
+        return {"num_classes": self.means.shape[0]}
+
+    @classmethod
+    def empty(cls, num_classes: int, feature_dim: int) -> Prototypes:
+        """No class has a prototype yet."""
+        return cls(torch.zeros(num_classes, feature_dim), torch.zeros(num_classes, dtype=torch.bool))
+
+
+@dataclass(frozen=True)
+class Count(Payload):
+    """One non-negative integer, such as a client's number of samples: 8 bytes, no scalar."""
+
+    type_name: ClassVar[str] = "count"
+    value: int
+
+    def arrays(self) -> dict[str, Tensor]:
+        """The integer as int64 ``[1]``."""
+        return {"value": torch.tensor([self.value], dtype=torch.int64)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Count:
+        """Read the integer back."""
+        return cls(int(arrays["value"][0]))
+
+
+PAYLOADS: dict[str, type[Payload]] = {cls.type_name: cls for cls in (Weights, Prototypes, Count)}
+
+Record = Mapping[str, Payload]
+
+P = TypeVar("P", bound=Payload)
+
+
+def payload_of(cls: type[P], record: Record, name: str) -> P:
+    """The payload ``name`` of a record, which must be a ``cls``.
+
+    Raises:
+        KeyError: the record has no such payload. TypeError: it is of another type.
+    """
+    payload = record[name]
+    if not isinstance(payload, cls):
+        raise TypeError(f"{name!r} is {payload.type_name}, expected {cls.type_name}")
+    return payload
+
+
+def measure(record: Record) -> dict[str, Size]:
+    """Cost of a message by kind (the record's names, and ``<name>_buffers`` for BatchNorm statistics)."""
+    return {name + suffix: size for name, payload in record.items() for suffix, size in payload.sizes().items()}
+
+
+def serialise(record: Record) -> bytes:
+    """The message as it would travel; its length is what :func:`measure` counts."""
+    flat = _flatten(record)
+    return b"".join(flat[name].detach().cpu().contiguous().numpy().tobytes() for name in sorted(flat))
+
+
+def _flatten(record: Record) -> dict[str, Tensor]:
+    return {f"{name}/{key}": tensor for name, payload in record.items() for key, tensor in payload.arrays().items()}
+
+
+def save_record(path: Path, record: Record, extra: Mapping[str, Any] | None = None, *, durable: bool = False) -> None:
+    """Write a record, with JSON values beside it, to one safetensors file, all or nothing.
+
+    Args:
+        path: the file; its folder exists.
+        record: what to store.
+        extra: JSON values kept in the file's header.
+        durable: also survive a power failure (flush to the disk before the file appears).
+    """
+    header = {
+        "payloads": {name: {"type": payload.type_name, **payload.header()} for name, payload in record.items()},
+        "extra": dict(extra or {}),
+    }
+    arrays = {name: tensor.detach().cpu().contiguous() for name, tensor in _flatten(record).items()}
+    save_arrays(path, arrays, header, durable=durable)
+
+
+def save_arrays(path: Path, arrays: Mapping[str, Tensor], header: Mapping[str, Any], *, durable: bool = False) -> None:
+    """Write named arrays and a JSON header to a safetensors file, all or nothing; same content, same bytes."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # One metadata key only: safetensors writes several in random order.
+    save_file(dict(arrays), temporary, metadata={"protofl": json.dumps(header, sort_keys=True)})
+    if durable:
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def load_arrays(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what :func:`save_arrays` wrote.
+
+    Raises:
+        DataError: the file is missing, cut off or not one of ours.
+    """
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            header = json.loads((file.metadata() or {})["protofl"])
+            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 - not a mapping
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; run the stage that makes it first") from error
+    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise DataError(f"{path}: damaged or not written by protofl ({error}); delete it and run again") from error
+
+
+def load_record(path: Path, device: str = "cpu") -> tuple[dict[str, Payload], dict[str, Any]]:
+    """Read a record and the JSON values stored with it.
+
+    Raises:
+        DataError: the file is missing, cut off or not a record.
+    """
+    arrays, header = load_arrays(path, device)
+    if "payloads" not in header:
+        raise DataError(f"{path}: holds arrays but no record; delete it and run again")
+    record: dict[str, Payload] = {}
+    for name, payload in header["payloads"].items():
+        own = {key.removeprefix(f"{name}/"): tensor for key, tensor in arrays.items() if key.startswith(f"{name}/")}
+        record[name] = PAYLOADS[payload["type"]].from_arrays(own, payload)
+    return record, header["extra"]

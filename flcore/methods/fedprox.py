@@ -1,0 +1,40 @@
+"""FedProx (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020): FedAvg with a proximal term.
+
+Client: CE + (μ/2)·||w − w_g||² (Eq. 2), the squared norm summed over all trainable parameters, w_g the received weights.
+BatchNorm statistics are not part of the norm, and the term is not divided by the batch size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from flcore.losses import proximal
+from flcore.messages import Record, Weights, payload_of
+from flcore.methods.base import Batch, Context, LocalModel, Setting
+from flcore.methods.fedavg import FedAvg
+from flcore.params import Search, param
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg whose clients stay near the weights they received."""
+
+    name: ClassVar[str] = "fedprox"
+    summary: ClassVar[str] = "FedAvg with a proximal term that keeps clients near the global weights"
+    citation: ClassVar[str] = "Li et al., MLSys 2020"
+
+    mu: float = param(0.01, "weight μ of the proximal term", low=0, search=Search(1e-3, 1.0, log=True))
+
+    def context(self, inbox: Record, memory: Record, setting: Setting) -> Context:
+        """The anchor w_g."""
+        return {"anchor": payload_of(Weights, inbox, "model").params}
+
+    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """Cross-entropy and, unless switched off, the proximal term."""
+        terms = super().loss(model, batch, context)
+        if self.mu > 0:
+            terms["proximal"] = proximal(model.params, context["anchor"], self.mu)
+        return terms

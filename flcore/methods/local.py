@@ -1,0 +1,24 @@
+"""Local-only training: the lower reference that frames every personalised comparison (baselines.md section 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from flcore.messages import Record
+from flcore.methods.base import Method, Setting, TrainedClient
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Every client trains alone, each one in every round, from the same initial weights; nothing is sent."""
+
+    name: ClassVar[str] = "local"
+    summary: ClassVar[str] = "every client trains alone; lower reference for personalised methods"
+    citation: ClassVar[str] = "reference without communication"
+    trains: ClassVar[Literal["cohort", "all"]] = "all"
+    has_global_model: ClassVar[bool] = False
+
+    def reply(self, trained: TrainedClient, inbox: Record, memory: Record, setting: Setting) -> tuple[Record, Record]:
+        """Nothing goes up; the model is kept."""
+        return {}, {"model": trained.weights}

@@ -1,0 +1,93 @@
+"""One rule for every model: images → encoder → (projection) → feature of stated dimension → head → logits.
+
+The *feature* is the head's input; methods tap it. Names of parameters begin with ``encoder.``, ``projection.`` or ``head.``,
+which is how a method says what is shared, personal or frozen. Nothing inside a model draws random numbers: dropout takes its
+uniform noise as an argument, so that a step gives the same result in any engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from flcore.messages import Weights
+
+Noise = Mapping[str, Tensor]
+
+
+class Backbone(nn.Module):
+    """An encoder, a projection (identity where there is none) and a linear head.
+
+    Attributes:
+        feature_dim: d, the length of a feature.
+        noise_shapes: per dropout site the shape of one sample's noise; empty for models without dropout.
+    """
+
+    noise_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {}
+
+    def __init__(self, encoder: nn.Module, projection: nn.Module, head: nn.Linear) -> None:
+        """Assemble the parts; the head's input is the feature."""
+        super().__init__()
+        self.encoder, self.projection, self.head = encoder, projection, head
+        self.feature_dim = head.in_features
+        self.num_classes = head.out_features
+
+    def features(self, images: Tensor, noise: Noise | None = None) -> Tensor:
+        """Normalised images ``[B, C, H, W]`` to features ``[B, d]``; ``noise`` is given while training with dropout."""
+        return self.projection(self.encoder(images))
+
+    def classify(self, features: Tensor, noise: Noise | None = None) -> Tensor:
+        """Features ``[B, d]`` to logits ``[B, K]``."""
+        return self.head(features)
+
+    def forward(self, images: Tensor, noise: Noise | None = None) -> tuple[Tensor, Tensor]:
+        """Features and logits of a batch."""
+        features = self.features(images, noise)
+        return features, self.classify(features, noise)
+
+
+def dropout(values: Tensor, noise: Tensor, rate: float) -> Tensor:
+    """Zero where ``noise`` (uniform in [0, 1), broadcast over trailing dimensions) is below ``rate``; rescale the rest."""
+    keep = (noise[: values.shape[0]] >= rate).to(values.dtype) / (1.0 - rate)
+    return values * keep.reshape(keep.shape + (1,) * (values.ndim - keep.ndim))
+
+
+def extract_weights(module: nn.Module) -> Weights:
+    """A snapshot of a module's parameters and persistent buffers, detached and copied."""
+    params = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
+    persistent = module.state_dict()
+    buffers = {name: tensor.detach().clone() for name, tensor in module.named_buffers() if name in persistent}
+    return Weights(params, buffers)
+
+
+@torch.no_grad()
+def load_weights(module: nn.Module, weights: Weights) -> None:
+    """Copy parameters and, where given, buffers into a module in place.
+
+    Raises:
+        KeyError: a name that the module does not have.
+    """
+    params, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    for name, tensor in weights.params.items():
+        params[name].copy_(tensor)
+    for name, tensor in weights.buffers.items():
+        buffers[name].copy_(tensor)
+
+
+def flat_size(encoder: nn.Module, shape: tuple[int, int, int]) -> int:
+    """How many values an encoder yields for one image of ``shape`` (C, H, W).
+
+    Raises:
+        ValueError: the image is too small for the encoder's convolutions and poolings.
+    """
+    was_training = encoder.training
+    try:
+        with torch.no_grad():
+            return encoder.eval()(torch.zeros(1, *shape)).numel()
+    except RuntimeError as error:
+        raise ValueError(f"images of {shape[1]}x{shape[2]} are too small for this model; set data.size to 28 or 32") from error
+    finally:
+        encoder.train(was_training)

@@ -1,0 +1,95 @@
+"""The small convolutional networks of the papers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flcore.models.base import Backbone, Noise, dropout, flat_size
+from flcore.params import param
+
+
+@dataclass(frozen=True)
+class FedGenCnn:
+    """FedGen/FedPA's CNN: two 3×3 convolutions of stride 2 with BatchNorm, a linear feature *without* activation.
+
+    26,434 parameters for 1×28×28 images and 10 classes (fedpa.md section 2).
+    """
+
+    name: ClassVar[str] = "fedgen_cnn"
+    summary: ClassVar[str] = "2 conv (stride 2, BatchNorm) + 2 fc; FedGen and FedPA on MNIST, EMNIST, Fashion"
+    feature_dim: int = param(32, "length d of the feature", low=1)
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
+        """Assemble the network for images of ``shape`` (C, H, W)."""
+        convolutions = nn.Sequential(
+            nn.Conv2d(shape[0], 6, 3, stride=2, padding=1),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.Conv2d(6, 16, 3, stride=2, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        encoder = nn.Sequential(*convolutions, nn.Linear(flat_size(convolutions, shape), self.feature_dim))
+        return Backbone(encoder, nn.Identity(), nn.Linear(self.feature_dim, num_classes))
+
+
+class DropoutCnn(Backbone):
+    """FedProto's network: dropout of whole channels inside the encoder and of features behind the tap, both at 0.5."""
+
+    noise_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"channels": (20,), "features": (50,)}
+    rate = 0.5
+
+    def features(self, images: Tensor, noise: Noise | None = None) -> Tensor:
+        """Conv-pool-ReLU twice, then a linear layer with ReLU; channel dropout between convolution 2 and its pooling."""
+        first, second, linear = self.encoder.children()
+        hidden = second(F.relu(F.max_pool2d(first(images), 2)))
+        if noise is not None:
+            hidden = dropout(hidden, noise["channels"], self.rate)
+        return F.relu(linear(F.relu(F.max_pool2d(hidden, 2)).flatten(1)))
+
+    def classify(self, features: Tensor, noise: Noise | None = None) -> Tensor:
+        """The head sees the feature after dropout; methods see it before (baselines.md section 15)."""
+        return self.head(features if noise is None else dropout(features, noise["features"], self.rate))
+
+
+@dataclass(frozen=True)
+class FedProtoCnn:
+    """FedProto's and GFPL's CNN: 21,840 parameters for 1×28×28 images and 10 classes (baselines.md section 15)."""
+
+    name: ClassVar[str] = "fedproto_cnn"
+    summary: ClassVar[str] = "2 conv 5×5 with pooling and dropout + 2 fc; FedProto and GFPL on MNIST"
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
+        """Assemble the network for images of ``shape`` (C, H, W)."""
+        first, second = nn.Conv2d(shape[0], 10, 5), nn.Conv2d(10, 20, 5)
+        plain = nn.Sequential(first, nn.MaxPool2d(2), second, nn.MaxPool2d(2), nn.Flatten())
+        encoder = nn.Sequential(first, second, nn.Linear(flat_size(plain, shape), 50))
+        return DropoutCnn(encoder, nn.Identity(), nn.Linear(50, num_classes))
+
+
+@dataclass(frozen=True)
+class FedCspcCnn:
+    """FedCSPC's and MOON's CNN for CIFAR-10: LeNet encoder, two-layer projection, linear head (fedcspc.md section 2).
+
+    92,626 parameters for 3×32×32 images, 10 classes and a projection of 256.
+    """
+
+    name: ClassVar[str] = "fedcspc_cnn"
+    summary: ClassVar[str] = "2 conv 5×5 with pooling + 2 fc encoder, 2-layer projection, 1-layer head; FedCSPC, MOON"
+    projection_dim: int = param(256, "length d of the projection, which the head reads", low=1)
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
+        """Assemble the network for images of ``shape`` (C, H, W)."""
+        convolutions = nn.Sequential(
+            *(nn.Conv2d(shape[0], 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        )
+        linear = (nn.Linear(flat_size(convolutions, shape), 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU())
+        projection = nn.Sequential(nn.Linear(84, 84), nn.ReLU(), nn.Linear(84, self.projection_dim))
+        return Backbone(nn.Sequential(*convolutions, *linear), projection, nn.Linear(self.projection_dim, num_classes))

@@ -1,0 +1,238 @@
+"""Declaring parameters once: type, default, range, search range and meaning of every configuration value.
+
+A section of the configuration, a method's hyper-parameters, a partitioner's arguments: each is a frozen dataclass whose
+fields are made with :func:`param`. That single declaration feeds validation (:func:`build`), the listings and documentation
+(:func:`declared`) and the search space of tuning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, TypeVar
+
+from flcore.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Search:
+    """The range that tuning explores: numbers from ``low`` to ``high`` (``log``: on a logarithmic scale), or ``choices``."""
+
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    choices: tuple[Any, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a range that is neither an interval nor a list."""
+        if (self.choices is None) == (self.low is None or self.high is None):
+            raise ValueError("a search range is either low and high, or choices")
+
+
+@dataclass(frozen=True)
+class Param:
+    """One declared parameter, as listings, documentation and tuning see it."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[Any, ...] | None = None
+    search: Search | None = None
+    switch: bool = False
+
+    @property
+    def range(self) -> str:
+        """What is allowed, in words: ``one of a, b``, ``>= 0``, ``> 0 and <= 1`` or an empty string."""
+        if self.choices is not None:
+            return "one of " + ", ".join(_show(choice) for choice in self.choices)
+        bounds = ((">=", self.low), (">", self.above), ("<=", self.high), ("<", self.below))
+        return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+
+    def describe(self) -> dict[str, Any]:
+        """The parameter as plain JSON values: name, type, default, range, meaning and, where declared, search."""
+        entry: dict[str, Any] = {
+            "name": self.name,
+            "type": self.type,
+            "default": list(self.default) if isinstance(self.default, tuple) else self.default,
+            "range": self.range,
+            "meaning": self.help,
+        }
+        if self.search is not None:
+            entry["search"] = {k: v for k, v in dataclasses.asdict(self.search).items() if v is not None}
+        return entry
+
+
+def param(
+    default: Any,
+    help: str,  # noqa: A002 - the word every command-line library uses
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    search: Search | None = None,
+    switch: bool = False,
+) -> Any:
+    """A dataclass field that carries its own documentation and limits.
+
+    Args:
+        default: the value used when the configuration is silent.
+        help: one line that says what the value means, with its unit.
+        low: smallest allowed value, included. ``above``: likewise, excluded.
+        high: largest allowed value, included. ``below``: likewise, excluded.
+        search: the range that tuning explores, if tuning should touch this parameter at all.
+        switch: True for an on/off part of a method that an ablation turns off.
+    """
+    limits = {"low": low, "high": high, "above": above, "below": below}
+    metadata = {"help": help, "search": search, "switch": switch, **limits}
+    if isinstance(default, Mapping):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def declared(cls: type) -> tuple[Param, ...]:
+    """Every parameter declared by the dataclass ``cls``, in order of declaration."""
+    hints = typing.get_type_hints(cls)
+    return tuple(_param_of(field, hints[field.name]) for field in dataclasses.fields(cls) if "help" in field.metadata)
+
+
+def _param_of(field: dataclasses.Field[Any], hint: Any) -> Param:
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    return Param(
+        name=field.name,
+        type=_type_name(hint),
+        default=default,
+        choices=_choices(hint),
+        **field.metadata,
+    )
+
+
+def build(cls: type[T], values: Mapping[str, Any], path: str) -> T:
+    """Make the frozen dataclass ``cls`` from ``values``, checking names, types and ranges.
+
+    Args:
+        cls: a dataclass whose fields were made with :func:`param`.
+        values: key to value, as read from YAML or JSON.
+        path: dotted path of the section, for messages (``method`` gives ``method.mu``).
+
+    Raises:
+        ConfigError: an unknown key, a value of another type or out of range; or a cross-field rule of ``cls``.
+    """
+    params = {p.name: p for p in declared(cls)}
+    hints = typing.get_type_hints(cls)
+    known: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in params:
+            raise ConfigError(unknown_key(f"{path}.{key}" if path else str(key), str(key), params))
+        known[key] = _check(params[key], hints[key], value, f"{path}.{key}" if path else key)
+    try:
+        return cls(**known)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}" if path else str(error)) from error
+
+
+def unknown_key(path: str, key: str, known: typing.Iterable[str]) -> str:
+    """The message for a key nobody declared: names the nearest known key, or all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(key, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{path}: unknown key; {hint}allowed here: {', '.join(names) or 'nothing'}"
+
+
+def _check(declaration: Param, hint: Any, value: Any, path: str) -> Any:
+    converted = _convert(hint, value)
+    if converted is _WRONG:
+        allowed = declaration.range or declaration.type
+        raise ConfigError(f"{path} = {_show(value)}: expected {allowed}")
+    for item in converted if isinstance(converted, tuple) else (converted,):
+        if isinstance(item, (int, float)) and not isinstance(item, bool):
+            _check_range(declaration, item, path)
+    return converted
+
+
+def _check_range(declaration: Param, value: float, path: str) -> None:
+    inside = (
+        math.isfinite(value)
+        and (declaration.low is None or value >= declaration.low)
+        and (declaration.high is None or value <= declaration.high)
+        and (declaration.above is None or value > declaration.above)
+        and (declaration.below is None or value < declaration.below)
+    )
+    if not inside:
+        raise ConfigError(f"{path} = {value}: must be {declaration.range or 'finite'}")
+
+
+_WRONG = object()
+
+
+def _convert(hint: Any, value: Any) -> Any:
+    """``value`` as the annotated type, or ``_WRONG``. Only lossless readings: no truthiness, no rounding."""
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        matches = [choice for choice in typing.get_args(hint) if type(choice) is type(value) and choice == value]
+        return matches[0] if matches else _WRONG
+    if origin in (typing.Union, types.UnionType):
+        tried = (_convert(option, value) for option in typing.get_args(hint))
+        return next((result for result in tried if result is not _WRONG), _WRONG)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            return _WRONG
+        items = tuple(_convert(typing.get_args(hint)[0], item) for item in value)
+        return _WRONG if any(item is _WRONG for item in items) else items
+    if origin in (dict, Mapping) or hint in (dict, Mapping):
+        return value if isinstance(value, Mapping) else _WRONG
+    if hint is type(None):
+        return None if value is None else _WRONG
+    if hint is float:
+        return _as_float(value)
+    return value if type(value) is hint else _WRONG
+
+
+def _as_float(value: Any) -> Any:
+    if isinstance(value, bool):
+        return _WRONG
+    if isinstance(value, (int, float)):
+        return float(value)
+    try:  # YAML 1.1 reads 1e-3 as a string
+        return float(value) if isinstance(value, str) else _WRONG
+    except ValueError:
+        return _WRONG
+
+
+def _choices(hint: Any) -> tuple[Any, ...] | None:
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        options = [o for o in typing.get_args(hint) if o is not type(None)]
+        if len(options) == 1 and typing.get_origin(options[0]) is typing.Literal:
+            return (*typing.get_args(options[0]), None)
+    return None
+
+
+def _type_name(hint: Any) -> str:
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        return type(typing.get_args(hint)[0]).__name__
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("null" if o is type(None) else _type_name(o) for o in typing.get_args(hint))
+    if origin is tuple:
+        return f"list of {_type_name(typing.get_args(hint)[0])}"
+    if origin in (dict, Mapping):
+        return "mapping"
+    return getattr(hint, "__name__", str(hint))
+
+
+def _show(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,217 @@
+"""The command ``protofl``.
+
+Exit codes: 0 done; 1 a fault of ours; 2 bad configuration or usage, before any data are read; 3 data missing or damaged; 4 a run
+failed; 130 interrupted, can be resumed. Errors are one or two lines on standard error, with a traceback only under ``--debug``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from flcore.errors import ConfigError, DataError, ProtoflError
+
+EXIT_CODES = {ConfigError: 2, DataError: 3, ProtoflError: 4}
+INTERRUPTED = 130
+
+_STAGES = ("prepare", "partition", "train", "evaluate", "report", "compare")
+_BENCHMARKS = ("overhead",)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, run, and turn errors into lines and exit codes."""
+    parsed = _parser().parse_args(arguments)
+    _set_environment(parsed.debug)
+    if parsed.debug:
+        return int(parsed.command(parsed))
+    sys.excepthook = _one_line
+    try:
+        return int(parsed.command(parsed))
+    except ProtoflError as error:
+        print(f"protofl: {error}", file=sys.stderr)
+        return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+    except KeyboardInterrupt:
+        print("protofl: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has had enough; Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    print(f"protofl: unexpected {kind.__name__}: {error}\nThis is a fault of protofl; see it with --debug.", file=sys.stderr)
+
+
+def _set_environment(debug: bool) -> None:
+    """Before anything heavy is imported: one thread per process, quiet libraries, nothing sent anywhere."""
+    for key, value in {
+        "OMP_NUM_THREADS": "1",
+        "PREFECT_LOGGING_LEVEL": "WARNING" if debug else "CRITICAL",
+        "DVC_NO_ANALYTICS": "1",
+    }.items():
+        os.environ.setdefault(key, value)
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show tracebacks")
+    values = argparse.ArgumentParser(add_help=False)
+    values.add_argument("--params", type=Path, metavar="FILE", help="parameter file (default: params.yaml, where there is one)")
+    values.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="override, e.g. partition.alpha=0.1"
+    )
+    parser = argparse.ArgumentParser(prog="protofl", description="Prototype-based federated learning on non-IID images.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(name: str, function: Callable[..., int], summary: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=summary, description=summary, parents=[common, *parents])
+        sub.set_defaults(command=function)
+        return sub
+
+    run = command("run", _run, "Run one configuration, from data to report; goes on where it was stopped.", values)
+    run.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: runs/<method>-<dataset>-<partition>-s<seed>)")
+    run.add_argument("--resume", action="store_true", help="take the configuration from the run directory's own config.json")
+    run.add_argument("--json", action="store_true", help="print metrics.json, and nothing else, on standard output")
+
+    stage = command("stage", _stage, "Run one stage inline, without any server; this is what dvc.yaml calls.", values)
+    stage.add_argument("name", choices=_STAGES, help="the stage")
+    stage.add_argument("--out", type=Path, metavar="DIR", default=Path("artifacts"), help="where results go (default: artifacts)")
+    stage.add_argument("--prepared", type=Path, metavar="DIR", help="prepared data (default: <out>/prepared)")
+    stage.add_argument("--partition", type=Path, metavar="DIR", help="partition (default: <out>/partition)")
+    stage.add_argument("--method", help="run as this entry of the comparison: its name, with compare.settings")
+    stage.add_argument("--seed", type=int, help="likewise: the seed")
+
+    listing = command("list", _list, "List what there is.")
+    listing.add_argument("kind", choices=("methods", "datasets", "partitioners", "models", "engines"))
+    listing.add_argument("--json", action="store_true", help="as a list of objects")
+
+    compare = command("compare", _compare, "Run methods × seeds, then one table; finished runs are found again.", values)
+    compare.add_argument("--methods", type=_names, metavar="A,B,...", help="default: compare.methods")
+    compare.add_argument("--seeds", type=_numbers, metavar="0,1,...", help="default: compare.seeds")
+    compare.add_argument("--out", type=Path, metavar="DIR", default=Path("runs/comparison"), help="default: runs/comparison")
+
+    tune = command("tune", _tune, "Search a method's hyper-parameters on validation data; resumable.", values)
+    tune.add_argument("--method", required=True, help="whose search space, see 'protofl list methods'")
+    tune.add_argument("--trials", type=int, default=20, metavar="N", help="finished trials wanted in all (default: 20)")
+    tune.add_argument("--objective", choices=("accuracy", "accuracy,bytes"), default="accuracy", help="what to optimise")
+    tune.add_argument("--storage", metavar="URL", help="Optuna storage (default: sqlite in the study's folder)")
+    tune.add_argument("--out", type=Path, metavar="DIR", help="the study's folder (default: runs/tune-<method>)")
+
+    track = command("track", _track, "Log finished or stopped runs to MLflow, for example after its server was away.")
+    track.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="run directories")
+    track.add_argument("--uri", help="tracking store (default: as configured in the run)")
+
+    bench = command("bench", _bench, "Measure; medians of several alternating repetitions.")
+    bench.add_argument("name", choices=_BENCHMARKS)
+    bench.add_argument("--repetitions", type=int, default=3, metavar="N", help="of every case, in turn (default: 3)")
+    bench.add_argument("--json", action="store_true", help="print JSON alone")
+
+    command("doctor", _doctor, "Say what this machine offers, and what to do about what is missing.")
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in _names(text)]
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from pipelines.settings import load_config
+
+    params, assignments = arguments.params, arguments.assignments
+    if arguments.resume:
+        config = _stored_config(arguments)
+    else:
+        config = load_config(params, assignments)
+    name = f"{config.method.name}-{config.source.name}-{config.partitioner.name}-s{config.seed}"
+    directory = arguments.out or Path("runs") / name
+    from pipelines.running import run
+
+    metrics = run(config, directory, quiet=arguments.json)
+    if arguments.json:
+        print(json.dumps(metrics, indent=2, sort_keys=True))
+    return 0
+
+
+def _stored_config(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
+    from flcore.config import Config
+    from pipelines.files import RunFiles, read_json
+
+    if arguments.out is None or arguments.params is not None or arguments.assignments:
+        raise ConfigError("--resume: name the run directory with --out; its configuration is its own, without --params or --set")
+    return Config.from_mapping(read_json(RunFiles(arguments.out).config)["config"])
+
+
+def _stage(arguments: argparse.Namespace) -> int:
+    from pipelines.settings import load_config
+
+    config = load_config(arguments.params, arguments.assignments, method=arguments.method, seed=arguments.seed)
+    from pipelines.running import stage
+
+    out = arguments.out
+    stage(arguments.name, config, out, arguments.prepared or out / "prepared", arguments.partition or out / "partition")
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from pipelines import listing
+
+    if arguments.json:
+        print(json.dumps(listing.describe(arguments.kind), indent=2))
+    else:
+        print("\n".join(listing.lines(arguments.kind)))
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from pipelines.settings import override, read_params
+
+    raw = override(read_params(arguments.params), arguments.assignments)
+    from pipelines.running import compare
+
+    compare(raw, arguments.methods, arguments.seeds, arguments.out)
+    return 0
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    from pipelines.settings import load_config
+    from pipelines.tuning import tune
+
+    config = load_config(arguments.params, arguments.assignments, method=arguments.method)
+    directory = arguments.out or Path("runs") / f"tune-{arguments.method}"
+    tune(config, arguments.trials, arguments.objective, arguments.storage, directory)
+    return 0
+
+
+def _track(arguments: argparse.Namespace) -> int:
+    from pipelines.running import track
+
+    return 0 if track(arguments.directories, arguments.uri) else 4
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from pipelines import bench
+
+    result = bench.overhead(arguments.repetitions)
+    print(json.dumps(result, indent=2) if arguments.json else bench.describe(result))
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from pipelines.doctor import examine
+
+    print("\n".join(examine()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Small files written all or nothing, with the same bytes for the same content; and the layout of a run directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flcore.errors import DataError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees the old or the new content, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON with sorted keys and a newline at the end."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        DataError: missing or not JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; run the stage that makes it first") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}: damaged ({error}); delete it and run again") from error
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where things lie in a run directory (ARCHITECTURE, "A run on disk")."""
+
+    directory: Path
+
+    @property
+    def config(self) -> Path:
+        """Resolved configuration, run hash and environment; a side file, since it names this machine."""
+        return self.directory / "config.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """What a running run needs to resume; gone when it has finished."""
+        return self.directory / "checkpoint"
+
+    @property
+    def history(self) -> Path:
+        """A record per evaluated round; written last, so that its presence means the run has finished."""
+        return self.directory / "history.jsonl"
+
+    @property
+    def model(self) -> Path:
+        """The global model as a plain state dict; without tensors where a method has none."""
+        return self.directory / "model.safetensors"
+
+    @property
+    def server(self) -> Path:
+        """Everything the server holds, as a record."""
+        return self.directory / "server.safetensors"
+
+    @property
+    def clients(self) -> Path:
+        """What clients keep: one record per client that remembers something."""
+        return self.directory / "clients"
+
+    @property
+    def timing(self) -> Path:
+        """Seconds by round and phase; a side file."""
+        return self.directory / "timing.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The final scores and costs."""
+        return self.directory / "metrics.json"
+
+    @property
+    def curves(self) -> Path:
+        """The history as a table for plotting tools."""
+        return self.directory / "curves.csv"
+
+    @property
+    def report(self) -> Path:
+        """The page to look at."""
+        return self.directory / "report.html"

@@ -1,0 +1,255 @@
+"""The Prefect flows: the same stages as `dvc.yaml`, shown, timed, retried and mapped over groups of clients.
+
+``federated-experiment`` is everything for one configuration, ``federated-training`` its rounds, ``sweep`` many runs of a
+comparison. Tasks carry the names of the algorithm's steps. They take no arguments: Prefect would look through every tensor for
+futures; each is a closure over explicit inputs, and their results stay in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prefect import Task, flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.futures import PrefectFuture
+from prefect.states import State
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flcore.config import Config
+from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.experiment import Experiment
+from flcore.engine.rounds import Observers, run_name
+from flcore.errors import ConfigError, ProtoflError
+from pipelines import stages
+from pipelines.files import RunFiles, read_json
+from pipelines.settings import for_entry, override, read_params
+from pipelines.tracking import RunTracker
+from pipelines.watching import current_watcher
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_TRAINING_RETRIES = 2
+
+
+def _worth_retrying(failed: Task[..., Any], run: Any, state: State[Any]) -> bool:
+    """Retry what a machine did (a full disk, a lost worker), not what the configuration or the mathematics did."""
+    error = state.result(raise_on_failure=False)
+    return not isinstance(error, ProtoflError)
+
+
+def _task(name: str, work: Callable[[], Result], retries: int = 0) -> Task[[], Result]:
+    return task(
+        work,
+        name=name,
+        retries=retries,
+        retry_condition_fn=_worth_retrying if retries else None,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )
+
+
+class PrefectSteps:
+    """Carries out the pieces of a round as tasks of the surrounding flow."""
+
+    def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
+        """One task, in this thread."""
+        return _task(name, lambda: function(*arguments))()
+
+    def map(self, name: str, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """A task per item on the flow's threads; repeating one is harmless, since finished replies are found on disk."""
+        futures: list[PrefectFuture[Result]] = [
+            _task(name, partial(function, item), retries=_TRAINING_RETRIES).submit() for item in items
+        ]
+        return [future.result() for future in futures]
+
+
+@flow(name="federated-training", validate_parameters=False)
+def federated_training(
+    config: Mapping[str, Any], prepared: str, partition: str, directory: str, parent_run_id: str | None = None
+) -> bool:
+    """All rounds of one run, with its results logged as they come.
+
+    Args:
+        config: the resolved configuration, as in ``config.json``.
+        prepared: folder of the prepared data. partition: of the partition. directory: of the run.
+        parent_run_id: the MLflow run under which this one appears.
+
+    Returns:
+        False if the run had already finished there.
+    """
+    resolved = Config.from_mapping(config)
+    watcher, run_directory = current_watcher(), Path(directory)
+    tracker = tracker_for(resolved, run_directory, parent_run_id)
+
+    def on_start(experiment: Experiment) -> None:
+        state = Checkpoint(RunFiles(run_directory).checkpoint).load(run_name(experiment))
+        label = f"{resolved.method.name} seed {resolved.seed}"
+        watcher.rounds(label, resolved.federation.rounds, state.round if state else 0)
+
+    def on_round(number: int, record: Mapping[str, Any] | None) -> None:
+        watcher.round(number, record)
+        if tracker is not None and record is not None:
+            tracker.maybe_sync(time.monotonic())
+
+    return stages.train(
+        resolved,
+        Path(prepared),
+        Path(partition),
+        run_directory,
+        steps=PrefectSteps(),
+        observers=Observers(on_round=on_round),
+        on_start=on_start,
+    )
+
+
+def tracker_for(config: Config, directory: Path, parent_run_id: str | None = None) -> RunTracker | None:
+    """The tracker of a run; None where tracking is switched off."""
+    if not config.tracking.enabled:
+        return None
+    return RunTracker(directory, uri=config.tracking.uri, parent_run_id=parent_run_id)
+
+
+def run_one(config: Config, prepared: Path, partition: Path, directory: Path, parent_run_id: str | None = None) -> None:
+    """Train, evaluate, report and log one run inside a flow; a run that has finished is not repeated."""
+    runner = ThreadPoolTaskRunner(max_workers=max(config.engine.workers, 1))
+    training = federated_training.with_options(task_runner=runner)
+    training(config.to_mapping(), str(prepared), str(partition), str(directory), parent_run_id)
+    files = RunFiles(directory)
+    if not files.metrics.exists():
+        _task("evaluate", lambda: _nothing(stages.evaluate(config, prepared, partition, directory)))()
+    if not files.report.exists():
+        _task("report", partial(stages.report, partition, directory))()
+    tracker = tracker_for(config, directory, parent_run_id)
+    if tracker is not None:
+        _task("log-run", partial(_log_finished, tracker, config))()
+
+
+def _log_finished(tracker: RunTracker, config: Config) -> None:
+    if tracker.sync(final=True) and config.tracking.log_model and config.method.has_global_model:
+        tracker.log_model(register=config.tracking.register)
+
+
+@flow(name="federated-experiment")
+def federated_experiment(
+    params_file: str | None = None,
+    overrides: list[str] | None = None,
+    out: str = "runs/scheduled",
+    config: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Everything for one configuration: prepare, partition, train, evaluate, report.
+
+    Args:
+        params_file: parameter file; None takes ``params.yaml`` where there is one.
+        overrides: ``KEY=VALUE`` assignments, as for ``--set``.
+        out: the run directory.
+        config: a configuration instead of a file and overrides.
+
+    Returns:
+        The content of ``metrics.json``.
+    """
+    raw = _raw(params_file, overrides) if config is None else config
+    return run_experiment(Config.from_mapping(raw), Path(out))
+
+
+def _raw(params_file: str | None, overrides: Sequence[str] | None) -> dict[str, Any]:
+    return override(read_params(None if params_file is None else Path(params_file)), overrides or ())
+
+
+def run_experiment(config: Config, directory: Path) -> dict[str, Any]:
+    """The body of ``federated-experiment`` for a configuration that is already checked.
+
+    Raises:
+        ConfigError: the directory holds another run.
+    """
+    stages.refuse_other_run(config, directory)
+    partition = directory / "partition"
+    _prepare(config, directory / "prepared")
+    _divide(config, directory / "prepared", partition)
+    run_one(config, directory / "prepared", partition, directory)
+    return dict(read_json(RunFiles(directory).metrics))
+
+
+def _prepare(config: Config, prepared: Path) -> None:
+    current_watcher().stage("prepare")
+    _task("prepare-data", lambda: _nothing(stages.prepare(config, prepared)))()
+
+
+def _divide(config: Config, prepared: Path, partition: Path) -> None:
+    current_watcher().stage(f"partition (seed {config.partition_seed})")
+    _task("partition-data", lambda: _nothing(stages.partition(config, prepared, partition)))()
+
+
+def _nothing(result: object) -> None:
+    """Drop a result that lies on disk: Prefect would keep it."""
+
+
+@flow(name="sweep")
+def sweep(
+    params_file: str | None = None,
+    overrides: list[str] | None = None,
+    methods: list[str] | None = None,
+    seeds: list[int] | None = None,
+    out: str = "runs/comparison",
+    config: dict[str, Any] | None = None,
+) -> list[str]:
+    """Many runs of a comparison, methods × seeds on common partitions; finished ones are found again, not repeated.
+
+    Args:
+        params_file: parameter file; None takes ``params.yaml`` where there is one.
+        overrides: ``KEY=VALUE`` assignments for all runs.
+        methods: default ``compare.methods``. seeds: default ``compare.seeds``.
+        out: folder of the comparison: ``prepared/``, ``partitions/seed-<n>/``, ``runs/<method>-s<seed>-<hash>/``.
+        config: parameters instead of a file and overrides.
+
+    Returns:
+        The run directories, methods in order, seeds within.
+    """
+    raw = _raw(params_file, overrides) if config is None else config
+    return [str(path) for path in run_sweep(raw, methods, seeds, Path(out))]
+
+
+def run_sweep(
+    raw: Mapping[str, Any], methods: Sequence[str] | None, seeds: Sequence[int] | None, out: Path
+) -> list[Path]:
+    """The body of ``sweep`` for parameters that are already read."""
+    entries = sweep_entries(raw, methods, seeds)
+    first = entries[0]
+    _prepare(first, out / "prepared")
+    for config in {entry.partition_seed: entry for entry in entries}.values():
+        _divide(config, out / "prepared", stages.partition_folder(config, out / "partitions", config.seed))
+    return [_run_entry(config, out) for config in entries]
+
+
+def sweep_entries(raw: Mapping[str, Any], methods: Sequence[str] | None, seeds: Sequence[int] | None) -> list[Config]:
+    """The checked configuration of every run of a comparison, before any of them starts.
+
+    Raises:
+        ConfigError: an entry cannot be run, or differs from the others in its data.
+    """
+    compare = Config.from_mapping(raw).compare
+    entries = [
+        Config.from_mapping(for_entry(raw, method, seed))
+        for method in (methods or compare.methods)
+        for seed in (compare.seeds if seeds is None else seeds)
+    ]
+    if not entries:
+        raise ConfigError("compare: no runs; name at least one method and one seed")
+    for entry in entries:
+        for section in ("data", "partition"):
+            if entry.to_mapping()[section] != entries[0].to_mapping()[section]:
+                raise ConfigError(f"compare.settings.{entry.method.name}: {section} must be the same for all methods")
+    return entries
+
+
+def _run_entry(config: Config, out: Path) -> Path:
+    prepared = out / "prepared"
+    partition = stages.partition_folder(config, out / "partitions", config.seed)
+    experiment = Experiment.open(config, prepared, partition)
+    directory = out / "runs" / f"{config.method.name}-s{config.seed}-{experiment.hash[:8]}"
+    run_one(config, prepared, partition, directory)
+    return directory

@@ -1,0 +1,166 @@
+"""What the commands do: flows with a server behind them, or stages without one, and what is printed at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flcore.config import Config
+from flcore.engine.rounds import Observers
+from flcore.errors import ConfigError, DataError
+from pipelines import stages
+from pipelines.embedded_server import EmbeddedServer
+from pipelines.files import RunFiles, read_json
+from pipelines.tracking import RunTracker, set_mlflow_environment, ui_command
+from pipelines.watching import CURRENT, watcher_for_standard_error
+
+
+def run(config: Config, directory: Path, *, quiet: bool = False) -> dict[str, Any]:
+    """``protofl run``: the flow ``federated-experiment`` for a checked configuration.
+
+    Args:
+        config: the run. directory: of the run. quiet: say nothing but errors.
+
+    Returns:
+        The content of ``metrics.json``.
+    """
+    stages.refuse_other_run(config, directory)
+    with _flows(quiet=quiet) as flows:
+        metrics = flows.federated_experiment(out=str(directory), config=config.to_mapping())
+    if not quiet:
+        _say_result(metrics, config, directory)
+    return dict(metrics)
+
+
+def compare(raw: Mapping[str, Any], methods: Sequence[str] | None, seeds: Sequence[int] | None, out: Path) -> None:
+    """``protofl compare``: the flow ``sweep``, then the table."""
+    config = Config.from_mapping(raw)
+    with _flows() as flows:
+        flows.sweep_entries(raw, methods, seeds)
+        found = flows.sweep(methods=methods, seeds=seeds, out=str(out), config=dict(raw))
+    compared = stages.compare(config, [Path(directory) for directory in found], out / "partitions", out)
+    console = Console()
+    print_comparison(compared, console)
+    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+    if config.tracking.enabled:
+        console.print(f"runs in MLflow: {ui_command(config.tracking.uri)}", soft_wrap=True)
+
+
+def print_comparison(compared: Any, console: Console) -> None:
+    """Print a comparison's tables."""
+    from pipelines.comparison import print_table
+
+    print_table(compared, console)
+
+
+@contextmanager
+def _flows(*, quiet: bool = False) -> Iterator[Any]:
+    """The flows' module with a server to report to and a watcher; torch and Prefect load while the server starts."""
+    set_mlflow_environment()
+    watcher = watcher_for_standard_error(quiet=quiet)
+    token = CURRENT.set(watcher)
+    try:
+        with EmbeddedServer() as server:
+            from pipelines import flows
+
+            server.wait()
+            yield flows
+    finally:
+        CURRENT.reset(token)
+        watcher.close()
+
+
+def _say_result(metrics: Mapping[str, Any], config: Config, directory: Path) -> None:
+    console = Console()
+    named = (("top1_global", "global accuracy"), ("mean_local", "mean client accuracy"))
+    scores = [f"{name} {100 * metrics[key]:.2f} %" for key, name in named if metrics[key] is not None]
+    sent = f"{metrics['bytes_up'] / 1e6:.2f} MB up, {metrics['bytes_down'] / 1e6:.2f} MB down"
+    console.print(f"{metrics['method']}: {', '.join(scores)} after {metrics['rounds']} rounds; {sent}", soft_wrap=True)
+    console.print(f"report: {RunFiles(directory).report}", soft_wrap=True)
+    if config.tracking.enabled:
+        console.print(f"runs in MLflow: {ui_command(config.tracking.uri)}", soft_wrap=True)
+
+
+def stage(name: str, config: Config, out: Path, prepared: Path, partition: Path) -> None:
+    """``protofl stage``: one stage, inline."""
+    try:
+        _STAGES[name](config, out, prepared, partition)
+    except PermissionError as error:
+        raise ConfigError(f"{error.filename}: cannot write there ({error.strerror}); choose another --out") from error
+
+
+def _prepare(config: Config, out: Path, prepared: Path, partition: Path) -> None:
+    dataset = stages.prepare(config, out / "prepared")
+    meta = dataset.meta
+    print(f"{meta.name}: {meta.train_size} training and {meta.test_size} test images, {meta.num_classes} classes")
+
+
+def _partition(config: Config, out: Path, prepared: Path, partition: Path) -> None:
+    division = stages.partition(config, prepared, out / "partition" if partition == out / "partition" else partition)
+    sizes = division.counts.sum(axis=1)
+    print(f"{config.partitioner.name}: {len(sizes)} clients of {sizes.min()} to {sizes.max()} training samples")
+
+
+def _train(config: Config, out: Path, prepared: Path, partition: Path) -> None:
+    watcher = watcher_for_standard_error()
+    try:
+        watcher.rounds(f"{config.method.name} seed {config.seed}", config.federation.rounds, 0)
+        observers = Observers(on_round=watcher.round)
+        if not stages.train(config, prepared, partition, out, observers=observers, replace=True):
+            print(f"{out}: this run has finished already")
+    finally:
+        watcher.close()
+
+
+def _evaluate(config: Config, out: Path, prepared: Path, partition: Path) -> None:
+    stages.evaluate(config, prepared, partition, out)
+
+
+def _report(config: Config, out: Path, prepared: Path, partition: Path) -> None:
+    print(stages.report(partition, out))
+
+
+def _compare(config: Config, out: Path, prepared: Path, partition: Path) -> None:
+    """Compare the runs of ``compare.methods`` and ``compare.seeds`` below ``<out>/runs``, and log them to MLflow."""
+    directories = [
+        out / "runs" / f"{method}-s{seed}" for method in config.compare.methods for seed in config.compare.seeds
+    ]
+    compared = stages.compare(config, directories, out / "partitions", out / "comparison")
+    print_comparison(compared, Console())
+    if config.tracking.enabled:
+        track(directories, config.tracking.uri)
+
+
+_STAGES: dict[str, Callable[[Config, Path, Path, Path], None]] = {
+    "prepare": _prepare,
+    "partition": _partition,
+    "train": _train,
+    "evaluate": _evaluate,
+    "report": _report,
+    "compare": _compare,
+}
+
+
+def track(directories: Sequence[Path], uri: str | None) -> bool:
+    """Log run directories to MLflow; False if the store could not be reached."""
+    set_mlflow_environment()
+    logged = True
+    for directory in directories:
+        files = RunFiles(directory)
+        if not files.config.exists():
+            raise DataError(f"{directory}: no run there (config.json is missing)")
+        stored = Config.from_mapping(read_json(files.config)["config"])
+        tracker = RunTracker(directory, uri=uri or stored.tracking.uri)
+        finished = files.metrics.exists()
+        if not tracker.sync(final=finished):
+            logged = False
+            break
+        if finished and stored.tracking.log_model and stored.method.has_global_model:
+            tracker.log_model(register=stored.tracking.register)
+    print(f"runs in MLflow: {ui_command(uri)}" if logged else "MLflow could not be reached", file=sys.stderr)
+    return logged

@@ -1,0 +1,23 @@
+"""The five stages and the comparison: thin functions that load, call `flcore` and save.
+
+DVC calls them through ``protofl stage``, flows call them as tasks; both give the same bytes.
+"""
+
+from pipelines.stages.compare import compare, partition_folder
+from pipelines.stages.evaluate import evaluate
+from pipelines.stages.partition import partition
+from pipelines.stages.prepare import prepare
+from pipelines.stages.report import report
+from pipelines.stages.train import is_finished, refuse_other_run, train
+
+__all__ = [
+    "compare",
+    "evaluate",
+    "is_finished",
+    "partition",
+    "partition_folder",
+    "prepare",
+    "refuse_other_run",
+    "report",
+    "train",
+]

@@ -1,0 +1,39 @@
+"""Stage *compare*: many finished runs to one table, figures and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flcore.config import Config
+from pipelines.comparison import Comparison, load_run, write
+from pipelines.comparison import compare as summarise
+from pipelines.figures import load_partition, write_figures
+from pipelines.report import write_comparison_report
+
+
+def compare(config: Config, runs: Sequence[Path], partitions: Path, directory: Path) -> Comparison:
+    """Write ``comparison.csv``, ``.md``, ``.json``, ``runs.csv``, ``figures/`` and ``report.html``.
+
+    Args:
+        config: its ``compare`` section says baseline and target; its partition seed finds the partitions.
+        runs: run directories, in the order in which methods shall appear.
+        partitions: folder with a partition ``seed-<n>`` per seed.
+        directory: where the results go.
+
+    Returns:
+        The comparison.
+    """
+    records = [load_run(run) for run in runs]
+    comparison = summarise(records, config.compare.baseline, target_fraction=config.compare.target_fraction)
+    write(comparison, directory)
+    seeds = sorted({record.seed for record in records})
+    by_seed = {seed: partition_folder(config, partitions, seed) for seed in seeds}
+    write_figures(records, directory / "figures", load_partition(by_seed[seeds[0]]))
+    write_comparison_report(comparison, records, by_seed, directory / "report.html")
+    return comparison
+
+
+def partition_folder(config: Config, partitions: Path, seed: int) -> Path:
+    """The partition of a run with ``seed``: its own, or the common one where ``partition.seed`` is set."""
+    return partitions / f"seed-{seed if config.partition.seed is None else config.partition.seed}"

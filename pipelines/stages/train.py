@@ -1,0 +1,134 @@
+"""Stage *train*: all federated rounds of one run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from flcore.config import Config
+from flcore.engine.checkpoint import Checkpoint, RunState
+from flcore.engine.executors import Executor, InlineExecutor, PoolExecutor
+from flcore.engine.experiment import Experiment
+from flcore.engine.rounds import Observers, PlainSteps, Steps, run_rounds, single_thread
+from flcore.errors import ConfigError
+from flcore.messages import save_record
+from pipelines.environment import environment
+from pipelines.files import RunFiles, read_json, write_json, write_text
+
+
+def train(
+    config: Config,
+    prepared: Path,
+    partition: Path,
+    directory: Path,
+    *,
+    steps: Steps | None = None,
+    observers: Observers | None = None,
+    replace: bool = False,
+    on_start: Callable[[Experiment], None] = lambda experiment: None,
+) -> bool:
+    """Run, or go on with, one run in ``directory``.
+
+    Args:
+        config: the run. prepared, partition: artefacts of the earlier stages.
+        directory: the run directory.
+        steps: how the pieces of a round are carried out; default: plain calls.
+        observers: who is told of progress.
+        replace: drop another run that lies in ``directory``, instead of refusing.
+        on_start: called once data and model are there and the run's name is known.
+
+    Returns:
+        False if the run had already finished there and nothing was done.
+
+    Raises:
+        ConfigError: the directory holds another run and ``replace`` is False, or cannot be written.
+        RunError: training failed.
+    """
+    single_thread()
+    experiment = Experiment.open(config, prepared, partition)
+    files = RunFiles(directory)
+    if _claim(files, experiment, replace):
+        return False
+    on_start(experiment)
+    checkpoint = Checkpoint(files.checkpoint)
+    executor = _executor(config, experiment, prepared, partition, checkpoint)
+    try:
+        state = run_rounds(experiment, checkpoint, executor, steps or PlainSteps(), observers or Observers())
+    finally:
+        executor.close()
+    _finish(files, experiment, checkpoint, state)
+    return True
+
+
+def is_finished(directory: Path, run_hash: str) -> bool:
+    """Whether the run of this hash has finished in a directory."""
+    files = RunFiles(directory)
+    return files.history.exists() and files.config.exists() and read_json(files.config).get("config_hash") == run_hash
+
+
+def refuse_other_run(config: Config, directory: Path) -> None:
+    """Stop before anything is written where a folder holds a run of another configuration.
+
+    Raises:
+        ConfigError: it does.
+    """
+    files = RunFiles(directory)
+    if files.config.exists() and read_json(files.config).get("identity") != json.loads(json.dumps(config.identity())):
+        raise ConfigError(f"{directory}: holds a run with another configuration; choose another --out, or delete that folder")
+
+
+def _claim(files: RunFiles, experiment: Experiment, replace: bool) -> bool:
+    """Make the directory this run's own; True if the run has already finished there."""
+    if is_finished(files.directory, experiment.hash):
+        return True
+    if not replace:
+        refuse_other_run(experiment.config, files.directory)
+    try:
+        files.directory.mkdir(parents=True, exist_ok=True)
+        for path in (files.history, files.metrics):
+            path.unlink(missing_ok=True)
+        described = {
+            "config": experiment.config.to_mapping(),
+            "identity": experiment.config.identity(),
+            "config_hash": experiment.hash,
+            "environment": environment(experiment.config),
+        }
+        write_json(files.config, described)
+    except OSError as error:
+        raise ConfigError(f"{files.directory}: cannot write there ({error.strerror}); choose another --out") from error
+    return False
+
+
+def _executor(
+    config: Config, experiment: Experiment, prepared: Path, partition: Path, checkpoint: Checkpoint
+) -> Executor:
+    if config.engine.workers == 0:
+        return InlineExecutor(experiment, checkpoint)
+    return PoolExecutor(config, prepared, partition, checkpoint)
+
+
+def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, state: RunState) -> None:
+    """Turn the last checkpoint into the run's results; repeated after a kill in the middle, it gives the same files."""
+    model = experiment.method.global_model(state.server, experiment.setting)
+    tensors = {} if model is None else {**model.params, **model.buffers}
+    temporary = files.model.with_name(".model.tmp")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
+    temporary.replace(files.model)
+    save_record(files.server, state.server)
+    shutil.rmtree(files.clients, ignore_errors=True)
+    files.clients.mkdir()
+    for client in sorted(state.memories):
+        save_record(files.clients / f"{client:04d}.safetensors", checkpoint.memory(client, state.memories))
+    rounds = checkpoint.records("timing.jsonl")
+    seconds: dict[str, float] = {}
+    for record in rounds:
+        for phase, spent in record["seconds"].items():
+            seconds[phase] = seconds.get(phase, 0.0) + spent
+    speed = state.steps / seconds["train-clients"] if seconds.get("train-clients") else None
+    write_json(files.timing, {"rounds": rounds, "seconds": seconds, "steps_per_second": speed, "joules": None})
+    write_text(files.history, (files.checkpoint / "history.jsonl").read_text())
+    shutil.rmtree(files.checkpoint)

@@ -1,0 +1,400 @@
+"""Properties of every partitioner (data.md, part 4) and what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from flcore.data.partitioners import PARTITIONERS, Assignment, Partitioner
+from flcore.data.partitioners.base import cut
+from flcore.data.partitioners.by_group import ByGroup
+from flcore.data.partitioners.classes_per_client import ClassesPerClient
+from flcore.data.partitioners.dirichlet import Dirichlet
+from flcore.data.partitioners.dominant import Dominant
+from flcore.data.partitioners.iid import Iid
+from flcore.data.partitioners.shards import Shards
+from flcore.data.partitioners.ways_shots import WaysShots
+from flcore.errors import ConfigError, DataError
+from flcore.params import build, declared
+
+bounded = settings(max_examples=30, deadline=None, derandomize=True)
+
+
+def stream(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def class_counts(labels: np.ndarray, assignment: Assignment) -> np.ndarray:
+    return np.stack([np.bincount(labels[own], minlength=labels.max() + 1) for own in assignment.clients])
+
+
+def balanced(num_classes: int, per_class: int) -> np.ndarray:
+    """Labels in mixed order, so that nothing can rely on a sorted file."""
+    return np.tile(np.arange(num_classes), per_class)
+
+
+@st.composite
+def unbalanced_labels(draw: st.DrawFn) -> np.ndarray:
+    """200 to 3000 labels of 2 to 20 classes, every class present, unequal counts, in random order."""
+    num_classes = draw(st.integers(2, 20))
+    total = draw(st.integers(200, 3000))
+    rng = stream(draw(st.integers(0, 2**32 - 1)))
+    weights = rng.uniform(0.2, 1, num_classes)
+    labels = rng.choice(num_classes, size=total - num_classes, p=weights / weights.sum())
+    return rng.permutation(np.concatenate([np.arange(num_classes), labels]))
+
+
+ANY_NUMBER_OF_CLIENTS: list[Partitioner] = [
+    Iid(),
+    Iid(stratified=True),
+    Dirichlet(alpha=1.0, min_size=1),
+    Dirichlet(alpha=1.0, variant="plain"),
+    Dirichlet(alpha=1.0, variant="subsampled", ratio=0.5, min_size=1),
+    Dirichlet(alpha=1.0, variant="equalised", min_size=1),
+    ClassesPerClient(classes=1, rule="nbench"),
+    Shards(shards=2),
+    Shards(shards=2, tasks=3),
+    WaysShots(ways=2, shots=3, ways_spread=1, shots_spread=1, kind="uniform"),
+    WaysShots(ways=2, shots=2, ways_spread=1, shots_spread=1, kind="normal"),
+    ByGroup(min_size=1),
+]
+
+
+@pytest.mark.parametrize("partitioner", ANY_NUMBER_OF_CLIENTS, ids=repr)
+@bounded
+@given(labels=unbalanced_labels(), num_clients=st.integers(2, 20), seed=st.integers(0, 2**32 - 1))
+def test_every_partitioner_keeps_its_promises(
+    partitioner: Partitioner, labels: np.ndarray, num_clients: int, seed: int
+) -> None:
+    groups = np.arange(len(labels)) % 41
+    before = np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
+    try:
+        made = partitioner.split(labels, num_clients, stream(seed), groups)
+    except DataError as refusal:
+        # A rare class cannot be shared by many clients; nothing else may be refused here.
+        assert "training samples for" in str(refusal) or "which has" in str(refusal)
+        assume(False)
+    assert len(made.clients) == num_clients
+    for own in made.clients:
+        assert own.dtype == np.int64 and len(own) >= 1
+        assert (np.diff(own) > 0).all() and own[0] >= 0 and own[-1] < len(labels)
+
+    everything = np.concatenate(made.clients)
+    if not made.overlap:
+        assert len(np.unique(everything)) == len(everything)
+        assert (class_counts(labels, made).sum(axis=0) <= np.bincount(labels)).all()
+    if made.complete:
+        assert (class_counts(labels, made).sum(axis=0) == np.bincount(labels)).all()
+
+    again = partitioner.split(labels, num_clients, stream(seed), groups)
+    assert all(np.array_equal(a, b) for a, b in zip(made.clients, again.clients, strict=True))
+    assert np.array_equal(before, np.random.get_state()[1])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "partitioner",
+    [*ANY_NUMBER_OF_CLIENTS[:6], ClassesPerClient(), Dominant(), *ANY_NUMBER_OF_CLIENTS[6:]],
+    ids=repr,
+)
+def test_another_seed_gives_another_partition(partitioner: Partitioner) -> None:
+    labels, groups = balanced(10, 60), np.arange(600) % 41
+    one, other = (partitioner.split(labels, 10, stream(seed), groups).clients for seed in (0, 1))
+    assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("partitioner", [*ANY_NUMBER_OF_CLIENTS, ClassesPerClient(), Dominant()], ids=repr)
+@pytest.mark.parametrize(("num_clients", "words"), [(0, "at least 1 client"), (21, "at most")])
+def test_no_clients_and_too_many_clients_are_refused(partitioner: Partitioner, num_clients: int, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        partitioner.split(balanced(2, 10), num_clients, stream(0), np.arange(20))
+
+
+def test_every_entry_documents_its_options() -> None:
+    for name, kind in PARTITIONERS.items():
+        assert kind.name == name and kind.summary
+        assert all(option.help for option in declared(kind))
+        assert build(kind, {}, "partition") == kind()
+
+
+# cut
+
+
+def test_cut_as_computed_in_its_docstring() -> None:
+    parts = cut(np.arange(10), np.array([0.25, 0.25, 0.5]))
+    assert [part.tolist() for part in parts] == [[0, 1], [2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+def test_cut_gives_nothing_to_a_last_part_without_a_share() -> None:
+    """0.7 + 0.2 + 0.1 is 0.9999999999999999 in binary: without the guard the last part would get a sample."""
+    shares = np.array([0.7, 0.2, 0.1, 0.0])
+    assert np.cumsum(shares)[2] < 1
+    assert [len(part) for part in cut(np.arange(10), shares)] == [7, 2, 1, 0]
+
+
+@bounded
+@given(st.integers(0, 500), st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_cut_covers_in_order_with_sizes_close_to_the_shares(total: int, weights: list[float]) -> None:
+    assume(sum(weights) > 0.01)
+    shares = np.array(weights) / sum(weights)
+    parts = cut(np.arange(total), shares)
+    assert np.array_equal(np.concatenate(parts), np.arange(total))
+    off = np.abs([len(part) for part in parts] - shares * total)
+    assert (off[:-1] <= 1 + 1e-6).all() and off[-1] <= len(shares)
+
+
+# iid
+
+
+@bounded
+@given(labels=unbalanced_labels(), num_clients=st.integers(2, 20), stratified=st.booleans())
+def test_iid_sizes_differ_by_at_most_one(labels: np.ndarray, num_clients: int, stratified: bool) -> None:
+    made = Iid(stratified=stratified).split(labels, num_clients, stream(0))
+    sizes = [len(own) for own in made.clients]
+    assert max(sizes) - min(sizes) <= 1
+    if stratified:
+        counts = class_counts(labels, made)
+        assert (counts.max(axis=0) - counts.min(axis=0) <= 1).all()
+    renamed = np.random.default_rng(1).permutation(labels.max() + 1)[labels]
+    assert sorted(sizes) == sorted(len(own) for own in Iid(stratified=stratified).split(renamed, num_clients, stream(0)).clients)
+
+
+# dirichlet
+
+
+def distance_to_global(labels: np.ndarray, alpha: float) -> float:
+    """Mean total variation distance between client label distributions and the global one, over ten seeds."""
+    overall = np.bincount(labels) / len(labels)
+    distances = []
+    for seed in range(10):
+        counts = class_counts(labels, Dirichlet(alpha=alpha, min_size=1).split(labels, 10, stream(seed)))
+        distances.append(np.abs(counts / counts.sum(axis=1, keepdims=True) - overall).sum(axis=1).mean() / 2)
+    return float(np.mean(distances))
+
+
+def test_larger_alpha_brings_clients_closer_to_the_global_distribution() -> None:
+    labels = balanced(10, 200)
+    distances = [distance_to_global(labels, alpha) for alpha in (0.05, 0.5, 100)]
+    assert distances[0] > distances[1] + 0.1 > distances[2] + 0.2
+
+
+@pytest.mark.parametrize("variant", ["balanced", "plain"])
+def test_enormous_alpha_gives_equal_sizes(variant: str) -> None:
+    """Each of 10 classes is cut within 1 of 1/20 (the last client: 20), so N/K = 100 within 2C = 20."""
+    partitioner = build(Dirichlet, {"alpha": 1e6, "variant": variant}, "partition")
+    sizes = [len(own) for own in partitioner.split(balanced(10, 200), 20, stream(0)).clients]
+    assert all(abs(size - 100) <= 20 for size in sizes)
+
+
+@bounded
+@given(labels=unbalanced_labels(), num_clients=st.integers(2, 10), seed=st.integers(0, 1000))
+def test_balanced_stops_one_class_after_the_average(labels: np.ndarray, num_clients: int, seed: int) -> None:
+    made = Dirichlet(alpha=0.1, min_size=1).split(labels, num_clients, stream(seed))
+    assert max(map(len, made.clients)) <= len(labels) / num_clients + np.bincount(labels).max()
+
+
+def test_plain_gives_each_client_the_same_share_on_average() -> None:
+    """E[p_j] = 1/K = 0.25. With alpha 1, K 4: var p = (1/4 · 3/4)/5 = 0.0375; 400 seeds x 5 classes: standard error 0.0043."""
+    labels = balanced(5, 40)
+    sizes = [
+        [len(own) for own in Dirichlet(alpha=1.0, variant="plain").split(labels, 4, stream(seed)).clients]
+        for seed in range(400)
+    ]
+    # Floors move at most 1 of 40 samples from the first clients to the last: 0.025.
+    assert np.abs(np.mean(sizes, axis=0) / 200 - 0.25).max() < 4 * 0.0043 + 0.025
+
+
+def test_subsampled_limits_each_class_to_the_capacity_of_a_client() -> None:
+    """N = 2,000, K = 20, ratio 0.5: capacity 50; each of 10 classes gives min(50, 0.5 · 200) = 50, hence 500 in all."""
+    made = Dirichlet(alpha=1.0, variant="subsampled", ratio=0.5, min_size=1).split(balanced(10, 200), 20, stream(0))
+    assert class_counts(balanced(10, 200), made).sum(axis=0).tolist() == [50] * 10
+    assert not made.complete and made.notes == ("subsampled: 500 of 2000 samples used",)
+
+
+def test_equalised_gives_equal_sizes_also_beyond_one_group() -> None:
+    """25 clients form groups of 10, 10 and 5; 1,010 samples in 25 parts: ten of 41 and fifteen of 40."""
+    made = Dirichlet(alpha=1.0, variant="equalised").split(balanced(10, 101), 25, stream(0))
+    assert sorted(map(len, made.clients)) == [40] * 15 + [41] * 10
+
+
+def test_unreachable_minimum_size_is_refused_with_what_to_change() -> None:
+    with pytest.raises(DataError, match=r"alpha = 0\.01.*\n.*raise partition.alpha"):
+        Dirichlet(alpha=0.01, variant="plain", min_size=40, max_tries=5).split(balanced(2, 100), 5, stream(0))
+    with pytest.raises(DataError, match="at most 5 clients"):
+        Dirichlet(min_size=40).split(balanced(2, 100), 6, stream(0))
+
+
+def test_tiny_alpha_still_yields_numbers() -> None:
+    made = Dirichlet(alpha=1e-4, min_size=1, max_tries=10_000).split(balanced(10, 20), 4, stream(0))
+    assert sum(map(len, made.clients)) == 200
+
+
+def test_retries_are_counted() -> None:
+    made = Dirichlet(alpha=0.1, variant="plain", min_size=30).split(balanced(10, 100), 8, stream(0))
+    assert made.retries > 0 and min(map(len, made.clients)) >= 30
+
+
+def test_ratio_without_subsampling_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="ratio"):
+        build(Dirichlet, {"ratio": 0.5}, "partition")
+
+
+# classes_per_client
+
+
+@pytest.mark.parametrize("num_clients", [5, 10, 20, 50, 100])
+def test_two_classes_per_client_and_equal_owners_per_class(num_clients: int) -> None:
+    """2K/C owners per class: 1, 2, 4, 10, 20 for C = 10. K = 100 is where a deal without repair would never be valid."""
+    labels = balanced(10, 100)
+    for seed in range(5):
+        counts = class_counts(labels, ClassesPerClient().split(labels, num_clients, stream(seed)))
+        assert ((counts > 0).sum(axis=1) == 2).all()
+        assert ((counts > 0).sum(axis=0) == 2 * num_clients // 10).all()
+        held = np.where(counts > 0, counts, np.nan)
+        assert (np.nanmax(held, axis=0) - np.nanmin(held, axis=0) <= 1).all()
+        assert np.ptp(counts.sum(axis=1)) <= 2
+
+
+@bounded
+@given(
+    num_classes=st.integers(2, 12), classes=st.integers(1, 12), factor=st.integers(1, 4), seed=st.integers(0, 10_000)
+)
+def test_any_number_of_classes_per_client(num_classes: int, classes: int, factor: int, seed: int) -> None:
+    assume(classes <= num_classes)
+    labels = balanced(num_classes, 60)
+    num_clients = num_classes * factor
+    counts = class_counts(labels, ClassesPerClient(classes=classes).split(labels, num_clients, stream(seed)))
+    assert ((counts > 0).sum(axis=1) == classes).all()
+    assert ((counts > 0).sum(axis=0) == classes * factor).all()
+
+
+def test_nbench_gives_client_i_class_i() -> None:
+    labels = balanced(10, 50)
+    counts = class_counts(labels, ClassesPerClient(rule="nbench").split(labels, 10, stream(0)))
+    assert ((counts > 0).sum(axis=1) == 2).all() and (np.diag(counts) > 0).all()
+
+
+def test_classes_per_client_refusals() -> None:
+    with pytest.raises(DataError, match="multiple of 5 clients"):  # 2K divisible by 10
+        ClassesPerClient().split(balanced(10, 20), 7, stream(0))
+    with pytest.raises(DataError, match="only 3 classes"):
+        ClassesPerClient(classes=4).split(balanced(3, 20), 3, stream(0))
+    rare = np.concatenate([np.zeros(50, dtype=np.int64), [1, 1]])
+    with pytest.raises(DataError, match="class 1 has 2 training samples for 4 clients"):
+        ClassesPerClient().split(rare, 4, stream(0))
+
+
+# dominant
+
+
+def test_dominant_share_on_ten_clients_as_computed_in_the_specification() -> None:
+    """Class size 5,000: 4,750 to the main client and 250/9 = 27.8 to each other, cut at floors; 4,993 to 5,002 in all."""
+    labels = balanced(10, 5000)
+    counts = class_counts(labels, Dominant().split(labels, 10, stream(0)))
+    assert (np.diag(counts) == 4750).all()
+    others = counts[~np.eye(10, dtype=bool)]
+    assert others.min() == 27 and others.max() == 28
+    assert counts[0].sum() == 4750 + 9 * 27 and counts.sum(axis=1).max() == 5002
+
+
+@bounded
+@given(num_classes=st.integers(2, 8), factor=st.integers(1, 3), seed=st.integers(0, 1000))
+def test_dominant_share_is_within_a_point(num_classes: int, factor: int, seed: int) -> None:
+    num_clients = num_classes * factor
+    labels = balanced(num_classes, 400 * num_clients)
+    counts = class_counts(labels, Dominant().split(labels, num_clients, stream(seed)))
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    mains = shares[np.arange(num_clients), np.arange(num_clients) % num_classes]
+    assert (counts > 0).all()
+    if factor == 1:
+        assert ((mains >= 0.94) & (mains <= 0.96)).all()
+    # Over all main clients of a class it keeps 95 % of its samples, whatever the number of clients.
+    for c in range(num_classes):
+        assert abs(counts[c::num_classes, c].sum() / (400 * num_clients) - 0.95) < 0.01
+
+
+def test_dominant_needs_a_multiple_of_the_classes() -> None:
+    with pytest.raises(DataError, match="use 10 clients"):
+        Dominant().split(balanced(10, 20), 12, stream(0))
+
+
+# shards
+
+
+@bounded
+@given(
+    labels=unbalanced_labels(),
+    num_clients=st.integers(2, 10),
+    shards=st.integers(1, 4),
+    tasks=st.integers(2, 5),
+    seed=st.integers(0, 1000),
+)
+def test_shards_make_equal_disjoint_tasks(
+    labels: np.ndarray, num_clients: int, shards: int, tasks: int, seed: int
+) -> None:
+    made = Shards(shards=shards, tasks=tasks).split(labels, num_clients, stream(seed))
+    assert made.tasks is not None
+    flat = [task for own in made.tasks for task in own]
+    assert len(flat) == num_clients * tasks
+    assert max(map(len, flat)) - min(map(len, flat)) <= shards
+    assert np.array_equal(np.sort(np.concatenate(flat)), np.arange(len(labels)))
+    for own, its_tasks in zip(made.clients, made.tasks, strict=True):
+        assert np.array_equal(own, np.sort(np.concatenate(its_tasks)))
+    if np.bincount(labels).min() >= -(-len(labels) // (num_clients * tasks * shards)):
+        assert max(len(np.unique(labels[task])) for task in flat) <= 2 * shards
+
+
+# ways_shots
+
+
+def test_ways_and_shots_stay_in_the_published_ranges() -> None:
+    """w = 4, r = 2, C = 10: ways in 2..6. s = 20, q = 3: shots in 18..23. Mean ways 4, standard error sqrt(2/400) = 0.071."""
+    labels = balanced(10, 2000)
+    partitioner = WaysShots(ways=4, ways_spread=2, shots=20, shots_spread=3)
+    counts = class_counts(labels, partitioner.split(labels, 400, stream(0)))
+    ways = (counts > 0).sum(axis=1)
+    assert ways.min() == 2 and ways.max() == 6
+    assert abs(ways.mean() - 4) < 3 * 0.071
+    for row in counts:
+        held = row[row > 0]
+        assert held.min() == held.max() and 18 <= held[0] <= 23
+
+
+def test_ways_shots_are_disjoint_while_the_classes_last_and_say_when_not() -> None:
+    """20 clients x 3 ways x 10 shots = 600 of 10 x 100 samples; with 30 shots 1,800, more than there are."""
+    labels = balanced(10, 100)
+    enough = WaysShots(ways=3, ways_spread=0, shots=5, shots_spread=0).split(labels, 20, stream(0))
+    assert not enough.overlap and len(np.unique(np.concatenate(enough.clients))) == 300
+    scarce = WaysShots(ways=3, ways_spread=0, shots=30, shots_spread=0)
+    made = scarce.split(labels, 20, stream(0))
+    assert made.overlap and "several clients" in made.notes[0]
+    assert all(len(own) == 90 for own in made.clients)
+    with pytest.raises(DataError, match="strict=false"):
+        WaysShots(ways=3, ways_spread=0, shots=30, shots_spread=0, strict=True).split(labels, 20, stream(0))
+    with pytest.raises(DataError, match="lower partition.shots"):
+        WaysShots(shots=101, shots_spread=0).split(labels, 2, stream(0))
+
+
+# by_group
+
+
+@bounded
+@given(seed=st.integers(0, 1000), merge=st.integers(1, 3), num_clients=st.integers(1, 8))
+def test_groups_are_never_divided(seed: int, merge: int, num_clients: int) -> None:
+    rng = stream(seed)
+    groups = 100 + rng.integers(0, 30, size=900)
+    labels = rng.integers(0, 5, size=900)
+    made = ByGroup(min_size=5, merge=merge).split(labels, num_clients, rng, groups)
+    owners = [set(groups[own]) for own in made.clients]
+    assert all(len(owner) == merge for owner in owners)
+    assert len(set().union(*owners)) == num_clients * merge
+    for own, members in zip(made.clients, owners, strict=True):
+        assert len(own) == np.isin(groups, list(members)).sum() >= 5 * merge
+
+
+def test_by_group_refusals() -> None:
+    with pytest.raises(DataError, match="has no groups"):
+        ByGroup().split(balanced(2, 20), 2, stream(0))
+    with pytest.raises(DataError, match="at most 2 clients"):
+        ByGroup(min_size=5, merge=2).split(balanced(2, 20), 3, stream(0), np.arange(40) % 5)
