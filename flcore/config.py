@@ -1,8 +1,8 @@
 """The configuration of one run: frozen, closed, typed. Every default stands here or in the class it belongs to, once.
 
-A configuration is a mapping of sections. Sections with a ``name`` (data, partition, model, method) hold the keys of the section
-itself and those of the chosen entry of a registry. :meth:`Config.from_mapping` is the only way in: what it accepts can be run,
-what it refuses it refuses before any data are read, naming the key, the value and what is allowed.
+A configuration is a mapping of sections. Sections with a ``name`` (data, partition, model, method) hold the keys of the
+section itself and those of the chosen entry of a registry. :meth:`Config.from_mapping` is the only way in: what it
+accepts can be run, what it refuses it refuses before any data are read, naming the key, the value and what is allowed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class DataConfig:
     size: int | None = param(None, "resize to this many pixels square; null keeps the stored size", low=8, high=512)
     channels: Literal[1, 3] | None = param(None, "convert to grey (1) or colour (3); null keeps what is stored")
     limit_per_class: int | None = param(None, "keep this many images per class and split; null keeps all", low=1)
-    augmentation: Literal["none", "crop_flip", "crop_flip_rot"] = param("none", "of training batches; never of evaluation")
+    augmentation: Literal["none", "crop_flip", "crop_flip_rot"] = param(
+        "none", "of training batches; never of evaluation"
+    )
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class PartitionConfig:
     seed: int | None = param(None, "seed of the division; null follows the run's seed", low=0)
     validation: float = param(0.0, "share of each client's training data set aside for validation", low=0, below=1)
     client_test: Literal["label_slices", "few_shot", "proportional", "local_split"] = param(
-        "label_slices", "client test data: equal slices of the own classes, a few of each, in proportion, or from the own data"
+        "label_slices",
+        "client test data: equal slices of the own classes, a few of each, in proportion, or from the own data",
     )
     test_fraction: float = param(0.2, "share of a client's own data for client_test: local_split", above=0, below=1)
     test_shots: int = param(15, "test samples per class held for client_test: few_shot", low=1)
@@ -78,7 +81,9 @@ class LocalConfig:
     lr: float = param(0.01, "learning rate of the first round", above=0)
     momentum: float = param(0.0, "of SGD", low=0, below=1)
     weight_decay: float = param(0.0, "added to the gradient as weight_decay · w", low=0)
-    schedule: Literal["constant", "exponential", "step", "cosine"] = param("constant", "of the learning rate over rounds")
+    schedule: Literal["constant", "exponential", "step", "cosine"] = param(
+        "constant", "of the learning rate over rounds"
+    )
     decay: float = param(0.99, "factor per round (exponential) or per decay_every rounds (step)", above=0, high=1)
     decay_every: int = param(10, "rounds between two decays of schedule: step", low=1)
 
@@ -107,7 +112,9 @@ class TrackingConfig:
     """Logging to MLflow."""
 
     enabled: bool = param(True, "log runs to MLflow")
-    uri: str | None = param(None, "tracking server or store; null: MLFLOW_TRACKING_URI, else sqlite:///mlruns/mlflow.db")
+    uri: str | None = param(
+        None, "tracking server or store; null: MLFLOW_TRACKING_URI, else sqlite:///mlruns/mlflow.db"
+    )
     log_model: bool = param(True, "log the final global model with its signature")
     register: bool = param(False, "also register it under the experiment's name")
 
@@ -119,7 +126,9 @@ class CompareConfig:
     methods: tuple[str, ...] = param(("local", "fedavg", "fedproto"), "names of methods")
     seeds: tuple[int, ...] = param((0, 1, 2), "seeds; each one a run per method", low=0)
     baseline: str = param("fedavg", "the method that paired differences are taken to")
-    target_fraction: float = param(0.95, "rounds to target: this share of the baseline's final accuracy", above=0, high=1)
+    target_fraction: float = param(
+        0.95, "rounds to target: this share of the baseline's final accuracy", above=0, high=1
+    )
     settings: Mapping[str, Any] = param({}, "per method, dotted keys that differ from the rest of the file")
 
 
@@ -140,12 +149,17 @@ DEFAULT_METHOD = "fedavg"
 SECTIONS = ("seed", "data", "partition", "model", "method", *_PLAIN)
 
 # What cannot change a result: where data lie, who computes, who watches, what else is compared.
-_NOT_IDENTITY = {"data": {"root", "download"}, "engine": {"workers", "clients_per_task"}, "tracking": None, "compare": None}
+_NOT_IDENTITY = {
+    "data": {"root", "download"},
+    "engine": {"workers", "clients_per_task"},
+    "tracking": None,
+    "compare": None,
+}
 
 
 @dataclass(frozen=True)
 class Config:
-    """Every value of one run. ``source``, ``partitioner``, ``model_spec`` and ``method`` are the chosen registry entries."""
+    """Every value of one run; ``source``, ``partitioner``, ``model_spec``, ``method`` are the chosen registry entries."""
 
     seed: int = 0
     data: DataConfig = field(default_factory=DataConfig)
@@ -167,8 +181,8 @@ class Config:
         """Parse a nested mapping, as read from ``params.yaml``.
 
         Raises:
-            ConfigError: an unknown key, a key of another registry entry, a wrong type, a value out of range, or values that
-                do not go together.
+            ConfigError: an unknown key, a key of another registry entry, a wrong type, a value out of range, or values
+                that do not go together.
         """
         for key in raw:
             if key not in SECTIONS:
@@ -199,7 +213,7 @@ class Config:
         return self.seed if self.partition.seed is None else self.partition.seed
 
     def to_mapping(self) -> dict[str, Any]:
-        """Every value, defaults included, as plain JSON values; :meth:`from_mapping` reads it back to an equal object."""
+        """Every value, defaults included, as JSON values; :meth:`from_mapping` reads it back to an equal object."""
         mapping: dict[str, Any] = {"seed": self.seed}
         for name, entry in (("data", self.source), ("partition", self.partitioner), ("model", self.model_spec)):
             mapping[name] = {"name": entry.name, **_values(getattr(self, name)), **_values(entry)}

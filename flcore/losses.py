@@ -1,7 +1,7 @@
 """Loss terms that several methods share.
 
-All are batch means and shape-stable: a sample that does not count has weight 0, nothing branches on a tensor's value. So the
-same function serves the serial loop and many clients at once.
+All are batch means and shape-stable: a sample that does not count has weight 0, nothing branches on a tensor's value.
+So the same function serves the serial loop and many clients at once.
 """
 
 from __future__ import annotations

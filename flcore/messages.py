@@ -1,9 +1,9 @@
 """Typed payloads: what a server holds, what crosses the line, what a client remembers, and how many bytes that is.
 
-A *record* maps a name (``model``, ``prototypes``, ...) to a payload. Server state, broadcasts, replies and client memories
-are all records, so one piece of code stores, restores and measures them. A payload's arrays are its wire format: raw
-little-endian values in sorted order of their names; shapes, names and types are agreed beforehand (both ends know the model),
-so headers carry no bytes, as in evaluation.md section 3.
+A *record* maps a name (``model``, ``prototypes``, ...) to a payload. Server state, broadcasts, replies and client
+memories are all records, so one piece of code stores, restores and measures them. A payload's arrays are its wire
+format: raw little-endian values in sorted order of their names; shapes, names and types are agreed beforehand (both
+ends know the model), so headers carry no bytes, as in evaluation.md section 3.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flcore.errors import DataError
 
 @dataclass(frozen=True)
 class Size:
-    """What a payload costs: ``scalars`` are floating-point values without BatchNorm statistics, ``bytes`` everything sent."""
+    """A cost: ``scalars`` are floating-point values without BatchNorm statistics, ``bytes`` everything sent."""
 
     scalars: int = 0
     bytes: int = 0
@@ -92,7 +92,7 @@ class Weights(Payload):
         return {"params": list(self.params), "buffers": list(self.buffers)}
 
     def sizes(self) -> dict[str, Size]:
-        """Parameters under the record's name, buffers under ``<name>_buffers`` (no scalars: statistics are not trained)."""
+        """Parameters under the record's name; buffers, which are not trained, under ``<name>_buffers`` as bytes alone."""
         sizes = {"": _size(self.params.values())}
         if self.buffers:
             sizes["_buffers"] = Size(0, _size(self.buffers.values()).bytes)
@@ -112,8 +112,8 @@ class Weights(Payload):
 class Prototypes(Payload):
     """One vector per class, for the classes that have one.
 
-    ``means`` is float32 ``[K, d]`` with zero rows for missing classes, ``present`` bool ``[K]``. Only present rows travel, each
-    with its class id (8 bytes, no scalar).
+    ``means`` is float32 ``[K, d]`` with zero rows for missing classes, ``present`` bool ``[K]``. Only present rows
+    travel, each with its class id (8 bytes, no scalar).
     """
 
     type_name: ClassVar[str] = "prototypes"

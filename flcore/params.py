@@ -1,8 +1,8 @@
 """Declaring parameters once: type, default, range, search range and meaning of every configuration value.
 
 A section of the configuration, a method's hyper-parameters, a partitioner's arguments: each is a frozen dataclass whose
-fields are made with :func:`param`. That single declaration feeds validation (:func:`build`), the listings and documentation
-(:func:`declared`) and the search space of tuning.
+fields are made with :func:`param`. That single declaration feeds validation (:func:`build`), the listings and
+documentation (:func:`declared`) and the search space of tuning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Search:
-    """The range that tuning explores: numbers from ``low`` to ``high`` (``log``: on a logarithmic scale), or ``choices``."""
+    """What tuning explores: numbers from ``low`` to ``high`` (``log``: on a logarithmic scale), or ``choices``."""
 
     low: float | None = None
     high: float | None = None
@@ -76,7 +76,7 @@ class Param:
 
 def param(
     default: Any,
-    help: str,  # noqa: A002 - the word every command-line library uses
+    help: str,
     *,
     low: float | None = None,
     high: float | None = None,

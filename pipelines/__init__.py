@@ -1,1 +1,1 @@
-"""pipelines: what runs, tracks, tunes and compares `flcore`; the only place that knows Prefect, MLflow, DVC and Optuna."""
+"""What runs, tracks, tunes and compares `flcore`; the only place that knows Prefect, MLflow, DVC and Optuna."""

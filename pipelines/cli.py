@@ -1,7 +1,9 @@
 """The command ``protofl``.
 
-Exit codes: 0 done; 1 a fault of ours; 2 bad configuration or usage, before any data are read; 3 data missing or damaged; 4 a run
-failed; 130 interrupted, can be resumed. Errors are one or two lines on standard error, with a traceback only under ``--debug``.
+Exit codes: 0 done; 1 a fault of ours; 2 bad configuration or usage, before any data are read; 3 data missing or
+damaged; 4 a run failed; 130 interrupted, can be resumed. Errors are one or two lines on standard error, with a
+traceback only under
+``--debug``.
 """
 
 from __future__ import annotations
@@ -13,8 +15,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from flcore.errors import ConfigError, DataError, ProtoflError
+
+if TYPE_CHECKING:
+    from flcore.config import Config
 
 EXIT_CODES = {ConfigError: 2, DataError: 3, ProtoflError: 4}
 INTERRUPTED = 130
@@ -45,7 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    print(f"protofl: unexpected {kind.__name__}: {error}\nThis is a fault of protofl; see it with --debug.", file=sys.stderr)
+    print(
+        f"protofl: unexpected {kind.__name__}: {error}\nThis is a fault of protofl; see it with --debug.",
+        file=sys.stderr,
+    )
 
 
 def _set_environment(debug: bool) -> None:
@@ -62,26 +71,43 @@ def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show tracebacks")
     values = argparse.ArgumentParser(add_help=False)
-    values.add_argument("--params", type=Path, metavar="FILE", help="parameter file (default: params.yaml, where there is one)")
     values.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="override, e.g. partition.alpha=0.1"
+        "--params", type=Path, metavar="FILE", help="parameter file (default: params.yaml, where there is one)"
     )
-    parser = argparse.ArgumentParser(prog="protofl", description="Prototype-based federated learning on non-IID images.")
+    values.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="assignments",
+        help="override, e.g. partition.alpha=0.1",
+    )
+    parser = argparse.ArgumentParser(
+        prog="protofl", description="Prototype-based federated learning on non-IID images."
+    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def command(name: str, function: Callable[..., int], summary: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    def command(
+        name: str, function: Callable[..., int], summary: str, *parents: argparse.ArgumentParser
+    ) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=summary, description=summary, parents=[common, *parents])
         sub.set_defaults(command=function)
         return sub
 
     run = command("run", _run, "Run one configuration, from data to report; goes on where it was stopped.", values)
-    run.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: runs/<method>-<dataset>-<partition>-s<seed>)")
-    run.add_argument("--resume", action="store_true", help="take the configuration from the run directory's own config.json")
+    run.add_argument(
+        "--out", type=Path, metavar="DIR", help="run directory (default: runs/<method>-<dataset>-<partition>-s<seed>)"
+    )
+    run.add_argument(
+        "--resume", action="store_true", help="take the configuration from the run directory's own config.json"
+    )
     run.add_argument("--json", action="store_true", help="print metrics.json, and nothing else, on standard output")
 
     stage = command("stage", _stage, "Run one stage inline, without any server; this is what dvc.yaml calls.", values)
     stage.add_argument("name", choices=_STAGES, help="the stage")
-    stage.add_argument("--out", type=Path, metavar="DIR", default=Path("artifacts"), help="where results go (default: artifacts)")
+    stage.add_argument(
+        "--out", type=Path, metavar="DIR", default=Path("artifacts"), help="where results go (default: artifacts)"
+    )
     stage.add_argument("--prepared", type=Path, metavar="DIR", help="prepared data (default: <out>/prepared)")
     stage.add_argument("--partition", type=Path, metavar="DIR", help="partition (default: <out>/partition)")
     stage.add_argument("--method", help="run as this entry of the comparison: its name, with compare.settings")
@@ -91,15 +117,21 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("kind", choices=("methods", "datasets", "partitioners", "models", "engines"))
     listing.add_argument("--json", action="store_true", help="as a list of objects")
 
-    compare = command("compare", _compare, "Run methods × seeds, then one table; finished runs are found again.", values)
+    compare = command(
+        "compare", _compare, "Run methods × seeds, then one table; finished runs are found again.", values
+    )
     compare.add_argument("--methods", type=_names, metavar="A,B,...", help="default: compare.methods")
     compare.add_argument("--seeds", type=_numbers, metavar="0,1,...", help="default: compare.seeds")
-    compare.add_argument("--out", type=Path, metavar="DIR", default=Path("runs/comparison"), help="default: runs/comparison")
+    compare.add_argument(
+        "--out", type=Path, metavar="DIR", default=Path("runs/comparison"), help="default: runs/comparison"
+    )
 
     tune = command("tune", _tune, "Search a method's hyper-parameters on validation data; resumable.", values)
     tune.add_argument("--method", required=True, help="whose search space, see 'protofl list methods'")
     tune.add_argument("--trials", type=int, default=20, metavar="N", help="finished trials wanted in all (default: 20)")
-    tune.add_argument("--objective", choices=("accuracy", "accuracy,bytes"), default="accuracy", help="what to optimise")
+    tune.add_argument(
+        "--objective", choices=("accuracy", "accuracy,bytes"), default="accuracy", help="what to optimise"
+    )
     tune.add_argument("--storage", metavar="URL", help="Optuna storage (default: sqlite in the study's folder)")
     tune.add_argument("--out", type=Path, metavar="DIR", help="the study's folder (default: runs/tune-<method>)")
 
@@ -127,11 +159,7 @@ def _numbers(text: str) -> list[int]:
 def _run(arguments: argparse.Namespace) -> int:
     from pipelines.settings import load_config
 
-    params, assignments = arguments.params, arguments.assignments
-    if arguments.resume:
-        config = _stored_config(arguments)
-    else:
-        config = load_config(params, assignments)
+    config = _stored_config(arguments) if arguments.resume else load_config(arguments.params, arguments.assignments)
     name = f"{config.method.name}-{config.source.name}-{config.partitioner.name}-s{config.seed}"
     directory = arguments.out or Path("runs") / name
     from pipelines.running import run
@@ -142,12 +170,14 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _stored_config(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
+def _stored_config(arguments: argparse.Namespace) -> Config:
     from flcore.config import Config
     from pipelines.files import RunFiles, read_json
 
     if arguments.out is None or arguments.params is not None or arguments.assignments:
-        raise ConfigError("--resume: name the run directory with --out; its configuration is its own, without --params or --set")
+        raise ConfigError(
+            "--resume: name the run directory with --out; its configuration is its own, without --params or --set"
+        )
     return Config.from_mapping(read_json(RunFiles(arguments.out).config)["config"])
 
 

@@ -1,8 +1,8 @@
 """A Prefect server for the length of one command, where none is configured.
 
-Prefect would start one by itself at the first flow; that start takes several seconds in which nothing else happens, and its stop
-prints tracebacks. Started here it comes up while torch is imported and data are prepared, writes what it has to say to a log
-file, and ends with its parent however the parent ends: it reads a pipe that closes with it.
+Prefect would start one by itself at the first flow; that start takes several seconds in which nothing else happens, and
+its stop prints tracebacks. Started here it comes up while torch is imported and data are prepared, writes what it has
+to say to a log file, and ends with its parent however the parent ends: it reads a pipe that closes with it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def set_prefect_environment() -> None:
 
 
 class EmbeddedServer:
-    """Starts at once, in the background; :meth:`wait` before the first flow. Does nothing where ``PREFECT_API_URL`` is set."""
+    """Starts at once, in the background; :meth:`wait` before the first flow. Idle where ``PREFECT_API_URL`` is set."""
 
     def __init__(self) -> None:
         """Start the server process, unless a server is configured."""
@@ -76,7 +76,9 @@ class EmbeddedServer:
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.05)
-        raise RunError(f"the embedded Prefect server did not start; see {self._log}, or set PREFECT_API_URL to a server")
+        raise RunError(
+            f"the embedded Prefect server did not start; see {self._log}, or set PREFECT_API_URL to a server"
+        )
 
     def close(self) -> None:
         """End the server, if it was started here."""
@@ -96,7 +98,9 @@ class EmbeddedServer:
         """The server."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """End it."""
         self.close()
 

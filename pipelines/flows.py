@@ -1,8 +1,8 @@
 """The Prefect flows: the same stages as `dvc.yaml`, shown, timed, retried and mapped over groups of clients.
 
-``federated-experiment`` is everything for one configuration, ``federated-training`` its rounds, ``sweep`` many runs of a
-comparison. Tasks carry the names of the algorithm's steps. They take no arguments: Prefect would look through every tensor for
-futures; each is a closure over explicit inputs, and their results stay in memory.
+``federated-experiment`` is everything for one configuration, ``federated-training`` its rounds, ``sweep`` many runs of
+a comparison. Tasks carry the names of the algorithm's steps. They take no arguments: Prefect would look through every
+tensor for futures; each is a closure over explicit inputs, and their results stay in memory.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prefect import Task, flow, task
+from prefect import Task, flow
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
-from prefect.states import State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flcore.config import Config
@@ -43,7 +43,7 @@ def _worth_retrying(failed: Task[..., Any], run: Any, state: State[Any]) -> bool
 
 
 def _task(name: str, work: Callable[[], Result], retries: int = 0) -> Task[[], Result]:
-    return task(
+    return Task(
         work,
         name=name,
         retries=retries,
@@ -61,7 +61,7 @@ class PrefectSteps:
         return _task(name, lambda: function(*arguments))()
 
     def map(self, name: str, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """A task per item on the flow's threads; repeating one is harmless, since finished replies are found on disk."""
+        """A task per item on the flow's threads; repeating one is harmless: finished replies are found on disk."""
         futures: list[PrefectFuture[Result]] = [
             _task(name, partial(function, item), retries=_TRAINING_RETRIES).submit() for item in items
         ]
@@ -116,7 +116,7 @@ def tracker_for(config: Config, directory: Path, parent_run_id: str | None = Non
 
 def run_one(config: Config, prepared: Path, partition: Path, directory: Path, parent_run_id: str | None = None) -> None:
     """Train, evaluate, report and log one run inside a flow; a run that has finished is not repeated."""
-    runner = ThreadPoolTaskRunner(max_workers=max(config.engine.workers, 1))
+    runner: Any = ThreadPoolTaskRunner(max_workers=max(config.engine.workers, 1))
     training = federated_training.with_options(task_runner=runner)
     training(config.to_mapping(), str(prepared), str(partition), str(directory), parent_run_id)
     files = RunFiles(directory)

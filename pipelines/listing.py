@@ -18,12 +18,13 @@ _ENGINES = {"local": "in the main process (workers: 0), or in a pool of processe
 
 
 def describe(kind: str) -> list[dict[str, Any]]:
-    """The entries of a registry as JSON values: name, summary, parameters and, for methods, citation, switches, stages, search."""
+    """A registry as JSON values: name, summary, parameters; for methods also citation, switches, stages and search."""
     if kind == "methods":
         return [_method(cls) for cls in METHODS.values()]
     if kind == "engines":
         return [{"name": n, "summary": s, "parameters": _params(EngineConfig)} for n, s in _ENGINES.items()]
-    registry: Mapping[str, Any] = {"datasets": SOURCES, "partitioners": PARTITIONERS, "models": MODELS}[kind]
+    registries: dict[str, Mapping[str, Any]] = {"datasets": SOURCES, "partitioners": PARTITIONERS, "models": MODELS}
+    registry = registries[kind]
     return [{"name": name, "summary": cls.summary, "parameters": _params(cls)} for name, cls in registry.items()]
 
 

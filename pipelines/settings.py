@@ -45,8 +45,8 @@ def read_params(path: Path | None) -> dict[str, Any]:
 def override(raw: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """Apply ``KEY=VALUE`` assignments with dotted keys; values are read as YAML.
 
-    Choosing another ``name`` in a section (another method, partitioner, ...) drops that section's keys of the earlier choice:
-    they were meant for it and would be errors. Assignments to such keys stay, in whatever order they are given.
+    Choosing another ``name`` in a section (another method, partitioner, ...) drops that section's keys of the earlier
+    choice: they were meant for it and would be errors. Assignments to such keys stay, in whatever order they are given.
 
     Raises:
         ConfigError: an assignment without ``=``, or a key that leads nowhere.
@@ -93,11 +93,15 @@ def for_entry(raw: Mapping[str, Any], method: str | None, seed: int | None) -> d
         settings = compare.get("settings") if isinstance(compare, Mapping) else None
         own = settings.get(method) if isinstance(settings, Mapping) else None
         if own is not None and not isinstance(own, Mapping):
-            raise ConfigError(f"compare.settings.{method} = {own}: expected dotted keys with values, such as local.lr: 0.05")
+            raise ConfigError(
+                f"compare.settings.{method} = {own}: expected dotted keys with values, such as local.lr: 0.05"
+            )
         assignments = {"method.name": method, **(own or {})}
     if seed is not None:
         assignments["seed"] = seed
-    return override(raw, [f"{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in assignments.items()])
+    return override(
+        raw, [f"{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in assignments.items()]
+    )
 
 
 def load_config(

@@ -95,8 +95,9 @@ class Bars:
     def round(self, number: int, record: Mapping[str, Any] | None) -> None:
         """Move the bar."""
         if self._task is not None:
-            fields = {"scores": brief(record)} if record is not None else {}
-            self._progress.update(self._task, completed=number, **fields)
+            self._progress.update(self._task, completed=number)
+            if record is not None:
+                self._progress.update(self._task, scores=brief(record))
 
     def close(self) -> None:
         """Leave the bars as they are."""
@@ -120,7 +121,7 @@ def watcher_for_standard_error(*, quiet: bool = False) -> Watcher:
 
 
 CURRENT: ContextVar[Watcher] = ContextVar("watcher")
-"""The watcher of the flows called from here; flows cannot take it as a parameter, since parameters are stored as JSON."""
+"""The watcher of the flows called from here; not a parameter of theirs, since those are stored as JSON."""
 
 
 def current_watcher() -> Watcher:

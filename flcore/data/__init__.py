@@ -1,6 +1,6 @@
 """Data: where images come from, how they are prepared, augmented and divided among clients."""
 
-from flcore.data.augment import Policy, apply_augmentation, augment, draw_augmentation
+from flcore.data.augment import Policy, augment, draw_augmentation
 from flcore.data.dataset import Dataset, Meta, Split, prepare
 from flcore.data.images import denormalise, normalise
 from flcore.data.partition import ClientSplit, Partition, make_partition
@@ -20,7 +20,6 @@ __all__ = [
     "Skew",
     "Source",
     "Split",
-    "apply_augmentation",
     "augment",
     "denormalise",
     "draw_augmentation",

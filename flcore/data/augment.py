@@ -39,33 +39,27 @@ def draw_augmentation(batch_size: int, policy: Policy, generator: torch.Generato
     return draws
 
 
-def apply_augmentation(images: Tensor, draws: Mapping[str, Tensor], fill: Tensor | float = 0.0) -> Tensor:
-    """Pad by 4 and crop, flip horizontally, rotate about the centre (bilinear): whatever ``draws`` contains.
+def augment(images: Tensor, policy: Policy, draws: Mapping[str, Tensor], fill: Tensor | float = 0.0) -> Tensor:
+    """Pad by 4 and crop, flip horizontally and, for ``crop_flip_rot``, rotate about the centre (bilinear).
 
     Args:
         images: float [B, C, H, W].
-        draws: from :func:`draw_augmentation`, on the device of ``images``.
+        policy: the policy the draws were made for; ``none`` returns ``images`` as they are.
+        draws: from :func:`draw_augmentation`, on any device.
         fill: value outside the image, one number or [C]. On normalised images 0 is the mean colour; black, as in the
             published code that pads before it normalises, is ``-mean / std``.
 
     Returns:
-        A new tensor of the same shape and type.
+        A new tensor of the same shape, type and device.
     """
-    background = torch.as_tensor(fill, dtype=images.dtype, device=images.device).reshape(-1, 1, 1)
-    centred = images - background  # from here on, "outside" is zero
-    if "shift" in draws:
-        centred = _crop_and_flip(centred, draws["shift"], draws["flip"])
-    if "angle" in draws:
-        centred = _rotate(centred, draws["angle"])
-    return centred + background
-
-
-def augment(images: Tensor, policy: Policy, generator: torch.Generator, fill: Tensor | float = 0.0) -> Tensor:
-    """Draw and apply: float [B, C, H, W] in and out; ``none`` returns ``images`` as they are."""
     if policy == "none":
         return images
-    draws = {key: draw.to(images.device) for key, draw in draw_augmentation(len(images), policy, generator).items()}
-    return apply_augmentation(images, draws, fill)
+    background = torch.as_tensor(fill, dtype=images.dtype, device=images.device).reshape(-1, 1, 1)
+    moved = {name: draw.to(images.device) for name, draw in draws.items()}
+    changed = _crop_and_flip(images - background, moved["shift"], moved["flip"])  # minus: outside is zero from here on
+    if policy == "crop_flip_rot":
+        changed = _rotate(changed, moved["angle"])
+    return changed + background
 
 
 def _crop_and_flip(images: Tensor, shift: Tensor, flip: Tensor) -> Tensor:

@@ -9,8 +9,8 @@
       rounds/0008/0003.safetensors    the reply of client 3 in the round under way
 
 The state names the round and, per client, the round of its current memory. Whatever else lies around (a memory of the
-interrupted round, history lines behind the state) is either found again and used, or dropped; nothing is trusted before the
-state says so. No pickle: safetensors and JSON.
+interrupted round, history lines behind the state) is either found again and used, or dropped; nothing is trusted before
+the state says so. No pickle: safetensors and JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The one loop of local training, serial: the reference that every faster engine must agree with.
 
-A :class:`Worker` owns a module that clients use in turn; all state comes in and goes out as records, so that nothing of one
-client can reach the next.
+A :class:`Worker` owns a module that clients use in turn; all state comes in and goes out as records, so that nothing of
+one client can reach the next.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flcore.models import Backbone, Noise, extract_weights, load_weights
 from flcore.rng import torch_stream
 
 BATCHNORM = "batchnorm"
-"""Name of a client's private BatchNorm statistics in its memory (policy ``local``); set by the engine, not by methods."""
+"""Name of a client's private BatchNorm statistics in its memory (policy ``local``); the engine's, not a method's."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Worker:
 
     def _evaluation_batches(self, images: Tensor) -> Iterator[Tensor]:
         meta, device = self.experiment.dataset.meta, self.experiment.config.engine.device
-        for batch in images.split(self.experiment.config.evaluation.batch_size):
+        for batch in torch.split(images, self.experiment.config.evaluation.batch_size):
             yield normalise(batch.to(device), meta.mean, meta.std)
 
 
@@ -216,11 +216,11 @@ def batch_positions(
     """
     if steps is None:
         for _ in range(epochs):
-            yield from torch.randperm(size, generator=generator).split(batch_size)
+            yield from torch.split(torch.randperm(size, generator=generator), batch_size)
         return
     taken = 0
     while taken < steps:
-        for positions in torch.randperm(size, generator=generator).split(batch_size):
+        for positions in torch.split(torch.randperm(size, generator=generator), batch_size):
             yield positions
             taken += 1
             if taken == steps:

@@ -1,7 +1,7 @@
 """Where clients are trained: in this process, or in a pool of long-lived processes. Same interface, same bytes.
 
-An executor is handed a group of clients and returns their results by client id. Results are on disk before they are returned,
-and a result found there is not computed again.
+An executor is handed a group of clients and returns their results by client id. Results are on disk before they are
+returned, and a result found there is not computed again.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _reply(worker: Worker, checkpoint: Checkpoint, state: RunState, client: int)
 class PoolExecutor:
     """Trains in ``workers`` processes that load the data once and live as long as the run.
 
-    Only paths and ids go through the pipes: a worker reads the committed state, once a round, and writes replies. A worker that
-    dies is replaced and its group is trained again, once; a second death stops the run.
+    Only paths and ids go through the pipes: a worker reads the committed state, once a round, and writes replies. A
+    worker that dies is replaced and its group is trained again, once; a second death stops the run.
     """
 
     def __init__(self, config: Config, prepared: Path, partition: Path, checkpoint: Checkpoint) -> None:

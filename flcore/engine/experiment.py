@@ -1,4 +1,4 @@
-"""One run's fixed ingredients, rebuilt from files in any process: configuration, data, partition, method, initial weights."""
+"""A run's fixed ingredients, rebuilt from files in any process: configuration, data, partition, initial weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The round: sample a cohort, train it, let the server work, score, commit. Written once, for every method and every front end.
+"""The round: sample a cohort, train it, let the server work, score, commit. Written once, for every method and every
+front end.
 
-Who watches is not known here. Each piece of work is handed to a :class:`Steps`, which may simply call it, or show it as a task
-of an orchestrator; records of evaluated rounds go to a callback.
+Who watches is not known here. Each piece of work is handed to a :class:`Steps`, which may simply call it, or show it as
+a task of an orchestrator; records of evaluated rounds go to a callback.
 """
 
 from __future__ import annotations
@@ -196,13 +197,10 @@ def client_groups(cohort: Sequence[int], workers: int, clients_per_task: int | N
     """Cut a cohort into tasks: of ``clients_per_task``, or one per worker, of nearly equal size."""
     if not cohort:
         return []
-    if clients_per_task is not None:
-        count = -(-len(cohort) // clients_per_task)
-    else:
-        count = min(max(workers, 1), len(cohort))
+    count = min(max(workers, 1), len(cohort)) if clients_per_task is None else -(-len(cohort) // clients_per_task)
     return [part.tolist() for part in np.array_split(np.asarray(cohort), count)]
 
 
 def single_thread() -> None:
-    """Set one intra-op thread for this process: faster for small models, and what makes results independent of cores."""
+    """Set one intra-op thread in this process: faster for small models, and results do not depend on cores."""
     torch.set_num_threads(1)

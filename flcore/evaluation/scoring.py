@@ -1,8 +1,9 @@
-"""Scores of a federation between two rounds (evaluation.md sections 1 and 2). A method says how it predicts, never how it is scored.
+"""Scores of a federation between two rounds (evaluation.md sections 1 and 2). A method says how it predicts, never how
+it is scored.
 
-``top1_global``: the global model on the whole test set. ``mean_local``: unweighted mean over clients of each client's accuracy on
-its own test data, with the model that answers for it. ``pooled_local``: correct over all clients divided by samples over all
-clients. Clients without test data are left out of means and counted.
+``top1_global``: the global model on the whole test set. ``mean_local``: unweighted mean over clients of each client's
+accuracy on its own test data, with the model that answers for it. ``pooled_local``: correct over all clients divided by
+samples over all clients. Clients without test data are left out of means and counted.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class _TestData:
-    """Images and labels to score on: the first ``num_shared`` are for the global model; ``clients`` are rows of each client."""
+    """What to score on: the first ``num_shared`` rows are for the global model; ``clients`` are the rows of each client."""
 
     images: Tensor
     labels: Tensor
@@ -163,7 +164,7 @@ def _lay_out(experiment: Experiment) -> _TestData:
     held = torch.cat(own)
     images = torch.cat([dataset.test.images, dataset.train.images[held]])
     labels = torch.cat([dataset.test.labels, dataset.train.labels[held]])
-    rows = list(torch.arange(size, size + len(held)).split([len(indices) for indices in own]))
+    rows = list(torch.split(torch.arange(size, size + len(held)), [len(indices) for indices in own]))
     return _TestData(images, labels, rows, size)
 
 

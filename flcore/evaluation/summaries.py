@@ -14,8 +14,8 @@ def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[s
 
     Args:
         experiment: the run.
-        final: scores of its last state. Where a method has no global model these may hold a majority vote, which the history
-            does not.
+        final: scores of its last state. Where a method has no global model these may hold a majority vote, which the
+            history does not.
         history: its records of evaluated rounds, oldest first, the last of the last round.
     """
     config, meta, last = experiment.config, experiment.dataset.meta, history[-1]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from flcore.methods.base import Method
 from flcore.methods.central import Central
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.fedprox import FedProx
 from flcore.methods.fedproto import FedProto
+from flcore.methods.fedprox import FedProx
 from flcore.methods.local import Local
 
 __all__ = ["METHODS", "Method"]

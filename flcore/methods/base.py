@@ -1,7 +1,9 @@
 """What a method answers; the loop that asks is in `flcore/engine`, the tools that watch are in `pipelines`.
 
-A method is a frozen dataclass of hyper-parameters with a few pure functions. It holds no state: the server's and the clients'
-are records (`flcore/messages.py`) that go in and come out. Everything random comes from a stream that is handed in, or from
+A method is a frozen dataclass of hyper-parameters with a few pure functions. It holds no state: the server's and the
+clients' are records (`flcore/messages.py`) that go in and come out. Everything random comes from a stream that is
+handed in, or
+from
 ``Setting.seed`` with the round and client.
 """
 
@@ -44,7 +46,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Batch:
-    """One mini-batch: normalised ``images`` [B, C, H, W], ``labels`` [B] and, where padded, ``weight`` [B] (1 real, 0 padding)."""
+    """Normalised ``images`` [B, C, H, W], ``labels`` [B] and, where padded, ``weight`` [B] (1 real, 0 padding)."""
 
     images: Tensor
     labels: Tensor
@@ -102,8 +104,8 @@ class Method(ABC):
         summary: one line.
         citation: authors, venue, year.
         trains: who trains in a round: the sampled cohort, or all clients (methods without communication).
-        data_scope: what a trainer sees: its own data, or (the centralised reference) the union of all clients' data, which
-            then stand at the server: nothing crosses the line and no bytes are counted.
+        data_scope: what a trainer sees: its own data, or (the centralised reference) the union of all clients' data,
+            which then stand at the server: nothing crosses the line and no bytes are counted.
         has_global_model: whether one model answers for everybody; else every client answers with its own.
         has_vote: without a global model, whether the final global score is the majority vote of all clients' models
             (baselines.md section 21); False leaves it undefined.

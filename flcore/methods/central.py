@@ -1,7 +1,8 @@
 """Centralised training on the union of all clients' data: the upper reference of a comparison.
 
-It is FedAvg with one client that holds everything and stands at the server. A round is ``local.epochs`` passes over the union,
-so with epochs a round costs as many gradient steps as a full round of all clients; with ``local.steps`` it is that many steps.
+It is FedAvg with one client that holds everything and stands at the server. A round is ``local.epochs`` passes over the
+union, so with epochs a round costs as many gradient steps as a full round of all clients; with ``local.steps`` it is
+that many steps.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """FedProto (Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, AAAI 2022): clients exchange class prototypes, no weights.
 
-Client: CE + λ·MSE(f(x_i), p̄_{y_i}) (Eq. 7; mean over batch *and* dimensions, as in the authors' code), classes without a global
-prototype contribute 0. Afterwards p_{k,c} = mean feature of the client's samples of class c (Eq. 3).
-Server: p̄_c = unweighted mean over the clients that upload c (Eq. 6 has weights n_{k,c}; the authors' code counts clients).
+Client: CE + λ·MSE(f(x_i), p̄_{y_i}) (Eq. 7; mean over batch *and* dimensions, as in the authors' code), classes without
+a global prototype contribute 0. Afterwards p_{k,c} = mean feature of the client's samples of class c (Eq. 3).
+Server: p̄_c = unweighted mean over the clients that upload c (Eq. 6 has weights n_{k,c}; the authors' code counts
+clients).
 
-Deviations: prototypes are computed in evaluation mode after training, not accumulated during the last epoch (switch-free: the
-code's way mixes features of moving weights); a class nobody uploads keeps its last prototype (needed under partial
-participation). In round 1 there are no prototypes: the round equals local training to the bit.
+Deviations: prototypes are computed in evaluation mode after training, not accumulated during the last epoch
+(switch-free: the code's way mixes features of moving weights); a class nobody uploads keeps its last prototype (needed
+under partial participation). In round 1 there are no prototypes: the round equals local training to the bit.
 """
 
 from __future__ import annotations

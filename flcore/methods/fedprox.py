@@ -1,7 +1,7 @@
 """FedProx (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020): FedAvg with a proximal term.
 
-Client: CE + (μ/2)·||w − w_g||² (Eq. 2), the squared norm summed over all trainable parameters, w_g the received weights.
-BatchNorm statistics are not part of the norm, and the term is not divided by the batch size.
+Client: CE + (μ/2)·||w − w_g||² (Eq. 2), the squared norm summed over all trainable parameters, w_g the received
+weights. BatchNorm statistics are not part of the norm, and the term is not divided by the batch size.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One rule for every model: images → encoder → (projection) → feature of stated dimension → head → logits.
 
-The *feature* is the head's input; methods tap it. Names of parameters begin with ``encoder.``, ``projection.`` or ``head.``,
-which is how a method says what is shared, personal or frozen. Nothing inside a model draws random numbers: dropout takes its
-uniform noise as an argument, so that a step gives the same result in any engine.
+The *feature* is the head's input; methods tap it. Names of parameters begin with ``encoder.``, ``projection.`` or
+``head.``, which is how a method says what is shared, personal or frozen. Nothing inside a model draws random numbers:
+dropout takes its uniform noise as an argument, so that a step gives the same result in any engine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Backbone(nn.Module):
 
 
 def dropout(values: Tensor, noise: Tensor, rate: float) -> Tensor:
-    """Zero where ``noise`` (uniform in [0, 1), broadcast over trailing dimensions) is below ``rate``; rescale the rest."""
+    """Zero where ``noise`` (uniform in [0, 1), shared by trailing dimensions) is below ``rate``; rescale the rest."""
     keep = (noise[: values.shape[0]] >= rate).to(values.dtype) / (1.0 - rate)
     return values * keep.reshape(keep.shape + (1,) * (values.ndim - keep.ndim))
 
@@ -88,6 +88,8 @@ def flat_size(encoder: nn.Module, shape: tuple[int, int, int]) -> int:
         with torch.no_grad():
             return encoder.eval()(torch.zeros(1, *shape)).numel()
     except RuntimeError as error:
-        raise ValueError(f"images of {shape[1]}x{shape[2]} are too small for this model; set data.size to 28 or 32") from error
+        raise ValueError(
+            f"images of {shape[1]}x{shape[2]} are too small for this model; set data.size to 28 or 32"
+        ) from error
     finally:
         encoder.train(was_training)

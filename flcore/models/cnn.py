@@ -46,7 +46,7 @@ class DropoutCnn(Backbone):
     rate = 0.5
 
     def features(self, images: Tensor, noise: Noise | None = None) -> Tensor:
-        """Conv-pool-ReLU twice, then a linear layer with ReLU; channel dropout between convolution 2 and its pooling."""
+        """Conv-pool-ReLU twice, then linear with ReLU; channel dropout between convolution 2 and its pooling."""
         first, second, linear = self.encoder.children()
         hidden = second(F.relu(F.max_pool2d(first(images), 2)))
         if noise is not None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import nn
-from torchvision.models import resnet18
 
 from flcore.models.base import Backbone
 from flcore.params import param
@@ -26,6 +25,8 @@ class ResNet18:
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
         """Assemble the network for images of ``shape`` (C, H, W)."""
+        from torchvision.models import resnet18  # seconds to import, and only this model needs it
+
         network = resnet18(weights=None)
         if self.stem == "small":
             network.conv1 = nn.Conv2d(shape[0], 64, 3, stride=1, padding=1, bias=False)

@@ -15,7 +15,8 @@ from pipelines.files import write_json
 def prepare(config: Config, directory: Path) -> Dataset:
     """Read the configured source into ``directory``, unless it already holds just that.
 
-    What was asked for is kept beside the folder, in ``<directory>.request.json``, because it names places on this machine.
+    What was asked for is kept beside the folder, in ``<directory>.request.json``, because it names places on this
+    machine.
     """
     request_file = directory.with_name(f"{directory.name}.request.json")
     request = config.to_mapping()["data"]

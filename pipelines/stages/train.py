@@ -78,7 +78,9 @@ def refuse_other_run(config: Config, directory: Path) -> None:
     """
     files = RunFiles(directory)
     if files.config.exists() and read_json(files.config).get("identity") != json.loads(json.dumps(config.identity())):
-        raise ConfigError(f"{directory}: holds a run with another configuration; choose another --out, or delete that folder")
+        raise ConfigError(
+            f"{directory}: holds a run with another configuration; choose another --out, or delete that folder"
+        )
 
 
 def _claim(files: RunFiles, experiment: Experiment, replace: bool) -> bool:

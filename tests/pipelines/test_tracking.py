@@ -13,7 +13,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-import types
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +20,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+import torch
+from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch_file
 
+from flcore.config import Config
 from flcore.errors import DataError
+from flcore.messages import save_record
+from flcore.models import build_model, extract_weights
 from pipelines import tracking
 from pipelines.tracking import RunTracker, flatten, read_history, resolve_uri, round_metrics, ui_command
 
@@ -37,8 +41,16 @@ CONFIG = {
     "method": {"name": "fedavg"},
     "engine": {"name": "local", "workers": 2},
 }
+PROJECT = Path(__file__).resolve().parents[2]
+DATASET = {"name": "digits", "shape": [1, 28, 28], "num_classes": 10}
 HASH = "0123456789abcdef" * 4
-ENVIRONMENT = {"torch": "2.15.0", "device": "cpu", "cpu_capability": "AVX2", "lock_hash": "l0ck", "code_version": "a" * 40}
+ENVIRONMENT = {
+    "torch": "2.15.0",
+    "device": "cpu",
+    "cpu_capability": "AVX2",
+    "lock_hash": "l0ck",
+    "code_version": "a" * 40,
+}
 
 
 def record_of(round_number: int, shift: float = 0.0) -> dict[str, Any]:
@@ -79,7 +91,6 @@ def write_run(run_dir: Path, rounds: int, *, finished: bool = False, shift: floa
             "bytes_down": 200 * rounds,
             "partition_fingerprint": "partition-f1ngerprint",
             "data_fingerprint": "d" * 64,
-            "image_shape": [1, 8, 8],
         }
         (run_dir / "metrics.json").write_text(json.dumps(metrics))
         seconds = [{"round": n, "seconds": {"train": 0.5, "evaluate": 0.25}} for n in range(1, rounds + 1)]
@@ -102,6 +113,16 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     database = tmp_path_factory.mktemp("store") / "mlflow.db"
     MlflowClient(tracking_uri=f"sqlite:///{database}").search_experiments()
     return database
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Works in an empty directory, in which nothing may be left: MLflow likes to make a store where it stands."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    yield
+    assert list((tmp_path / "here").iterdir()) == []
 
 
 @pytest.fixture
@@ -193,7 +214,6 @@ def test_an_incomplete_last_line_is_left_out_and_a_damaged_one_is_an_error(tmp_p
 
 def test_uri_explicit_over_environment_over_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert resolve_uri(None) == f"sqlite:///{tmp_path}/mlruns/mlflow.db"
     assert ui_command(None) == "mlflow ui --workers 1 --backend-store-uri sqlite:///mlruns/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:5000")
@@ -448,32 +468,33 @@ def test_a_deleted_experiment_is_said(tmp_path: Path, uri: str, caplog: pytest.L
     assert "mlflow experiments restore" in caplog.text
 
 
-@pytest.fixture
-def toy_predictor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of the real predictor: the softmax of (mean pixel x weights), enough to see that all parts arrive."""
-
-    def load_predictor(config: dict[str, Any], weights_file: Path) -> Any:
-        weights = load_file(weights_file)["head"] + config["seed"]
-
-        def predict(images: np.ndarray) -> np.ndarray:
-            scale = 255.0 if images.dtype == np.uint8 else 1.0
-            scores = np.exp(images.reshape(len(images), -1).mean(axis=1, keepdims=True) / scale * weights)
-            return (scores / scores.sum(axis=1, keepdims=True)).astype(np.float32)
-
-        return predict
-
-    module = types.ModuleType("flcore.evaluation.predictor")
-    module.load_predictor = load_predictor  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+def write_model_run(run_dir: Path) -> Path:
+    """A finished run whose global model is a real one with its initial weights."""
+    config = Config()
+    described = DATASET | {"mean": [0.3], "std": [0.2]}
+    weights = extract_weights(build_model(config.model_spec, (1, 28, 28), 10, seed=4))
+    write_run(run_dir, 2, finished=True)
+    header = {"config": config.to_mapping(), "config_hash": HASH, "environment": ENVIRONMENT}
+    (run_dir / "config.json").write_text(json.dumps(header))
+    (run_dir / "prepared").mkdir()
+    (run_dir / "prepared" / "meta.json").write_text(json.dumps(described))
+    save_torch_file({**weights.params, **weights.buffers}, run_dir / "model.safetensors")
+    save_record(run_dir / "server.safetensors", {"model": weights})
+    return run_dir
 
 
-def test_the_logged_model_predicts_has_a_signature_and_no_pickle(
-    tmp_path: Path, uri: str, toy_predictor: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def expected_probabilities(images: np.ndarray) -> np.ndarray:
+    """What the model of :func:`write_model_run` says: softmax of the logits of (pixel / 255 - mean) / std."""
+    module = build_model(Config().model_spec, (1, 28, 28), 10, seed=4).eval()
+    with torch.no_grad():
+        logits = module((torch.from_numpy(images).float() / 255 - 0.3) / 0.2)[1]
+    return np.asarray(logits.softmax(dim=1))
+
+
+def test_the_logged_model_predicts_has_a_signature_and_no_pickle(tmp_path: Path, uri: str) -> None:
     import mlflow
-    from flcore.evaluation.predictor import load_predictor
 
-    run_dir = write_run(tmp_path / "run", 2, finished=True)
+    run_dir = write_model_run(tmp_path / "run")
     tracker = RunTracker(run_dir, uri=uri)
     assert tracker.sync(final=True)
     model_uri = tracker.log_model(register=True)
@@ -492,21 +513,49 @@ def test_the_logged_model_predicts_has_a_signature_and_no_pickle(
     assert {"MLmodel", "serving.py", "artifacts/model.safetensors", "artifacts/config.json"} <= names
     assert not [name for name in names if name.endswith((".pkl", ".pickle", ".pt", ".pth", ".pyc"))]
 
-    images = np.random.default_rng(0).integers(0, 256, size=(3, 1, 8, 8), dtype=np.uint8)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    images = np.random.default_rng(0).integers(0, 256, size=(3, 1, 28, 28), dtype=np.uint8)
     path_before = list(sys.path)
     try:
         model = mlflow.pyfunc.load_model(str(files))
     finally:
         sys.path[:] = path_before  # MLflow puts the model's code in front
-    assert model.metadata.signature.inputs.to_dict()[0]["tensor-spec"] == {"dtype": "uint8", "shape": [-1, 1, 8, 8]}
-    expected = load_predictor(CONFIG, run_dir / "model.safetensors")(images)
-    np.testing.assert_array_equal(model.predict(images), expected)
+    [image_spec] = model.metadata.signature.inputs.inputs
+    assert (image_spec.type, image_spec.shape) == (np.dtype("uint8"), (-1, 1, 28, 28))
+    answer = model.predict(images)
+    np.testing.assert_allclose(answer, expected_probabilities(images), atol=1e-6)
+    unwrapped = model.unwrap_python_model()
+    np.testing.assert_allclose(unwrapped.predict(None, images.astype(np.float32) / 255), answer, atol=1e-6)
 
 
-def test_a_run_without_a_global_model_has_nothing_to_log(tmp_path: Path, uri: str, toy_predictor: None) -> None:
-    run_dir = write_run(tmp_path / "run", 2, finished=True)
-    (run_dir / "model.safetensors").unlink()
+def test_a_logged_model_is_complete_without_this_project(tmp_path: Path, uri: str) -> None:
+    """Loaded in another process from another directory, where no ``flcore`` is to be found but the stored one."""
+    tracker = RunTracker(write_model_run(tmp_path / "run"), uri=uri)
+    model_uri = tracker.log_model()
+    assert model_uri is not None
+    files = client_of(uri).get_logged_model(model_uri.removeprefix("models:/")).artifact_location
+    script = f"""
+import sys
+sys.path = [entry for entry in sys.path if entry != {str(PROJECT)!r}]
+sys.meta_path = [finder for finder in sys.meta_path if "protofl" not in str(finder)]
+import mlflow, numpy
+images = numpy.full((1, 1, 28, 28), 51, dtype=numpy.uint8)
+print(mlflow.pyfunc.load_model({files!r}).predict(images)[0].tolist())
+import flcore
+assert flcore.__file__.startswith({files!r}), flcore.__file__
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    expected = expected_probabilities(np.full((1, 1, 28, 28), 51, dtype=np.uint8))[0]
+    np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), expected, atol=1e-6)
+
+
+def test_a_run_without_a_global_model_has_nothing_to_log(tmp_path: Path, uri: str) -> None:
+    """Methods of personal models leave a file without tensors."""
+    run_dir = write_model_run(tmp_path / "run")
+    save_torch_file({}, run_dir / "model.safetensors")
     with pytest.raises(DataError, match="no global model"):
         RunTracker(run_dir, uri=uri).log_model()
 
@@ -538,7 +587,7 @@ def server(tmp_path: Path, uri: str) -> Iterator[str]:
 
 
 @pytest.mark.services
-def test_a_real_server_takes_the_same(tmp_path: Path, uri: str, server: str, toy_predictor: None) -> None:
+def test_a_real_server_takes_the_same(tmp_path: Path, uri: str, server: str) -> None:
     run_dir = write_run(tmp_path / "run", 3)
     assert RunTracker(run_dir, uri=server).sync()
     write_run(run_dir, 5, finished=True)
@@ -547,8 +596,10 @@ def test_a_real_server_takes_the_same(tmp_path: Path, uri: str, server: str, toy
     [run] = runs_of(server)
     assert run.info.status == "FINISHED"
     assert per_round(points_of(server, run)) == expected_points(5)
-    assert {item.path for item in client_of(server).list_artifacts(run.info.run_id, "figures")} == {"figures/accuracy.svg"}
-    model_uri = RunTracker(run_dir, uri=server).log_model(register=True)
+    figures = client_of(server).list_artifacts(run.info.run_id, "figures")
+    assert [figure.path for figure in figures] == ["figures/accuracy.svg"]
+
+    model_uri = RunTracker(write_model_run(tmp_path / "model"), uri=server).log_model(register=True)
     assert model_uri is not None
     assert len(client_of(server).search_model_versions("name = 'digits-dirichlet'")) == 1
 

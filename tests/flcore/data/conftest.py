@@ -1,4 +1,4 @@
-"""What the data tests share: the place of real images, small images and datasets made on the spot."""
+"""What the data tests share: the place of real images."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ ANY_NUMBER_OF_CLIENTS: list[Partitioner] = [
     Dirichlet(alpha=1.0, variant="plain"),
     Dirichlet(alpha=1.0, variant="subsampled", ratio=0.5, min_size=1),
     Dirichlet(alpha=1.0, variant="equalised", min_size=1),
-    ClassesPerClient(classes=1, rule="nbench"),
+    ClassesPerClient(rule="nbench"),
     Shards(shards=2),
     Shards(shards=2, tasks=3),
     WaysShots(ways=2, shots=3, ways_spread=1, shots_spread=1, kind="uniform"),
@@ -69,7 +69,7 @@ def test_every_partitioner_keeps_its_promises(
     partitioner: Partitioner, labels: np.ndarray, num_clients: int, seed: int
 ) -> None:
     groups = np.arange(len(labels)) % 41
-    before = np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
+    before = np.random.get_state()[1].copy()  # type: ignore[index]
     try:
         made = partitioner.split(labels, num_clients, stream(seed), groups)
     except DataError as refusal:
@@ -93,11 +93,7 @@ def test_every_partitioner_keeps_its_promises(
     assert np.array_equal(before, np.random.get_state()[1])  # type: ignore[index]
 
 
-@pytest.mark.parametrize(
-    "partitioner",
-    [*ANY_NUMBER_OF_CLIENTS[:6], ClassesPerClient(), Dominant(), *ANY_NUMBER_OF_CLIENTS[6:]],
-    ids=repr,
-)
+@pytest.mark.parametrize("partitioner", [*ANY_NUMBER_OF_CLIENTS, ClassesPerClient(), Dominant()], ids=repr)
 def test_another_seed_gives_another_partition(partitioner: Partitioner) -> None:
     labels, groups = balanced(10, 60), np.arange(600) % 41
     one, other = (partitioner.split(labels, 10, stream(seed), groups).clients for seed in (0, 1))
@@ -157,7 +153,9 @@ def test_iid_sizes_differ_by_at_most_one(labels: np.ndarray, num_clients: int, s
         counts = class_counts(labels, made)
         assert (counts.max(axis=0) - counts.min(axis=0) <= 1).all()
     renamed = np.random.default_rng(1).permutation(labels.max() + 1)[labels]
-    assert sorted(sizes) == sorted(len(own) for own in Iid(stratified=stratified).split(renamed, num_clients, stream(0)).clients)
+    assert sorted(sizes) == sorted(
+        len(own) for own in Iid(stratified=stratified).split(renamed, num_clients, stream(0)).clients
+    )
 
 
 # dirichlet
@@ -195,7 +193,7 @@ def test_balanced_stops_one_class_after_the_average(labels: np.ndarray, num_clie
 
 
 def test_plain_gives_each_client_the_same_share_on_average() -> None:
-    """E[p_j] = 1/K = 0.25. With alpha 1, K 4: var p = (1/4 · 3/4)/5 = 0.0375; 400 seeds x 5 classes: standard error 0.0043."""
+    """E[p_j] = 1/K = 0.25; var p_j = (1/4 · 3/4)/5 = 0.0375 at alpha 1; 400 seeds, 5 classes: standard error 0.0043."""
     labels = balanced(5, 40)
     sizes = [
         [len(own) for own in Dirichlet(alpha=1.0, variant="plain").split(labels, 4, stream(seed)).clients]
@@ -245,7 +243,7 @@ def test_ratio_without_subsampling_is_a_configuration_error() -> None:
 
 @pytest.mark.parametrize("num_clients", [5, 10, 20, 50, 100])
 def test_two_classes_per_client_and_equal_owners_per_class(num_clients: int) -> None:
-    """2K/C owners per class: 1, 2, 4, 10, 20 for C = 10. K = 100 is where a deal without repair would never be valid."""
+    """2K/C owners per class: 1, 2, 4, 10, 20 for C = 10. At K = 100 a deal without repair is hardly ever valid."""
     labels = balanced(10, 100)
     for seed in range(5):
         counts = class_counts(labels, ClassesPerClient().split(labels, num_clients, stream(seed)))
@@ -289,7 +287,7 @@ def test_classes_per_client_refusals() -> None:
 
 
 def test_dominant_share_on_ten_clients_as_computed_in_the_specification() -> None:
-    """Class size 5,000: 4,750 to the main client and 250/9 = 27.8 to each other, cut at floors; 4,993 to 5,002 in all."""
+    """Class size 5,000: 4,750 to the main client, 250/9 = 27.8 to each other, cut at floors: 4,993 to 5,002 in all."""
     labels = balanced(10, 5000)
     counts = class_counts(labels, Dominant().split(labels, 10, stream(0)))
     assert (np.diag(counts) == 4750).all()
@@ -349,7 +347,7 @@ def test_shards_make_equal_disjoint_tasks(
 
 
 def test_ways_and_shots_stay_in_the_published_ranges() -> None:
-    """w = 4, r = 2, C = 10: ways in 2..6. s = 20, q = 3: shots in 18..23. Mean ways 4, standard error sqrt(2/400) = 0.071."""
+    """Ways 4 ± 2: 2..6. Shots 20 with spread 3: 18..23. Mean ways 4 with standard error sqrt(2/400) = 0.071."""
     labels = balanced(10, 2000)
     partitioner = WaysShots(ways=4, ways_spread=2, shots=20, shots_spread=3)
     counts = class_counts(labels, partitioner.split(labels, 400, stream(0)))
@@ -372,7 +370,7 @@ def test_ways_shots_are_disjoint_while_the_classes_last_and_say_when_not() -> No
     assert all(len(own) == 90 for own in made.clients)
     with pytest.raises(DataError, match="strict=false"):
         WaysShots(ways=3, ways_spread=0, shots=30, shots_spread=0, strict=True).split(labels, 20, stream(0))
-    with pytest.raises(DataError, match="lower partition.shots"):
+    with pytest.raises(DataError, match=r"lower partition\.shots"):
         WaysShots(shots=101, shots_spread=0).split(labels, 2, stream(0))
 
 

@@ -1,0 +1,50 @@
+# Two commands: `make run` and `make test`. Both make .venv first, from the hash-checked lock.
+# PYTHON: a Python 3.11 or 3.12 to make the environment with.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+export DVC_NO_ANALYTICS := 1
+export OMP_NUM_THREADS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-slow test-services lint lock clean
+
+help:  ## show this
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+run: $(READY)  ## run the comparison of params.yaml (dvc repro) and show where its results are
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pipelines.make_run
+
+test: $(READY)  ## the default test suite
+	@$(BIN)/python -m pytest -q
+
+test-slow: $(READY)  ## tests that take minutes
+	@$(BIN)/python -m pytest -q -m slow
+
+test-services: $(READY)  ## tests that start real servers on loopback
+	@$(BIN)/python -m pytest -q -m services -n 0
+
+lint: $(READY)  ## formatting, lint and types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+lock: $(READY)  ## write infra/requirements.lock anew from pyproject.toml
+	@$(BIN)/uv lock --quiet --upgrade
+	@$(BIN)/uv export --quiet --no-emit-project --no-header --output-file infra/requirements.lock
+	@rm -f uv.lock
+
+clean:  ## remove the environment and everything computed; keeps params.yaml, dvc.lock and the DVC cache
+	rm -rf $(VENV) artifacts runs .prefect mlruns
+
+# uv installs the lock in half a minute; it is bootstrapped with pip, and the lock keeps it for `make lock`.
+$(READY): infra/requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else "protofl needs Python 3.11 or 3.12, this is %d.%d; try: make PYTHON=python3.11 ..." % v)'
+	@echo "making $(VENV) (once) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.8"
+	@$(BIN)/uv pip sync --quiet --require-hashes --python $(BIN)/python infra/requirements.lock
+	@$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --python $(BIN)/python --editable .
+	@touch $@

@@ -1,0 +1,80 @@
+"""Augmentation: draws in range, the transform against slow and obvious versions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from flcore.data import Policy, augment, draw_augmentation
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def images(batch: int = 6, height: int = 10, width: int = 12) -> torch.Tensor:
+    return torch.randn(batch, 3, height, width, generator=generator(1))
+
+
+def test_draws_are_in_range_and_reach_their_ends() -> None:
+    draws = draw_augmentation(4000, "crop_flip_rot", generator())
+    assert set(draws) == {"shift", "flip", "angle"}
+    assert draws["shift"].shape == (4000, 2) and torch.unique(draws["shift"]).tolist() == list(range(9))
+    assert draws["flip"].dtype == torch.bool and 0.45 < draws["flip"].float().mean() < 0.55
+    assert -15 <= draws["angle"].min() < -14.5 and 14.5 < draws["angle"].max() <= 15
+    assert draw_augmentation(3, "none", generator()) == {}
+
+
+def still(batch: int) -> dict[str, torch.Tensor]:
+    """Draws that change nothing: the middle crop, no flip, no angle."""
+    return {
+        "shift": torch.full((batch, 2), 4),
+        "flip": torch.zeros(batch, dtype=torch.bool),
+        "angle": torch.zeros(batch),
+    }
+
+
+def rotated(batch: torch.Tensor, degrees: float) -> torch.Tensor:
+    return augment(batch, "crop_flip_rot", still(len(batch)) | {"angle": torch.full((len(batch),), degrees)})
+
+
+def test_crop_and_flip_equal_padding_slicing_and_flipping_one_by_one() -> None:
+    batch = images()
+    draws = draw_augmentation(6, "crop_flip", generator())
+    fill = [1.0, -2.0, 3.0]
+    expected = []
+    for image, (top, left), flip in zip(batch, draws["shift"].tolist(), draws["flip"], strict=True):
+        channels = zip(image, fill, strict=True)
+        padded = torch.stack([functional.pad(channel, (4, 4, 4, 4), value=value) for channel, value in channels])
+        crop = padded[:, top : top + 10, left : left + 12]
+        expected.append(crop.flip(-1) if flip else crop)
+    torch.testing.assert_close(augment(batch, "crop_flip", draws, torch.tensor(fill)), torch.stack(expected))
+
+
+def test_draws_that_change_nothing() -> None:
+    assert torch.equal(augment(images(), "crop_flip", still(6)), images())
+    torch.testing.assert_close(augment(images(), "crop_flip_rot", still(6)), images())
+
+
+def test_rotation_by_a_right_angle_is_exact_on_squares() -> None:
+    batch = images(height=9, width=9)
+    torch.testing.assert_close(rotated(batch, 90), torch.rot90(batch, 1, (2, 3)), atol=1e-4, rtol=0)
+
+
+def test_rotation_is_rigid_on_oblong_images() -> None:
+    """Half a turn maps a rectangle onto itself; a quarter turn moves a point 2 right of the centre 2 up."""
+    torch.testing.assert_close(rotated(images(), 180), images().flip(2, 3), atol=1e-4, rtol=0)
+    dot = torch.zeros(1, 1, 9, 17)
+    dot[0, 0, 4, 10] = 1
+    turned = rotated(dot, 90)
+    assert turned[0, 0, 2, 8] == pytest.approx(1, abs=1e-4) and turned.sum() == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("policy", ["none", "crop_flip", "crop_flip_rot"])
+def test_augmentation_is_a_function_of_images_and_draws(policy: Policy) -> None:
+    batch, state = images(), torch.get_rng_state()
+    one, two, other = (augment(batch, policy, draw_augmentation(6, policy, generator(seed))) for seed in (5, 5, 6))
+    assert torch.equal(one, two) and one.shape == batch.shape and one.dtype == torch.float32
+    assert torch.equal(batch, images()) and torch.equal(state, torch.get_rng_state())
+    assert torch.equal(one, other) == (policy == "none")

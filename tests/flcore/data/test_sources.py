@@ -1,0 +1,269 @@
+"""Every source: what it reads from small files made here, what it says of missing and damaged ones; real MNIST."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torchvision.io import encode_jpeg, encode_png
+
+from flcore.data.sources import SOURCES, Source
+from flcore.data.sources.cifar import Cifar10
+from flcore.data.sources.digits import Digits
+from flcore.data.sources.imagefolder import ImageFolder
+from flcore.data.sources.mnist import Emnist, FashionMnist, Mnist
+from flcore.errors import DataError
+from flcore.params import build, declared
+
+# torchvision announces that its decoders will move to another package; the lock file fixes the version that has them.
+pytestmark = pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
+
+
+def test_every_entry_documents_itself() -> None:
+    assert list(SOURCES) == ["digits", "mnist", "fashionmnist", "emnist", "cifar10", "cifar100", "imagefolder"]
+    for name, kind in SOURCES.items():
+        assert kind.name == name and "\n" not in kind.summary
+        assert all(option.help for option in declared(kind))
+        assert build(kind, {}, "data") == kind()
+
+
+@pytest.mark.parametrize("kind", [kind for name, kind in SOURCES.items() if name != "digits"])
+def test_missing_data_name_the_layout_and_the_key(kind: type[Source], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"{kind.name}: data.root is not set; expected .*\nset data.root"):
+        kind().load(None, False)
+    with pytest.raises(DataError, match=r"not found below data.root = .*; expected .*\nset data.root"):
+        kind().load(tmp_path / "nowhere", False)
+
+
+def test_missing_mnist_offers_the_download(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"MNIST/raw/ with train-images-idx3-ubyte.*\n.*data.download=true"):
+        Mnist().load(tmp_path, False)
+
+
+# digits
+
+
+def test_digits_counts() -> None:
+    """1,797 images by class 178, 182, 177, 183, 181, 182, 181, 179, 174, 180; a fifth of each is for tests."""
+    raw = Digits().load()
+    train, test = np.bincount(raw.train.labels), np.bincount(raw.test.labels)
+    assert (train.sum(), test.sum()) == (1437, 360)
+    total = train + test
+    assert total.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert np.abs(test - total * 360 / 1797).max() < 1
+
+
+def test_digits_values_are_sixteenths() -> None:
+    """v/16 is stored as round(255 v/16): 0, 16, 32, ..., 112, 128 (8 · 15.9375 = 127.5 goes up), 143, ..., 255."""
+    raw = Digits().load()
+    values = np.unique(raw.train.images)
+    assert values.tolist() == [0, 16, 32, 48, 64, 80, 96, 112, 128, 143, 159, 175, 191, 207, 223, 239, 255]
+    assert np.abs(values / 255 - np.arange(17) / 16).max() <= 0.5 / 255 + 1e-12
+
+
+# IDX files
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    """IDX: two zero bytes, type 8 (unsigned byte), number of dimensions, sizes big-endian, then the values."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = bytes([0, 0, 8, values.ndim]) + b"".join(struct.pack(">I", size) for size in values.shape)
+    path.write_bytes(header + values.astype(np.uint8).tobytes())
+
+
+def write_mnist(root: Path, folder: str, prefixes: tuple[str, str], labels: list[int]) -> np.ndarray:
+    """Training and test split alike: image n has the value n everywhere but for its first row, which is 200."""
+    images = np.full((len(labels), 28, 28), 0) + np.arange(len(labels))[:, None, None]
+    images[:, 0, :] = 200
+    for prefix in prefixes:
+        write_idx(root / folder / "raw" / f"{prefix}-images-idx3-ubyte", images)
+        write_idx(root / folder / "raw" / f"{prefix}-labels-idx1-ubyte", np.array(labels))
+    return images.astype(np.uint8)
+
+
+@pytest.mark.parametrize(("kind", "folder"), [(Mnist, "MNIST"), (FashionMnist, "FashionMNIST")])
+def test_idx_files_are_read(kind: type[Source], folder: str, tmp_path: Path) -> None:
+    images = write_mnist(tmp_path, folder, ("train", "t10k"), [3, 1, 9])
+    raw = kind().load(tmp_path, False)
+    for split in (raw.train, raw.test):
+        assert np.array_equal(split.images, images) and split.images.dtype == np.uint8
+        assert split.labels.tolist() == [3, 1, 9] and split.labels.dtype == np.int64
+    assert len(raw.class_names) == 10
+
+
+def test_emnist_letters_start_at_zero_and_stand_upright(tmp_path: Path) -> None:
+    images = write_mnist(tmp_path, "EMNIST", ("emnist-letters-train", "emnist-letters-test"), [1, 26])
+    raw = Emnist().load(tmp_path, False)
+    assert raw.train.labels.tolist() == [0, 25]
+    assert raw.class_names[0] == "a" and raw.class_names[25] == "z" and len(raw.class_names) == 26
+    assert np.array_equal(raw.test.images, images.transpose(0, 2, 1))
+
+
+def test_emnist_byclass_has_62_classes(tmp_path: Path) -> None:
+    write_mnist(tmp_path, "EMNIST", ("emnist-byclass-train", "emnist-byclass-test"), [0, 61])
+    raw = Emnist(split="byclass").load(tmp_path, False)
+    assert raw.train.labels.tolist() == [0, 61]
+    assert "".join(raw.class_names) == "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.mark.parametrize("keep", [0, 3, 9, 500])
+def test_truncated_idx_is_damage_with_the_file_named(keep: int, tmp_path: Path) -> None:
+    write_mnist(tmp_path, "MNIST", ("train", "t10k"), [3, 1, 9])
+    path = tmp_path / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"t10k-\*: damaged"):
+        Mnist().load(tmp_path, False)
+
+
+def test_images_and_labels_of_other_lengths_are_damage(tmp_path: Path) -> None:
+    write_mnist(tmp_path, "MNIST", ("train", "t10k"), [3, 1, 9])
+    write_idx(tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte", np.array([1, 2]))
+    with pytest.raises(DataError, match=r"train-\*: damaged .*do not belong together"):
+        Mnist().load(tmp_path, False)
+
+
+def test_real_mnist_has_the_published_class_counts(real_data: Path) -> None:
+    if not (real_data / "MNIST" / "raw" / "train-images-idx3-ubyte").exists():
+        pytest.skip("real MNIST not found")
+    raw = Mnist().load(real_data, False)
+    train = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    test = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert np.bincount(raw.train.labels).tolist() == train
+    assert np.bincount(raw.test.labels).tolist() == test
+
+
+def test_cifar_with_other_check_sums_is_damage(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
+        (folder / name).write_bytes(b"not a batch")
+    (folder / "batches.meta").write_bytes(b"not a batch")
+    with pytest.raises(DataError, match="cifar-10-batches-py: damaged"):
+        Cifar10().load(tmp_path, False)
+
+
+# image folder
+
+
+def picture(value: int, channels: int = 3, height: int = 6, width: int = 4) -> torch.Tensor:
+    return torch.full((channels, height, width), value, dtype=torch.uint8)
+
+
+def png(image: torch.Tensor) -> bytes:
+    return bytes(encode_png(image).tolist())
+
+
+def plain_tree() -> dict[str, bytes]:
+    """Two classes; file order 10, 2 because names are compared as text."""
+    return {
+        "train/dog/b.png": png(picture(40)),
+        "train/cat/2.png": png(picture(20)),
+        "train/cat/10.png": png(picture(10)),
+        "test/cat/x.png": png(picture(50)),
+        "test/dog/x.PNG": png(picture(60)),
+        "train/.DS_Store": b"clutter",
+        "train/cat/Thumbs.db": b"clutter",
+        "README.txt": b"beside the folders nothing matters",
+    }
+
+
+def as_folder(tree: dict[str, bytes], path: Path) -> Path:
+    for name, content in tree.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    return path
+
+
+def as_zip(tree: dict[str, bytes], path: Path) -> Path:
+    with zipfile.ZipFile(path.with_suffix(".zip"), "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in tree.items():
+            archive.writestr(name, content)
+    return path.with_suffix(".zip")
+
+
+both = pytest.mark.parametrize("packed", [as_folder, as_zip])
+
+
+@both
+@pytest.mark.parametrize("below", ["", "cifar10/"])
+def test_folder_and_zip_are_read_alike(packed, below: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    root = packed({below + name: content for name, content in plain_tree().items()}, tmp_path / "images")
+    raw = ImageFolder().load(root, False)
+    assert raw.class_names == ("cat", "dog")
+    assert raw.train.labels.tolist() == [0, 0, 1] and raw.test.labels.tolist() == [0, 1]
+    assert raw.train.images.shape == (3, 6, 4, 3) and raw.train.images[:, 0, 0, 0].tolist() == [10, 20, 40]
+    assert raw.test.images[:, 5, 3, 2].tolist() == [50, 60]
+    assert str(tmp_path) not in raw.source
+
+
+def test_statistics_of_the_training_images(tmp_path: Path) -> None:
+    """Values 10, 20, 40 alike: mean 70/3 = 23.3333, variance (100 + 400 + 1600)/3 - 544.4444 = 155.5556; over 255."""
+    raw = ImageFolder().load(as_folder(plain_tree(), tmp_path), False)
+    assert raw.mean == (round(70 / 3 / 255, 4),) * 3 == (0.0915,) * 3
+    assert raw.std == (round(155.5556**0.5 / 255, 4),) * 3 == (0.0489,) * 3
+
+
+def test_all_gray_stays_gray_and_a_single_colour_image_makes_all_rgb(tmp_path: Path) -> None:
+    gray = {name: png(picture(7, channels=1)) for name in ("train/a/1.png", "train/a/2.png", "test/a/1.png")}
+    assert ImageFolder().load(as_folder(gray, tmp_path / "gray"), False).train.images.shape == (2, 6, 4)
+    mixed = gray | {"test/a/2.jpg": bytes(encode_jpeg(picture(90)).tolist())}
+    raw = ImageFolder().load(as_folder(mixed, tmp_path / "mixed"), False)
+    assert raw.train.images.shape == (2, 6, 4, 3) and (raw.train.images == 7).all()
+    assert raw.test.images.shape == (2, 6, 4, 3)
+
+
+def test_sizes_follow_the_first_image_or_the_option(tmp_path: Path) -> None:
+    tree = plain_tree() | {"train/dog/c.png": png(picture(40, height=9, width=9))}
+    root = as_folder(tree, tmp_path)
+    raw = ImageFolder().load(root, False)
+    assert raw.train.images.shape == (4, 6, 4, 3) and (raw.train.images[3] == 40).all()
+    assert ImageFolder(image_size=5).load(root, False).test.images.shape == (2, 5, 5, 3)
+
+
+@both
+def test_a_corrupted_image_is_named(packed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    tree = plain_tree() | {"train/dog/bad.png": png(picture(1))[:40], "test/dog/empty.png": b"\x89PNG"}
+    with pytest.raises(DataError, match=r"train/dog/bad\.png: damaged"):
+        ImageFolder().load(packed(tree, tmp_path / "images"), False)
+
+
+def test_an_empty_image_file_is_damage(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"train/dog/e\.png: damaged"):
+        ImageFolder().load(as_folder(plain_tree() | {"train/dog/e.png": b""}, tmp_path), False)
+
+
+def test_classes_must_agree_between_train_and_test(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="class 'emu' has images in test and none in train"):
+        ImageFolder().load(as_folder(plain_tree() | {"test/emu/1.png": png(picture(1))}, tmp_path), False)
+
+
+@pytest.mark.parametrize(
+    "extra", ["train/loose.png", "train/cat/deeper/1.png", "test/cat/notes.txt", "train/cat/scan.tiff"]
+)
+def test_files_that_do_not_fit_are_refused_not_skipped(extra: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"{extra} does not fit; expected"):
+        ImageFolder().load(as_folder(plain_tree() | {extra: png(picture(1))}, tmp_path), False)
+
+
+def test_other_layouts_and_broken_zips_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no single pair of folders"):
+        ImageFolder().load(as_folder({"cat/1.png": b""}, tmp_path / "flat"), False)
+    twice = {f"{side}/train/a/1.png": b"" for side in ("left", "right")}
+    with pytest.raises(DataError, match="no single pair of folders"):
+        ImageFolder().load(as_folder(twice, tmp_path / "twice"), False)
+    (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04 and then nothing")
+    with pytest.raises(DataError, match=r"broken\.zip: damaged"):
+        ImageFolder().load(tmp_path / "broken.zip", False)
+
+
+def test_a_download_that_fails_is_not_called_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object) -> None:
+        raise RuntimeError("Error downloading train-images-idx3-ubyte.gz")
+
+    monkeypatch.setattr("torchvision.datasets.MNIST.download", fail)
+    with pytest.raises(DataError, match=r"MNIST/raw: download failed .*copy the files there by hand"):
+        Mnist().load(tmp_path, True)
