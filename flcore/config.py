@@ -159,7 +159,7 @@ _NOT_IDENTITY = {
 
 @dataclass(frozen=True)
 class Config:
-    """Every value of one run; ``source``, ``partitioner``, ``model_spec``, ``method`` are the chosen registry entries."""
+    """Every value of one run; ``source``, ``partitioner``, ``model_spec``, ``method`` are registry entries."""
 
     seed: int = 0
     data: DataConfig = field(default_factory=DataConfig)

@@ -92,7 +92,7 @@ class Weights(Payload):
         return {"params": list(self.params), "buffers": list(self.buffers)}
 
     def sizes(self) -> dict[str, Size]:
-        """Parameters under the record's name; buffers, which are not trained, under ``<name>_buffers`` as bytes alone."""
+        """Parameters under the record's name; buffers, which nobody trains, under ``<name>_buffers`` in bytes."""
         sizes = {"": _size(self.params.values())}
         if self.buffers:
             sizes["_buffers"] = Size(0, _size(self.buffers.values()).bytes)

@@ -157,14 +157,15 @@ def _numbers(text: str) -> list[int]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pipelines.settings import load_config
+    from pipelines.embedded_server import EmbeddedServer
 
-    config = _stored_config(arguments) if arguments.resume else load_config(arguments.params, arguments.assignments)
-    name = f"{config.method.name}-{config.source.name}-{config.partitioner.name}-s{config.seed}"
-    directory = arguments.out or Path("runs") / name
-    from pipelines.running import run
+    with EmbeddedServer() as server:  # first of all: it starts while torch is imported
+        from pipelines.running import run
+        from pipelines.settings import load_config
 
-    metrics = run(config, directory, quiet=arguments.json)
+        config = _stored_config(arguments) if arguments.resume else load_config(arguments.params, arguments.assignments)
+        name = f"{config.method.name}-{config.source.name}-{config.partitioner.name}-s{config.seed}"
+        metrics = run(config, arguments.out or Path("runs") / name, server, quiet=arguments.json)
     if arguments.json:
         print(json.dumps(metrics, indent=2, sort_keys=True))
     return 0
@@ -203,12 +204,14 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from pipelines.settings import override, read_params
+    from pipelines.embedded_server import EmbeddedServer
 
-    raw = override(read_params(arguments.params), arguments.assignments)
-    from pipelines.running import compare
+    with EmbeddedServer() as server:
+        from pipelines.running import compare
+        from pipelines.settings import override, read_params
 
-    compare(raw, arguments.methods, arguments.seeds, arguments.out)
+        raw = override(read_params(arguments.params), arguments.assignments)
+        compare(raw, arguments.methods, arguments.seeds, arguments.out, server)
     return 0
 
 

@@ -42,6 +42,7 @@ class EmbeddedServer:
         """Start the server process, unless a server is configured."""
         set_prefect_environment()
         self._process: subprocess.Popen[bytes] | None = None
+        self._answered = False
         if "PREFECT_API_URL" in os.environ:
             return
         home = Path(os.environ["PREFECT_HOME"])
@@ -73,6 +74,7 @@ class EmbeddedServer:
                 break
             try:
                 with urllib.request.urlopen(f"{os.environ['PREFECT_API_URL']}/health", timeout=5):
+                    self._answered = True
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.05)
@@ -87,6 +89,8 @@ class EmbeddedServer:
         os.environ.pop("PREFECT_API_URL", None)
         assert self._process.stdin is not None
         self._process.stdin.close()
+        if not self._answered:  # nothing was reported to it, and it may still be starting
+            self._process.kill()
         try:
             self._process.wait(timeout=15)
         except subprocess.TimeoutExpired:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from prefect import Task, flow
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
+from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flcore.config import Config
@@ -126,12 +128,12 @@ def run_one(config: Config, prepared: Path, partition: Path, directory: Path, pa
         _task("report", partial(stages.report, partition, directory))()
     tracker = tracker_for(config, directory, parent_run_id)
     if tracker is not None:
-        _task("log-run", partial(_log_finished, tracker, config))()
+        _task("log-run", partial(_log_finished, tracker, config, prepared))()
 
 
-def _log_finished(tracker: RunTracker, config: Config) -> None:
+def _log_finished(tracker: RunTracker, config: Config, prepared: Path) -> None:
     if tracker.sync(final=True) and config.tracking.log_model and config.method.has_global_model:
-        tracker.log_model(register=config.tracking.register)
+        tracker.log_model(dataset=prepared / "meta.json", register=config.tracking.register)
 
 
 @flow(name="federated-experiment")
@@ -146,14 +148,16 @@ def federated_experiment(
     Args:
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments, as for ``--set``.
-        out: the run directory.
+        out: the run directory; ``{date}`` in it becomes the day for which the flow was scheduled, so that a nightly run
+            has a directory a night and a retry of it goes on in the same one.
         config: a configuration instead of a file and overrides.
 
     Returns:
         The content of ``metrics.json``.
     """
     raw = _raw(params_file, overrides) if config is None else config
-    return run_experiment(Config.from_mapping(raw), Path(out))
+    day = flow_run.scheduled_start_time.astimezone(UTC).date().isoformat()
+    return run_experiment(Config.from_mapping(raw), Path(out.replace("{date}", day)))
 
 
 def _raw(params_file: str | None, overrides: Sequence[str] | None) -> dict[str, Any]:

@@ -339,9 +339,9 @@ def _read_config(directory: Path) -> Mapping[str, Any] | None:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path}: damaged JSON; run this method again.") from error
-    config = document.get("config") if isinstance(document, dict) else None
+    config = document.get("identity") if isinstance(document, dict) else None
     if not isinstance(config, dict):
-        raise DataError(f"{path}: no object 'config'; run this method again.")
+        raise DataError(f"{path}: no object 'identity'; run this method again.")
     return config
 
 

@@ -20,27 +20,42 @@ from pipelines.tracking import RunTracker, set_mlflow_environment, ui_command
 from pipelines.watching import CURRENT, watcher_for_standard_error
 
 
-def run(config: Config, directory: Path, *, quiet: bool = False) -> dict[str, Any]:
+def run(config: Config, directory: Path, server: EmbeddedServer, *, quiet: bool = False) -> dict[str, Any]:
     """``protofl run``: the flow ``federated-experiment`` for a checked configuration.
 
     Args:
-        config: the run. directory: of the run. quiet: say nothing but errors.
+        config: the run.
+        directory: of the run.
+        server: to report to; it may still be starting.
+        quiet: say nothing but errors.
 
     Returns:
         The content of ``metrics.json``.
     """
     stages.refuse_other_run(config, directory)
-    with _flows(quiet=quiet) as flows:
+    files = RunFiles(directory)
+    if files.report.exists():  # written last; whether it is logged, `protofl track` sees to
+        if not quiet:
+            Console().print(f"{directory}: this run has finished already; nothing to do")
+            _say_result(read_json(files.metrics), config, directory)
+        return dict(read_json(files.metrics))
+    with _flows(server, quiet=quiet) as flows:
         metrics = flows.federated_experiment(out=str(directory), config=config.to_mapping())
     if not quiet:
         _say_result(metrics, config, directory)
     return dict(metrics)
 
 
-def compare(raw: Mapping[str, Any], methods: Sequence[str] | None, seeds: Sequence[int] | None, out: Path) -> None:
+def compare(
+    raw: Mapping[str, Any],
+    methods: Sequence[str] | None,
+    seeds: Sequence[int] | None,
+    out: Path,
+    server: EmbeddedServer,
+) -> None:
     """``protofl compare``: the flow ``sweep``, then the table."""
     config = Config.from_mapping(raw)
-    with _flows() as flows:
+    with _flows(server) as flows:
         flows.sweep_entries(raw, methods, seeds)
         found = flows.sweep(methods=methods, seeds=seeds, out=str(out), config=dict(raw))
     compared = stages.compare(config, [Path(directory) for directory in found], out / "partitions", out)
@@ -59,17 +74,16 @@ def print_comparison(compared: Any, console: Console) -> None:
 
 
 @contextmanager
-def _flows(*, quiet: bool = False) -> Iterator[Any]:
-    """The flows' module with a server to report to and a watcher; torch and Prefect load while the server starts."""
+def _flows(server: EmbeddedServer, *, quiet: bool = False) -> Iterator[Any]:
+    """The flows' module, with a watcher, once the server answers; Prefect loads while it starts."""
     set_mlflow_environment()
     watcher = watcher_for_standard_error(quiet=quiet)
     token = CURRENT.set(watcher)
     try:
-        with EmbeddedServer() as server:
-            from pipelines import flows
+        from pipelines import flows
 
-            server.wait()
-            yield flows
+        server.wait()
+        yield flows
     finally:
         CURRENT.reset(token)
         watcher.close()
@@ -133,7 +147,7 @@ def _compare(config: Config, out: Path, prepared: Path, partition: Path) -> None
     compared = stages.compare(config, directories, out / "partitions", out / "comparison")
     print_comparison(compared, Console())
     if config.tracking.enabled:
-        track(directories, config.tracking.uri)
+        track(directories, config.tracking.uri, out / "prepared" / "meta.json")
 
 
 _STAGES: dict[str, Callable[[Config, Path, Path, Path], None]] = {
@@ -146,8 +160,14 @@ _STAGES: dict[str, Callable[[Config, Path, Path, Path], None]] = {
 }
 
 
-def track(directories: Sequence[Path], uri: str | None) -> bool:
-    """Log run directories to MLflow; False if the store could not be reached."""
+def track(directories: Sequence[Path], uri: str | None, prepared: Path | None = None) -> bool:
+    """Log run directories to MLflow; False if the store could not be reached.
+
+    Args:
+        directories: of runs, finished or not.
+        uri: of the store; None takes the one that each run was configured with.
+        prepared: ``meta.json`` of the prepared data; None looks for it near each run.
+    """
     set_mlflow_environment()
     logged = True
     for directory in directories:
@@ -161,6 +181,6 @@ def track(directories: Sequence[Path], uri: str | None) -> bool:
             logged = False
             break
         if finished and stored.tracking.log_model and stored.method.has_global_model:
-            tracker.log_model(register=stored.tracking.register)
+            tracker.log_model(dataset=prepared, register=stored.tracking.register)
     print(f"runs in MLflow: {ui_command(uri)}" if logged else "MLflow could not be reached", file=sys.stderr)
     return logged

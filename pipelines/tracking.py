@@ -79,7 +79,7 @@ _MODEL_REQUIREMENTS = ("mlflow", "numpy", "safetensors", "scikit-learn", "scipy"
 logger = logging.getLogger(__name__)
 
 
-class TrackingUnavailable(ProtoflError):
+class TrackingUnavailable(ProtoflError):  # noqa: N818 - reads better where it is raised and caught
     """The tracking store could not be reached, is locked, or refused what was sent."""
 
 
@@ -356,8 +356,8 @@ class RunTracker:
         Call it after ``sync(final=True)``; a model that is logged already is found again.
 
         Args:
-            dataset: the prepared data's ``meta.json``, which says how images look and are normalised; None for the one
-                in the run's own ``prepared`` folder.
+            dataset: the prepared data's ``meta.json``, which says how images look and are normalised; None looks for
+                it (see :func:`find_dataset`).
             register: also make it a version of the registered model named after the experiment (``digits-dirichlet``).
 
         Returns:
@@ -369,7 +369,7 @@ class RunTracker:
         """
         model_files = {
             "config": self._files.config,
-            "dataset": dataset or self.run_dir / "prepared" / "meta.json",
+            "dataset": dataset or find_dataset(self.run_dir),
             "weights": self._files.model,
             "server": self._files.server,
         }
@@ -622,6 +622,24 @@ def small_files(run_dir: Path) -> list[Path]:
         and not any(part in skipped_folders or part.startswith(".") for part in path.relative_to(run_dir).parts)
         and path.stat().st_size <= _MAX_ARTIFACT_BYTES
     ]
+
+
+def find_dataset(run_dir: Path) -> Path:
+    """The ``meta.json`` of the data that a finished run was trained on, in a ``prepared`` folder in or above the run.
+
+    Raises:
+        DataError: there is none with the fingerprint that the run's metrics name.
+    """
+    fingerprint = read_json(RunFiles(run_dir).metrics).get("data_fingerprint")
+    home = run_dir.absolute()
+    # A comparison keeps its runs two levels below the data that they share.
+    for folder in (home, *home.parents[:3]):
+        described = folder / "prepared" / "meta.json"
+        if described.exists() and read_json(described).get("fingerprint") == fingerprint:
+            return described
+    raise DataError(
+        f"{run_dir}: its prepared data are not there, and a model cannot be logged without; run prepare again"
+    )
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from flcore.errors import DataError
+
+# The names that safetensors has for the types of a dataset, https://huggingface.co/docs/safetensors (format).
+_TYPES = {torch.int64: "I64", torch.uint8: "U8"}
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -26,6 +32,47 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write ``tensors`` as safetensors in one step; the bytes depend on names and values only."""
     # No metadata: safetensors keeps it in a hash map, so that two keys would already come in random order.
     _atomically(path, lambda temporary: save_file(dict(tensors), temporary))
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """An array that is made a piece at a time: ``shape`` of the whole and its pieces along the first axis, in order."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: Iterable[torch.Tensor]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Blocks:
+        """A tensor that is there already, as one piece."""
+        return cls(tensor.dtype, tuple(tensor.shape), (tensor,))
+
+
+def write_blocks(path: Path, arrays: Mapping[str, Blocks]) -> None:
+    """Write the bytes that :func:`write_tensors` would, without ever holding an array whole.
+
+    Raises:
+        ValueError: the pieces of an array do not add up to its shape.
+    """
+    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    header, end = {}, 0
+    for name in order:
+        kind = arrays[name]
+        start, end = end, end + math.prod(kind.shape) * kind.dtype.itemsize
+        header[name] = {"dtype": _TYPES[kind.dtype], "shape": kind.shape, "data_offsets": (start, end)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            for name in order:
+                for piece in arrays[name].pieces:
+                    file.write(piece.contiguous().numpy().data)
+                if file.tell() != 8 + len(text) + header[name]["data_offsets"][1]:
+                    raise ValueError(f"{path}: pieces of {name} do not add up to {arrays[name].shape}")
+
+    _atomically(path, write)
 
 
 def read_json(path: Path, cure: str) -> dict[str, Any]:
@@ -60,11 +107,11 @@ def read_tensors(path: Path, cure: str) -> dict[str, torch.Tensor]:
         raise DataError(f"{path}: damaged, not readable as safetensors; {cure}") from error
 
 
-def content_bytes(name: str, array: np.ndarray) -> tuple[bytes, bytes]:
-    """What a fingerprint hashes for one array: name, type and shape, then the values in C order."""
+def content_bytes(name: str, array: np.ndarray) -> tuple[bytes, np.ndarray]:
+    """What a fingerprint hashes for one array: name, type and shape, then the values in C order (not copied)."""
     values = np.ascontiguousarray(array)
     header = json.dumps([name, values.dtype.str, list(values.shape)])
-    return header.encode() + b"\n", values.tobytes()
+    return header.encode() + b"\n", values
 
 
 def _atomically(path: Path, write: Callable[[Path], object]) -> None:

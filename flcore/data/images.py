@@ -11,6 +11,7 @@ from torch.nn import functional
 
 # Luma weights of ITU-R 601 in 1/65536, as in the usual conversion of RGB to gray.
 _LUMA = (19595, 38470, 7471)
+_BLOCK = 256  # images that are counted at a time
 
 
 def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
@@ -43,16 +44,19 @@ def convert_channels(images: Tensor, channels: int) -> Tensor:
     raise ValueError(f"cannot convert images of {have} channels to {channels}")
 
 
-def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel of uint8 images NxHxW or NxHxWx3, on the scale 0 to 1, to 4 decimals."""
-    channels = [images] if images.ndim == 3 else [images[..., c] for c in range(images.shape[-1])]
-    pairs = [_mean_and_std(channel) for channel in channels]
+def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel of uint8 [N, C, H, W], on the scale 0 to 1, to 4 decimals."""
+    # Through histograms: integer sums are exact, so that the result cannot depend on the order of summation.
+    histograms = np.zeros((images.shape[1], 256), dtype=np.int64)
+    for first in range(0, len(images), _BLOCK):
+        block = images[first : first + _BLOCK].numpy()
+        for c, histogram in enumerate(histograms):
+            histogram += np.bincount(block[:, c].ravel(), minlength=256)
+    pairs = [_mean_and_std(histogram) for histogram in histograms]
     return tuple(mean for mean, _ in pairs), tuple(std for _, std in pairs)
 
 
-def _mean_and_std(values: np.ndarray) -> tuple[float, float]:
-    # Through the histogram: integer sums are exact, so that the result cannot depend on the order of summation.
-    histogram = np.bincount(values.ravel(), minlength=256)
+def _mean_and_std(histogram: np.ndarray) -> tuple[float, float]:
     levels = np.arange(256)
     count = int(histogram.sum())
     total, squares = int(histogram @ levels), int(histogram @ levels**2)

@@ -1,5 +1,4 @@
-"""Optimiser steps as functions over lists of tensors: element-wise, so one client or a stack of clients is the same
-code.
+"""Optimiser steps over lists of tensors: element-wise, so one client or a stack of clients is the same code.
 
 The arithmetic is PyTorch's (`torch.optim.SGD`, `torch.optim.Adam`), without the per-parameter Python loop that costs a
 small model a tenth of its step.

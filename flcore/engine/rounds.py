@@ -1,5 +1,4 @@
-"""The round: sample a cohort, train it, let the server work, score, commit. Written once, for every method and every
-front end.
+"""The round, written once: sample a cohort, train it, let the server work, score, commit.
 
 Who watches is not known here. Each piece of work is handed to a :class:`Steps`, which may simply call it, or show it as
 a task of an orchestrator; records of evaluated rounds go to a callback.

@@ -1,6 +1,6 @@
-"""Scores of a federation between two rounds (evaluation.md sections 1 and 2). A method says how it predicts, never how
-it is scored.
+"""Scores of a federation between two rounds (evaluation.md sections 1 and 2).
 
+A method says how it predicts, never how it is scored.
 ``top1_global``: the global model on the whole test set. ``mean_local``: unweighted mean over clients of each client's
 accuracy on its own test data, with the model that answers for it. ``pooled_local``: correct over all clients divided by
 samples over all clients. Clients without test data are left out of means and counted.
@@ -51,7 +51,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class _TestData:
-    """What to score on: the first ``num_shared`` rows are for the global model; ``clients`` are the rows of each client."""
+    """What to score on: the first ``num_shared`` rows are for the global model; ``clients``: each client's rows."""
 
     images: Tensor
     labels: Tensor

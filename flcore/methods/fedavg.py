@@ -1,5 +1,4 @@
-"""FedAvg (McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017): weighted averaging of locally trained
-weights.
+"""FedAvg (McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017): weighted averaging of trained weights.
 
 Client: minimise CE(w; D_k) from w_g.    Server: w_g ← Σ_{k∈S} (n_k / N) w_k, N over the *sampled* clients (Algorithm
 1).

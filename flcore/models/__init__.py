@@ -45,5 +45,5 @@ def build_model(spec: ModelSpec, shape: tuple[int, int, int], num_classes: int, 
     PyTorch initialises from the global generator; it is forked and put back, so that building a model disturbs nobody.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return spec.build(shape, num_classes)

@@ -57,7 +57,7 @@ def make_run(root: Path, method: str, seed: int, final: float | None, **config: 
     (directory / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
     (directory / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds), encoding="utf-8")
     (directory / "timing.json").write_text('{"seconds": {"train": 123.456}}', encoding="utf-8")
-    (directory / "config.json").write_text(json.dumps({"config": full, "written": str(root)}), encoding="utf-8")
+    (directory / "config.json").write_text(json.dumps({"identity": full, "written": str(root)}), encoding="utf-8")
     return directory
 
 

@@ -29,7 +29,7 @@ from flcore.errors import DataError
 from flcore.messages import save_record
 from flcore.models import build_model, extract_weights
 from pipelines import tracking
-from pipelines.tracking import RunTracker, flatten, read_history, resolve_uri, round_metrics, ui_command
+from pipelines.tracking import RunTracker, find_dataset, flatten, read_history, resolve_uri, round_metrics, ui_command
 
 tracking.set_mlflow_environment()
 
@@ -42,7 +42,7 @@ CONFIG = {
     "engine": {"name": "local", "workers": 2},
 }
 PROJECT = Path(__file__).resolve().parents[2]
-DATASET = {"name": "digits", "shape": [1, 28, 28], "num_classes": 10}
+DATASET = {"name": "digits", "shape": [1, 28, 28], "num_classes": 10, "fingerprint": "d" * 64}
 HASH = "0123456789abcdef" * 4
 ENVIRONMENT = {
     "torch": "2.15.0",
@@ -550,6 +550,17 @@ assert flcore.__file__.startswith({files!r}), flcore.__file__
     assert done.returncode == 0, done.stderr
     expected = expected_probabilities(np.full((1, 1, 28, 28), 51, dtype=np.uint8))[0]
     np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), expected, atol=1e-6)
+
+
+def test_the_data_of_a_run_are_found_above_it_by_their_fingerprint(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "artifacts" / "runs" / "fedavg-s3", 1, finished=True)
+    for folder, fingerprint in ((tmp_path / "artifacts" / "prepared", "d" * 64), (run_dir / "prepared", "e" * 64)):
+        folder.mkdir()
+        (folder / "meta.json").write_text(json.dumps(DATASET | {"fingerprint": fingerprint}))
+    assert find_dataset(run_dir) == tmp_path / "artifacts" / "prepared" / "meta.json"
+    (tmp_path / "artifacts" / "prepared" / "meta.json").unlink()
+    with pytest.raises(DataError, match="prepared data are not there"):
+        find_dataset(run_dir)
 
 
 def test_a_run_without_a_global_model_has_nothing_to_log(tmp_path: Path, uri: str) -> None:

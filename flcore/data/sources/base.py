@@ -5,34 +5,42 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from flcore.errors import DataError
 
+if TYPE_CHECKING:
+    from flcore.data.sources.imagefiles import ImageFiles
+
+_SPLIT_SEED = 0
+
 
 @dataclass(frozen=True)
 class RawSplit:
-    """Images as read: ``images`` uint8 NxHxW or NxHxWx3, ``labels`` int64 [N] from 0, ``groups`` int64 [N] or None.
+    """Images as found: ``images`` uint8 NxHxW or NxHxWx3, ``labels`` int64 [N] from 0, ``groups`` int64 [N] or None.
 
-    A group is the writer or user a sample comes from.
+    Images may also be files that are not decoded yet. A group is the writer or user a sample comes from.
     """
 
-    images: np.ndarray
+    images: np.ndarray | ImageFiles
     labels: np.ndarray
     groups: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class RawDataset:
-    """Training and test split with what is known about them; ``mean`` and ``std`` per channel on the scale 0 to 1."""
+    """Training and test split with what is known about them.
+
+    ``mean`` and ``std`` are per channel on the scale 0 to 1; None has them measured on the prepared training images.
+    """
 
     train: RawSplit
     test: RawSplit
     class_names: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
     licence: str
     source: str
 
@@ -68,3 +76,26 @@ def not_downloaded(folder: Path, why: object) -> DataError:
 def damaged(path: Path | str, why: object) -> DataError:
     """The error for a file that is there and cannot be read."""
     return DataError(f"{path}: damaged ({why}); replace it with an intact copy")
+
+
+def hold_out_of_groups(groups: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """Divide every group's samples into training and test, for datasets that come without a division (LEAF's rule).
+
+    A group of n >= 2 samples gives ``fraction`` · n to the test split, rounded half up, at least one and not all; one
+    of a single sample gives nothing. The draw is the same for every seed of an experiment.
+
+    Args:
+        groups: int64 [N].
+        fraction: above 0 and below 1.
+
+    Returns:
+        Ascending indices of the training and of the test split.
+    """
+    rng = np.random.default_rng(_SPLIT_SEED)
+    order = np.argsort(groups, kind="stable")
+    is_test = np.zeros(len(groups), dtype=bool)
+    for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+        if len(members) > 1:
+            wanted = int(np.floor(fraction * len(members) + 0.5))
+            is_test[rng.permutation(members)[: np.clip(wanted, 1, len(members) - 1)]] = True
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)

@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 from urllib.error import URLError
 
 import numpy as np
-from torchvision import datasets
-
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, missing, not_downloaded
 
 
@@ -22,6 +20,8 @@ class Cifar10(Source):
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/cifar-10-batches-py``."""
+        from torchvision import datasets  # here, because it takes seconds
+
         return _read(
             self.name,
             root,
@@ -41,6 +41,8 @@ class Cifar100(Source):
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/cifar-100-python``."""
+        from torchvision import datasets
+
         return _read(
             self.name,
             root,

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from flcore.data.sources.base import RawDataset, RawSplit, Source
 
@@ -24,6 +22,9 @@ class Digits(Source):
 
     def load(self, root: Path | None = None, download: bool = False) -> RawDataset:
         """The bundled images; ``root`` and ``download`` play no part."""
+        from sklearn.datasets import load_digits  # here, because it takes seconds
+        from sklearn.model_selection import train_test_split
+
         bunch = load_digits()
         # Values are 0..16 and everything downstream divides by 255, so that v is stored as the nearest integer to v/16.
         images = np.floor(bunch.images * 255 / 16 + 0.5).astype(np.uint8)

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
-from torchvision.io import ImageReadMode, decode_image
 
-from flcore.data.images import channel_statistics, convert_channels, resize
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, missing
+from flcore.data.sources.imagefiles import ImageFiles, Reader, image_form
 from flcore.errors import DataError
 from flcore.params import param
 
 _ENDINGS = {".jpg", ".jpeg", ".png", ".webp"}
 _CLUTTER = {"__MACOSX", "Thumbs.db", "desktop.ini"}
 _LAYOUT = "a folder or a zip with train/<class>/* and test/<class>/* (jpg, png or webp), or these below one folder"
-
-Reader = Callable[[str], bytes]
 
 
 @dataclass(frozen=True)
@@ -41,42 +31,37 @@ class ImageFolder(Source):
     )
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
-        """Read and decode every image below the folder or inside the zip ``root``."""
+        """List the images below the folder or inside the zip ``root``; they are decoded later."""
         if root is None or not root.exists():
             raise missing(self.name, root, _LAYOUT, can_download=False)
-        with _opened(root) as (names, read):
-            train_files, test_files = _by_split(names, root)
-            class_names = _class_names(train_files, test_files, root)
-            train = _decode_all(train_files, read)
-            test = _decode_all(test_files, read)
-        size = (self.image_size, self.image_size) if self.image_size else (train[0].shape[1], train[0].shape[2])
-        channels = max(image.shape[0] for image in (*train, *test))
-        train_images, test_images = _stack(train, size, channels), _stack(test, size, channels)
-        mean, std = channel_statistics(train_images)
+        names, read = _opened(root)
+        train, test = _by_split(names, root)
+        class_names = _class_names(train, test, root)
+        height, width, _ = image_form(train[0], read)
+        size = (self.image_size, self.image_size) if self.image_size else (height, width)
+        # One colour image makes all RGB. In a collection in colour that is the first, so that no other is opened.
+        channels = 3 if any(image_form(name, read)[2] == 3 for name in (*train, *test)) else 1
         return RawDataset(
-            RawSplit(train_images, _labels(train_files, class_names)),
-            RawSplit(test_images, _labels(test_files, class_names)),
+            RawSplit(ImageFiles(tuple(train), read, size, channels), _labels(train, class_names)),
+            RawSplit(ImageFiles(tuple(test), read, size, channels), _labels(test, class_names)),
             class_names,
-            mean,
-            tuple(max(value, 1e-4) for value in std),  # a constant channel must not divide by zero
+            mean=None,
+            std=None,
             licence="not stated: your own data",
             source="image folder",
         )
 
 
-@contextlib.contextmanager
-def _opened(root: Path) -> Iterator[tuple[list[str], Reader]]:
+def _opened(root: Path) -> tuple[list[str], Reader]:
     """The relative file names below ``root`` (folder or zip) and a function that reads one."""
     if root.is_dir():
         files = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
-        yield files, lambda name: (root / name).read_bytes()
-        return
+        return files, lambda name: (root / name).read_bytes()
     try:
-        archive = zipfile.ZipFile(root)
+        archive = zipfile.ZipFile(root)  # closed when nothing reads from it any more
     except (zipfile.BadZipFile, OSError) as error:
         raise damaged(root, "neither a folder nor a readable zip") from error
-    with archive:
-        yield [info.filename for info in archive.infolist() if not info.is_dir()], archive.read
+    return [info.filename for info in archive.infolist() if not info.is_dir()], archive.read
 
 
 def _by_split(names: list[str], root: Path) -> tuple[list[str], list[str]]:
@@ -117,31 +102,3 @@ def _class_names(train: list[str], test: list[str], root: Path) -> tuple[str, ..
 def _labels(files: list[str], class_names: tuple[str, ...]) -> np.ndarray:
     index = {name: label for label, name in enumerate(class_names)}
     return np.array([index[_class_of(name)] for name in files], dtype=np.int64)
-
-
-def _decode_all(files: list[str], read: Reader) -> list[Tensor]:
-    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        return list(pool.map(lambda name: _decode(name, read), files))
-
-
-def _decode(name: str, read: Reader) -> Tensor:
-    """One image as uint8 [1 or 3, H, W]; transparency is dropped."""
-    try:
-        encoded = torch.frombuffer(bytearray(read(name)), dtype=torch.uint8)
-        image = decode_image(encoded)
-        if image.shape[0] in (2, 4):  # with transparency, or CMYK
-            image = decode_image(encoded, ImageReadMode.GRAY if image.shape[0] == 2 else ImageReadMode.RGB)
-    except (RuntimeError, ValueError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise damaged(name, str(error).splitlines()[0] if str(error) else "not an image") from error
-    if image.dtype != torch.uint8:  # a PNG of 16 bits
-        image = (image.to(torch.int32) >> 8).to(torch.uint8)
-    return cast(Tensor, image)
-
-
-def _stack(images: list[Tensor], size: tuple[int, int], channels: int) -> np.ndarray:
-    """All images in one array NxHxW or NxHxWx3."""
-    stacked = np.empty((len(images), *size, channels), dtype=np.uint8)
-    for position, image in enumerate(images):
-        fitted = resize(convert_channels(image[None], channels), size)
-        stacked[position] = fitted[0].permute(1, 2, 0).numpy()
-    return stacked[..., 0] if channels == 1 else stacked

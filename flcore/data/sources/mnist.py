@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 from urllib.error import URLError
 
 import numpy as np
-from torchvision import datasets
 
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, missing, not_downloaded
 from flcore.params import param
@@ -27,6 +26,8 @@ class Mnist(Source):
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/MNIST/raw``."""
+        from torchvision import datasets  # here, because it takes seconds
+
         train, test = _read_pair(
             self.name, root, download, "MNIST", ("train", "t10k"), lambda **options: datasets.MNIST(**options)
         )
@@ -50,6 +51,8 @@ class FashionMnist(Source):
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/FashionMNIST/raw``."""
+        from torchvision import datasets
+
         train, test = _read_pair(
             self.name, root, download, "FashionMNIST", ("train", "t10k"), lambda **o: datasets.FashionMNIST(**o)
         )
@@ -77,6 +80,8 @@ class Emnist(Source):
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/EMNIST/raw``."""
+        from torchvision import datasets
+
         prefixes = (f"emnist-{self.split}-train", f"emnist-{self.split}-test")
         train, test = _read_pair(
             self.name, root, download, "EMNIST", prefixes, lambda **o: datasets.EMNIST(split=self.split, **o)

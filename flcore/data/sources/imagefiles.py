@@ -1,0 +1,123 @@
+"""Images in files, decoded when asked for: a list that is too large for memory is never held at once."""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from PIL import Image
+
+from flcore.data.images import resize
+from flcore.data.sources.base import damaged
+
+Reader = Callable[[str], bytes]
+
+_FORMATS = ("JPEG", "PNG", "WEBP")
+_GRAY_MODES = ("1", "L", "LA")
+# Pillow reports a broken PNG as SyntaxError.
+_UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, zipfile.BadZipFile, zlib.error)
+_IMAGES_PER_TASK = 64
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFiles:
+    """N images that are still encoded, and the form that they are decoded to.
+
+    Attributes:
+        names: of the files (jpg, png or webp).
+        read: the bytes of a file by its name; called from several threads.
+        size: height and width.
+        channels: 1 or 3.
+        shorter_side: scale this side to so many pixels and cut ``size`` out of the middle; None stretches to ``size``.
+    """
+
+    names: tuple[str, ...]
+    read: Reader
+    size: tuple[int, int]
+    channels: int
+    shorter_side: int | None = None
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.names)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array that :meth:`decode` gives."""
+        return (len(self), *self.size) if self.channels == 1 else (len(self), *self.size, 3)
+
+    def take(self, positions: np.ndarray) -> ImageFiles:
+        """The images at ``positions``, int64 [M]."""
+        return replace(self, names=tuple(self.names[position] for position in positions))
+
+    def decode(self) -> np.ndarray:
+        """All images, uint8 NxHxW for one channel, else NxHxWx3.
+
+        Raises:
+            DataError: a file cannot be read, naming it.
+        """
+        decoded = np.empty(self.shape, dtype=np.uint8)
+
+        def fill(first: int) -> None:
+            for position in range(first, min(first + _IMAGES_PER_TASK, len(self))):
+                decoded[position] = self._decode_one(self.names[position])
+
+        with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+            list(pool.map(fill, range(0, len(self), _IMAGES_PER_TASK)))
+        return decoded
+
+    def _decode_one(self, name: str) -> np.ndarray:
+        try:
+            with Image.open(io.BytesIO(self.read(name)), formats=_FORMATS) as image:
+                values = _pixels(image, self.channels)
+        except _UNREADABLE as error:
+            raise damaged(name, _reason(error)) from error
+        return self._fitted(values)
+
+    def _fitted(self, values: np.ndarray) -> np.ndarray:
+        size = self.size
+        if self.shorter_side is not None:
+            scale = self.shorter_side / min(values.shape[:2])
+            size = (round(values.shape[0] * scale), round(values.shape[1] * scale))
+        if values.shape[:2] != size:
+            values = _resized(values, size)
+        top, left = (size[0] - self.size[0]) // 2, (size[1] - self.size[1]) // 2
+        return values[top : top + self.size[0], left : left + self.size[1]]
+
+
+def image_form(name: str, read: Reader) -> tuple[int, int, int]:
+    """Height, width and channels (1 for gray, 3 for any other) of an image, from the head of its file.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        with Image.open(io.BytesIO(read(name)), formats=_FORMATS) as image:
+            is_gray = image.mode in _GRAY_MODES or image.mode.startswith("I")
+            return image.height, image.width, 1 if is_gray else 3
+    except _UNREADABLE as error:
+        raise damaged(name, _reason(error)) from error
+
+
+def _pixels(image: Image.Image, channels: int) -> np.ndarray:
+    """uint8 HxW or HxWx3; gray is repeated, colour is weighted as in ITU-R 601, transparency is dropped."""
+    if image.mode.startswith("I;16"):  # a PNG of 16 bits; Pillow's own conversion would clip it at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return np.asarray(image.convert("L" if channels == 1 else "RGB"))
+
+
+def _resized(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    planes = values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
+    fitted = resize(torch.from_numpy(planes.copy())[None], size)[0].numpy()
+    return fitted[0] if values.ndim == 2 else fitted.transpose(1, 2, 0)
+
+
+def _reason(error: BaseException) -> str:
+    return "not a jpg, png or webp image" if isinstance(error, Image.UnidentifiedImageError) else str(error)

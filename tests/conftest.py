@@ -1,0 +1,216 @@
+"""What the tests share: one intra-op thread, tiny data in memory, and the same on disk as the first two stages leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flcore.config import Config
+from flcore.data.dataset import Dataset, Meta, Split, prepare
+from flcore.data.partition import ClientSplit, Partition, make_partition
+from flcore.data.partitioners import PARTITIONERS
+from flcore.data.sources.base import RawDataset, RawSplit, Source
+from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.executors import InlineExecutor
+from flcore.engine.experiment import Experiment
+from flcore.engine.rounds import Observers, PlainSteps, run_rounds
+from flcore.models import Backbone
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class TinySource(Source):
+    """Six classes of grey 16×16 images: a bright bar per class, and noise. 240 for training, 60 for testing."""
+
+    name: ClassVar[str] = "tiny"
+    summary: ClassVar[str] = "six bars"
+
+    def load(self, root: Path | None, download: bool) -> RawDataset:
+        rng = np.random.default_rng(20261121)
+        names = tuple("abcdef")
+        parts = [self._split(rng, per_class) for per_class in (40, 10)]
+        return RawDataset(parts[0], parts[1], names, (0.3,), (0.3,), "none", "made up")
+
+    @staticmethod
+    def _split(rng: np.random.Generator, per_class: int) -> RawSplit:
+        labels = rng.permutation(np.repeat(np.arange(6), per_class))
+        images = rng.integers(0, 100, (len(labels), 16, 16))
+        for image, label in zip(images, labels, strict=True):
+            image[:, 2 * label + 2 : 2 * label + 4] += 150
+        return RawSplit(images.astype(np.uint8), labels.astype(np.int64))
+
+
+class Toy(Backbone):
+    """Pixels, perhaps through a square linear layer that starts as the identity, then a head that starts at zero."""
+
+    def __init__(self, dim: int, num_classes: int, encoder: bool) -> None:
+        layers: list[nn.Module] = [nn.Flatten()]
+        if encoder:
+            layers.append(nn.Linear(dim, dim, bias=False))
+            nn.init.eye_(layers[-1].weight)
+        head = nn.Linear(dim, num_classes)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        super().__init__(nn.Sequential(*layers), nn.Identity(), head)
+
+
+@dataclass(frozen=True)
+class ToySpec:
+    """A linear model that starts at zero: small enough to train by hand."""
+
+    name: ClassVar[str] = "toy"
+    summary: ClassVar[str] = "linear"
+    encoder: bool = False
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
+        return Toy(shape[0] * shape[1] * shape[2], num_classes, self.encoder)
+
+
+def _toy_dataset(pixels: Sequence[Sequence[int]], labels: Sequence[int], test: Any, test_labels: Any) -> Dataset:
+    """Images of 1×1×d whose normalised values are the pixel values themselves (mean 0, std 1/255)."""
+    splits = []
+    for values, targets in ((pixels, labels), (test or pixels, test_labels or labels)):
+        images = torch.tensor(values, dtype=torch.uint8).reshape(len(values), 1, 1, -1)
+        splits.append(Split(images, torch.tensor(targets, dtype=torch.int64)))
+    num_classes = max(max(labels), max(test_labels or labels)) + 1
+    meta = Meta(
+        name="toy",
+        num_classes=num_classes,
+        class_names=tuple(map(str, range(num_classes))),
+        shape=(1, 1, len(pixels[0])),
+        mean=(0.0,),
+        std=(1 / 255,),
+        licence="none",
+        source="by hand",
+        train_size=len(splits[0]),
+        test_size=len(splits[1]),
+        preparation={},
+        fingerprint="toy",
+    )
+    return Dataset(*splits, meta)
+
+
+def _by_hand(
+    dataset: Dataset, clients: Any, tests: Any = None, vals: Any = None, test_source: Any = "test"
+) -> Partition:
+    """A partition from lists of indices per client."""
+
+    def indices(values: Any) -> np.ndarray:
+        return np.array(sorted(values), dtype=np.int64)
+
+    def counts(parts: list[np.ndarray], labels: torch.Tensor) -> np.ndarray:
+        return np.stack([np.bincount(labels.numpy()[part], minlength=dataset.meta.num_classes) for part in parts])
+
+    none: list[list[int]] = [[] for _ in clients]
+    splits = tuple(
+        ClientSplit(indices(train), indices(val), indices(test))
+        for train, val, test in zip(clients, vals or none, tests or none, strict=True)
+    )
+    tested = dataset.test if test_source == "test" else dataset.train
+    return Partition(
+        clients=splits,
+        counts=counts([split.train for split in splits], dataset.train.labels),
+        test_counts=counts([split.test for split in splits], tested.labels),
+        test_source=test_source,
+        parameters={},
+        retries=0,
+        notes=(),
+        overlap=False,
+        source_fingerprint=dataset.meta.fingerprint,
+        version="0",
+        fingerprint="by hand",
+    )
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = {section: dict(values) if isinstance(values, dict) else values for section, values in base.items()}
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        if name:
+            merged.setdefault(section, {})[name] = value
+        else:
+            merged[section] = value
+    return merged
+
+
+def _run(experiment: Experiment, directory: Path, executor: Any = None) -> SimpleNamespace:
+    """All rounds in this process: final state, history, the checkpoint and the committed bytes."""
+    checkpoint = Checkpoint(directory)
+    state = run_rounds(
+        experiment, checkpoint, executor or InlineExecutor(experiment, checkpoint), PlainSteps(), Observers()
+    )
+    return SimpleNamespace(
+        state=state,
+        history=checkpoint.records("history.jsonl"),
+        checkpoint=checkpoint,
+        memory=lambda client: checkpoint.memory(client, state.memories),
+        bytes=_committed(directory),
+    )
+
+
+def _committed(directory: Path) -> dict[str, bytes]:
+    """Everything a checkpoint guarantees to the byte: state, history and memories; neither durations nor leftovers."""
+    paths = [directory / "state.safetensors", directory / "history.jsonl", *sorted((directory / "clients").iterdir())]
+    return {path.name: path.read_bytes() for path in paths if not path.name.endswith(".tmp")}
+
+
+class Lab:
+    """Builders of small federations; a fixture, since test modules cannot import each other."""
+
+    TinySource, ToySpec = TinySource, ToySpec
+    toy_dataset = staticmethod(_toy_dataset)
+    by_hand = staticmethod(_by_hand)
+    run = staticmethod(_run)
+    committed = staticmethod(_committed)
+
+    def __init__(self, prepared: Path, partition: Path) -> None:
+        self.prepared, self.partition_folder = prepared, partition
+        self.dataset, self.partition = Dataset.load(prepared), Partition.load(partition)
+
+    @staticmethod
+    def mapping(**changes: Any) -> dict[str, Any]:
+        """A raw configuration of the tiny federation; changes are dotted keys with ``__`` for the dot."""
+        base = {
+            "model": {"name": "fedgen_cnn", "feature_dim": 8},
+            "federation": {"rounds": 3},
+            "local": {"lr": 0.05, "batch_size": 16},
+            "partition": {"num_clients": 4},
+        }
+        return _merge(base, {key.replace("__", "."): value for key, value in changes.items()})
+
+    def config(self, **changes: Any) -> Config:
+        return Config.from_mapping(self.mapping(**changes))
+
+    def experiment(
+        self, dataset: Any = None, partition: Any = None, spec: Any = None, method: Any = None, **changes: Any
+    ):
+        """An experiment of the tiny data, or of what is given."""
+        config = self.config(**changes)
+        if spec is not None:
+            config = replace(config, model_spec=spec)
+        if method is not None:
+            config = replace(config, method=method)
+        return Experiment(config, dataset or self.dataset, partition or self.partition)
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """Tiny data, divided among four clients of unequal size and classes, in memory and on disk."""
+    root = tmp_path_factory.mktemp("tiny")
+    dataset = prepare(TinySource())
+    dataset.save(root / "prepared")
+    partitioner = PARTITIONERS["dirichlet"](alpha=0.5, min_size=10)
+    make_partition(dataset, partitioner, num_clients=4, seed=3).save(root / "partition")
+    return Lab(root / "prepared", root / "partition")

@@ -1,0 +1,187 @@
+"""Declared parameters: what is accepted, what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any, Literal
+
+import pytest
+
+from flcore.errors import ConfigError, ProtoflError
+from flcore.params import Search, build, declared, param
+
+
+@dataclass(frozen=True)
+class Options:
+    count: int = param(3, "how many", low=1, high=9)
+    rate: float = param(0.5, "how much", above=0, below=1, search=Search(1e-3, 0.5, log=True))
+    limit: int | None = param(None, "at most; null: no limit", low=2)
+    enabled: bool = param(True, "whether", switch=True)
+    mode: Literal["fast", "exact"] = param("fast", "how", search=Search(choices=("fast", "exact")))
+    channels: Literal[1, 3] | None = param(None, "grey or colour")
+    name: str = param("x", "what it is called")
+    seeds: tuple[int, ...] = param((0, 1), "seeds", low=0)
+    table: Mapping[str, Any] = param({}, "anything")
+    hidden: int = 7
+
+    def __post_init__(self) -> None:
+        if self.count == 9 and not self.enabled:
+            raise ValueError("count = 9 needs enabled = true")
+
+
+def test_defaults_where_nothing_is_said() -> None:
+    assert build(Options, {}, "options") == Options()
+
+
+def test_options_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        build(Options, {}, "options").count = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("rate", "1e-3", 0.001),  # YAML 1.1 reads 1e-3 as text
+        ("rate", "2.5E-1", 0.25),
+        ("limit", None, None),
+        ("limit", 2, 2),
+        ("channels", 3, 3),
+        ("channels", None, None),
+        ("mode", "exact", "exact"),
+        ("seeds", [4, 5], (4, 5)),
+        ("seeds", [], ()),
+        ("table", {"a": 1}, {"a": 1}),
+        ("count", 1, 1),
+        ("count", 9, 9),
+    ],
+)
+def test_accepted(key: str, value: Any, expected: Any) -> None:
+    found = getattr(build(Options, {key: value}, "options"), key)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+def test_a_whole_number_is_a_float_where_floats_are_meant() -> None:
+    @dataclass(frozen=True)
+    class Wide:
+        lr: float = param(0.1, "learning rate")
+
+    lr = build(Wide, {"lr": 1}, "local").lr
+    assert (lr, type(lr)) == (1.0, float)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("count", True, "options.count = true: expected >= 1 and <= 9"),
+        ("count", "3", "options.count = 3: expected >= 1 and <= 9"),
+        ("count", "0.1", "options.count = 0.1: expected"),
+        ("count", 3.0, "options.count = 3.0: expected"),
+        ("count", None, "options.count = null: expected"),
+        ("count", 0, "options.count = 0: must be >= 1 and <= 9"),
+        ("count", 10, "options.count = 10: must be >= 1 and <= 9"),
+        ("rate", True, "options.rate = true: expected > 0 and < 1"),
+        ("rate", "half", "options.rate = half: expected > 0 and < 1"),
+        ("rate", [0.1], "options.rate = [0.1]: expected"),
+        ("rate", 0, "options.rate = 0.0: must be > 0 and < 1"),
+        ("rate", 1, "options.rate = 1.0: must be > 0 and < 1"),
+        ("rate", float("nan"), "options.rate = nan: must be > 0 and < 1"),
+        ("rate", float("inf"), "options.rate = inf: must be > 0 and < 1"),
+        ("rate", "nan", "options.rate = nan: must be"),
+        ("limit", 1, "options.limit = 1: must be >= 2"),
+        ("limit", "none", "options.limit = none: expected >= 2"),
+        ("limit", False, "options.limit = false: expected"),
+        ("enabled", 1, "options.enabled = 1: expected bool"),
+        ("enabled", "true", "options.enabled = true: expected bool"),
+        ("mode", "slow", "options.mode = slow: expected one of fast, exact"),
+        ("mode", None, "options.mode = null: expected one of fast, exact"),
+        ("channels", 2, "options.channels = 2: expected one of 1, 3, null"),
+        ("channels", True, "options.channels = true: expected one of 1, 3, null"),
+        ("channels", 1.0, "options.channels = 1.0: expected one of 1, 3, null"),
+        ("name", 5, "options.name = 5: expected str"),
+        ("seeds", 3, "options.seeds = 3: expected"),
+        ("seeds", "01", "options.seeds = 01: expected"),
+        ("seeds", [0, "1"], "options.seeds = [0, '1']: expected"),
+        ("seeds", [0, -1], "options.seeds = -1: must be >= 0"),
+        ("table", [1], "options.table = [1]: expected mapping"),
+        ("cuont", 3, "options.cuont: unknown key; did you mean 'count'? allowed here: channels, count,"),
+        ("zzz", 3, "options.zzz: unknown key; allowed here: channels, count, enabled,"),
+        ("hidden", 3, "options.hidden: unknown key"),  # a field that was not declared cannot be set
+    ],
+)
+def test_refused(key: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        build(Options, {key: value}, "options")
+    assert str(refusal.value).startswith(words)
+    assert isinstance(refusal.value, ProtoflError)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), "inf"])
+def test_an_unlimited_float_must_still_be_finite(value: Any) -> None:
+    @dataclass(frozen=True)
+    class Free:
+        x: float = param(0.0, "anything")
+
+    with pytest.raises(ConfigError, match=r"free\.x = -?(inf|nan): must be finite"):
+        build(Free, {"x": value}, "free")
+
+
+@pytest.mark.xfail(strict=True, raises=OverflowError, reason="params: a number beyond 1e308 ends in an OverflowError")
+@pytest.mark.parametrize("key", ["count", "rate"])
+def test_a_number_beyond_all_floats_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"options.{key} = 1"):
+        build(Options, {key: 10**400}, "options")
+
+
+def test_a_rule_between_fields_names_the_section() -> None:
+    with pytest.raises(ConfigError, match="^options: count = 9 needs enabled = true$"):
+        build(Options, {"count": 9, "enabled": False}, "options")
+
+
+def test_without_a_path_the_key_stands_alone() -> None:
+    with pytest.raises(ConfigError, match="^count = 0: must be"):
+        build(Options, {"count": 0}, "")
+
+
+def test_defaults_of_mappings_are_not_shared() -> None:
+    first, second = build(Options, {}, "a"), build(Options, {}, "b")
+    assert first.table is not second.table
+
+
+def test_declarations_in_order_and_only_declared_ones() -> None:
+    names = [p.name for p in declared(Options)]
+    assert names == ["count", "rate", "limit", "enabled", "mode", "channels", "name", "seeds", "table"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "allowed"),
+    [
+        ("count", "int", ">= 1 and <= 9"),
+        ("rate", "float", "> 0 and < 1"),
+        ("limit", "int or null", ">= 2"),
+        ("enabled", "bool", ""),
+        ("mode", "str", "one of fast, exact"),
+        ("channels", "int or null", "one of 1, 3, null"),
+        ("seeds", "list of int", ">= 0"),
+        ("table", "mapping", ""),
+    ],
+)
+def test_listing(name: str, kind: str, allowed: str) -> None:
+    entry = {p.name: p for p in declared(Options)}[name].describe()
+    assert (entry["type"], entry["range"]) == (kind, allowed)
+    assert json.loads(json.dumps(entry, allow_nan=False)) == entry or name in ("mode",)  # JSON has lists for tuples
+
+
+def test_listing_of_a_search_range() -> None:
+    entries = {p.name: p.describe() for p in declared(Options)}
+    assert entries["rate"]["search"] == {"low": 0.001, "high": 0.5, "log": True}
+    assert list(entries["mode"]["search"]["choices"]) == ["fast", "exact"]
+    assert "search" not in entries["count"]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"low": 1.0}, {"low": 1.0, "high": 2.0, "choices": (1,)}])
+def test_a_search_range_is_an_interval_or_a_list(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="either low and high, or choices"):
+        Search(**arguments)
