@@ -61,7 +61,7 @@ def overhead(repetitions: int) -> dict[str, Any]:
     """What a run costs beyond its training: 20 clients of 640 samples, 10 per round, 20 steps of 32, 50 rounds.
 
     Cases: ``bare`` is a plain PyTorch loop with ``torch.optim.SGD`` on the same batches and a weighted average;
-    ``loop`` our rounds in this process, with messages, checkpoints and one evaluation, and ``loop_training`` the part of
+    ``loop`` our rounds in this process, with messages, checkpoints and one evaluation, ``loop_training`` the part of
     it that trains clients; ``run`` the whole command ``protofl run`` from start to exit, and ``run_training`` likewise.
 
     Args:

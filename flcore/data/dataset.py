@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcore.data.files import content_bytes, read_json, read_tensors, write_json, write_tensors
+from flcore.data.files import Blocks, content_bytes, read_json, read_tensors, write_blocks, write_json
 from flcore.data.images import channel_statistics, convert_channels, resize
 from flcore.data.sources.base import RawDataset, RawSplit, Source
+from flcore.data.sources.imagefiles import ImageFiles
 from flcore.errors import DataError
 
 _CURE = "delete the folder and run the prepare stage again"
+_BLOCK = 1024  # images that are converted at a time
+_SMALLEST_STD = 1e-4  # a constant channel must not divide by zero
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +77,9 @@ class Dataset:
         """Write ``train.safetensors``, ``test.safetensors`` and ``meta.json``; same content, same bytes."""
         # A folder without meta.json is unfinished, so that a stop in between never leaves a mixture that looks whole.
         (directory / "meta.json").unlink(missing_ok=True)
-        write_tensors(directory / "train.safetensors", self.train.tensors())
-        write_tensors(directory / "test.safetensors", self.test.tensors())
+        for part, split in (("train", self.train), ("test", self.test)):
+            arrays = {name: Blocks.of(tensor) for name, tensor in split.tensors().items()}
+            write_blocks(directory / f"{part}.safetensors", arrays)
         write_json(directory / "meta.json", dataclasses.asdict(self.meta))
 
     @classmethod
@@ -106,6 +110,7 @@ def prepare(
     size: int | None = None,
     channels: int | None = None,
     limit_per_class: int | None = None,
+    directory: Path | None = None,
 ) -> Dataset:
     """Read ``source`` and bring its images into one form (data.md, section 1.0).
 
@@ -116,14 +121,21 @@ def prepare(
         size: resize to ``size`` x ``size``, bilinear and antialiased; None keeps the size.
         channels: 1 or 3: convert to gray or RGB; None keeps the channels.
         limit_per_class: keep the first so many images of each class in each split, in file order.
+        directory: write the dataset there while it is made, as :meth:`Dataset.save` would, and return it mapped from
+            there: memory then holds a few images at a time, however many there are.
 
     Raises:
         DataError: data are missing or damaged.
     """
     raw = source.load(root, download)
     _check(raw, source.name)
-    train = _prepare_split(raw.train, size, channels, limit_per_class)
-    test = _prepare_split(raw.test, size, channels, limit_per_class)
+    if directory is not None:
+        (directory / "meta.json").unlink(missing_ok=True)
+    parts = [
+        _Form.of(raw_split, size, channels, limit_per_class).prepared(directory and directory / f"{part}.safetensors")
+        for part, raw_split in (("train", raw.train), ("test", raw.test))
+    ]
+    train, test = parts
     mean, std = _statistics(raw, train)
     _, c, h, w = train.images.shape
     meta = Meta(
@@ -145,7 +157,10 @@ def prepare(
         },
         fingerprint="",
     )
-    return Dataset(train, test, dataclasses.replace(meta, fingerprint=_fingerprint(train, test, meta)))
+    meta = dataclasses.replace(meta, fingerprint=_fingerprint(train, test, meta))
+    if directory is not None:
+        write_json(directory / "meta.json", dataclasses.asdict(meta))
+    return Dataset(train, test, meta)
 
 
 def _check(raw: RawDataset, name: str) -> None:
@@ -160,15 +175,49 @@ def _check(raw: RawDataset, name: str) -> None:
             )
 
 
-def _prepare_split(raw: RawSplit, size: int | None, channels: int | None, limit: int | None) -> Split:
-    keep = _first_of_each_class(raw.labels, limit)
-    images = torch.from_numpy(raw.images[keep] if limit is not None else raw.images)
-    images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
-    if channels is not None:
-        images = convert_channels(images, channels)
-    images = images.contiguous() if size is None else resize(images.contiguous(), (size, size))
-    groups = None if raw.groups is None else torch.from_numpy(raw.groups[keep].astype(np.int64))
-    return Split(images, torch.from_numpy(raw.labels[keep].astype(np.int64)), groups)
+@dataclass(frozen=True, eq=False)
+class _Form:
+    """A split as found, which of its samples to keep, and the form of image asked for."""
+
+    raw: RawSplit
+    keep: np.ndarray
+    channels: int
+    size: tuple[int, int]
+
+    @classmethod
+    def of(cls, raw: RawSplit, size: int | None, channels: int | None, limit: int | None) -> _Form:
+        found = raw.images.shape
+        return cls(
+            raw,
+            keep=_first_of_each_class(raw.labels, limit),
+            channels=channels or (1 if len(found) == 3 else found[3]),
+            size=(found[1], found[2]) if size is None else (size, size),
+        )
+
+    def prepared(self, path: Path | None) -> Split:
+        """The split in memory or, given a path, written there and mapped."""
+        shape = (len(self.keep), self.channels, *self.size)
+        arrays = {
+            "images": Blocks(torch.uint8, shape, self._images()),
+            "labels": Blocks.of(torch.from_numpy(self.raw.labels[self.keep].astype(np.int64))),
+        }
+        if self.raw.groups is not None:
+            arrays["groups"] = Blocks.of(torch.from_numpy(self.raw.groups[self.keep].astype(np.int64)))
+        if path is None:
+            return Split(**{name: torch.cat(list(blocks.pieces)) for name, blocks in arrays.items()})
+        write_blocks(path, arrays)
+        return Split(**read_tensors(path, _CURE))
+
+    def _images(self) -> Iterator[Tensor]:
+        for first in range(0, len(self.keep), _BLOCK):
+            images = _take(self.raw.images, self.keep[first : first + _BLOCK])
+            block = torch.from_numpy(images)
+            block = block[:, None] if block.ndim == 3 else block.permute(0, 3, 1, 2)
+            yield resize(convert_channels(block, self.channels).contiguous(), self.size)
+
+
+def _take(images: np.ndarray | ImageFiles, positions: np.ndarray) -> np.ndarray:
+    return images.take(positions).decode() if isinstance(images, ImageFiles) else images[positions]
 
 
 def _first_of_each_class(labels: np.ndarray, limit: int | None) -> np.ndarray:
@@ -180,11 +229,13 @@ def _first_of_each_class(labels: np.ndarray, limit: int | None) -> np.ndarray:
 def _statistics(raw: RawDataset, train: Split) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and std for the channels the images have now."""
     channels = train.images.shape[1]
-    if channels == len(raw.mean):
-        return raw.mean, raw.std
-    if channels == 3:
-        return raw.mean * 3, raw.std * 3
-    return channel_statistics(train.images[:, 0].numpy())  # the std of gray does not follow from those of RGB
+    if raw.mean is not None and raw.std is not None:
+        if channels == len(raw.mean):
+            return raw.mean, raw.std
+        if channels == 3:
+            return raw.mean * 3, raw.std * 3
+    mean, std = channel_statistics(train.images)  # also for gray made of RGB: its std does not follow from theirs
+    return mean, tuple(max(value, _SMALLEST_STD) for value in std)
 
 
 def _fingerprint(train: Split, test: Split, meta: Meta) -> str:

@@ -26,6 +26,7 @@ def prepare(config: Config, directory: Path) -> Dataset:
         except DataError:
             pass  # interrupted or damaged: made again below
     root = None if config.data.root is None else Path(config.data.root)
+    request_file.unlink(missing_ok=True)
     prepared = dataset.prepare(
         config.source,
         root,
@@ -33,9 +34,7 @@ def prepare(config: Config, directory: Path) -> Dataset:
         size=config.data.size,
         channels=config.data.channels,
         limit_per_class=config.data.limit_per_class,
+        directory=directory,
     )
-    request_file.unlink(missing_ok=True)
-    directory.mkdir(parents=True, exist_ok=True)
-    prepared.save(directory)
     write_json(request_file, request)
     return prepared
