@@ -9,7 +9,7 @@ export DVC_NO_ANALYTICS := 1
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-services lint lock clean
+.PHONY: help run test test-slow test-services lint docs lock clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,9 @@ lint: $(READY)  ## formatting, lint and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+
+docs: $(READY)  ## write docs/PARAMETERS.md from the declarations
+	@$(BIN)/python -m pipelines.documentation
 
 lock: $(READY)  ## write infra/requirements.lock anew from pyproject.toml
 	@$(BIN)/uv lock --quiet --upgrade

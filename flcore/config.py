@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from flcore.data.imbalance import Imbalance
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.partitioners.base import Partitioner
 from flcore.data.sources import SOURCES
@@ -44,12 +45,29 @@ class PartitionConfig:
     num_clients: int = param(10, "K, the number of clients", low=1)
     seed: int | None = param(None, "seed of the division; null follows the run's seed", low=0)
     validation: float = param(0.0, "share of each client's training data set aside for validation", low=0, below=1)
-    client_test: Literal["label_slices", "few_shot", "proportional", "local_split"] = param(
+    client_test: Literal["label_slices", "few_shot", "proportional", "local_split", "task_cumulative"] = param(
         "label_slices",
-        "client test data: equal slices of the own classes, a few of each, in proportion, or from the own data",
+        "client test data: equal slices of the own classes, a few of each, in proportion, from the own data, or slices "
+        "that grow with the tasks met",
     )
     test_fraction: float = param(0.2, "share of a client's own data for client_test: local_split", above=0, below=1)
     test_shots: int = param(15, "test samples per class held for client_test: few_shot", low=1)
+    imbalance_gamma: float | None = param(
+        None, "long tail: smallest over largest class size of the training set; null leaves it alone", above=0, high=1
+    )
+    imbalance_profile: Literal["exp", "step"] = param(
+        "exp", "with imbalance_gamma: class sizes fall exponentially, or half of the classes are small"
+    )
+    imbalance_permute_classes: bool = param(
+        False, "with imbalance_gamma: draw which classes are small; else the last ones"
+    )
+
+    @property
+    def imbalance(self) -> Imbalance | None:
+        """The long tail asked for."""
+        if self.imbalance_gamma is None:
+            return None
+        return Imbalance(self.imbalance_gamma, self.imbalance_profile, self.imbalance_permute_classes)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("protofl: interrupted; the same command goes on where it stopped", file=sys.stderr)
         return INTERRUPTED
+    except (PermissionError, NotADirectoryError, FileExistsError, IsADirectoryError) as error:
+        print(
+            f"protofl: {error.filename}: cannot write there ({error.strerror}); choose another --out", file=sys.stderr
+        )
+        return EXIT_CODES[ConfigError]
     except BrokenPipeError:
         # Whoever read our output has had enough; Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -273,7 +273,7 @@ def draw_accuracy_curves(runs: Sequence[RunRecord]) -> Figure:
     """
     styles = method_styles(list(group_by_method(runs)))
     tables = {metric: table for metric in CURVE_METRICS if not (table := curve_data(runs, metric)).empty}
-    with _settings():
+    with house_style():
         figure, panels = _panel_row(len(tables), len(styles))
         for axes, (metric, table) in zip(panels, tables.items(), strict=True):
             for method, curve in _by_method(table):
@@ -297,7 +297,7 @@ def draw_bytes_against_accuracy(runs: Sequence[RunRecord]) -> Figure:
     """
     styles = method_styles(list(group_by_method(runs)))
     tables = {metric: table for metric in CURVE_METRICS if not (table := bytes_accuracy_data(runs, metric)).empty}
-    with _settings():
+    with house_style():
         figure, panels = _panel_row(len(tables), len(styles))
         for axes, (metric, table) in zip(panels, tables.items(), strict=True):
             sent = table[table["bytes"] > 0]
@@ -327,7 +327,7 @@ def draw_bytes_against_accuracy(runs: Sequence[RunRecord]) -> Figure:
 def draw_partition(partition: PartitionTable) -> Figure:
     """Samples per class (rows) and client (columns): white is none, darker is more, one colour bar."""
     clients, classes = partition.counts.shape
-    with _settings():
+    with house_style():
         height = min(max(1.4 + 0.24 * classes, 2.2), 7.5)
         figure = Figure(figsize=(WIDTH, height))
         axes = figure.add_subplot()
@@ -351,7 +351,7 @@ def draw_client_spread(runs: Sequence[RunRecord]) -> Figure:
     table = client_accuracy_data(runs)
     methods = list(dict.fromkeys(table["method"]))
     styles = method_styles(list(group_by_method(runs)))
-    with _settings():
+    with house_style():
         figure = Figure(figsize=(WIDTH, 0.9 + 0.36 * max(len(methods), 1)))
         axes = figure.add_subplot()
         for position, method in enumerate(methods):
@@ -398,7 +398,7 @@ def draw_training_loss(runs: Sequence[RunRecord]) -> Figure:
     terms = list(dict.fromkeys(table["term"]))
     columns = min(len(terms), 3) or 1
     rows = math.ceil(len(terms) / columns) or 1
-    with _settings():
+    with house_style():
         # The legend stands below all panels: labels at line ends would not fit in a third of the width.
         used = [method for method in styles if method in set(table["method"])]
         legend_rows = math.ceil(len(used) / 7) if len(styles) > 1 else 0
@@ -424,7 +424,7 @@ def draw_class_accuracy(runs: Sequence[RunRecord], class_names: Sequence[str] = 
     """Class-wise accuracy of the global model: methods by classes, 0 to 1, grey where there is no value."""
     table = class_accuracy_data(runs)
     methods, classes = table.shape
-    with _settings():
+    with house_style():
         figure = Figure(figsize=(WIDTH, min(max(1.15 + 0.27 * methods, 1.5), 7.5)))
         axes = figure.add_subplot()
         mesh = _draw_cells(axes, table.to_numpy(dtype=float), _ACCURACY, 1.0)
@@ -454,7 +454,7 @@ def svg_text(figure: Figure, prefix: str = "figure") -> str:
         The `<svg>` element alone (no XML declaration, dates or metadata).
     """
     buffer = io.StringIO()
-    with _settings():
+    with house_style():
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -476,7 +476,7 @@ def save(figure: Figure, path: Path) -> Path:
     if path.suffix == ".svg":
         path.write_text(f'<?xml version="1.0" encoding="utf-8"?>\n{svg_text(figure)}', encoding="utf-8", newline="")
     elif path.suffix == ".png":
-        with _settings():
+        with house_style():
             figure.savefig(path, format="png", metadata={"Software": None})
     else:
         raise ValueError(f"{path.name}: figures are written as .svg or .png")
@@ -553,7 +553,11 @@ def _stacked(runs: Sequence[RunRecord], data: Callable[[Sequence[RunRecord], str
 
 
 @contextmanager
-def _settings() -> Iterator[None]:
+def house_style() -> Iterator[None]:
+    """Draw with the project's settings, and with nothing of this machine's.
+
+    Figures made inside keep them; what is saved later must be saved inside as well.
+    """
     # From matplotlib's own defaults, so that a matplotlibrc on the machine changes nothing.
     with matplotlib.rc_context():
         matplotlib.rcdefaults()

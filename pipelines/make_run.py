@@ -6,26 +6,34 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rich.console import Console
+
+from pipelines import stages
+from pipelines.comparison import print_table
+from pipelines.settings import load_config
 from pipelines.tracking import ui_command
 
-_COMPARISON = Path("artifacts/comparison")
+_ARTIFACTS = Path("artifacts")
 
 
 def main() -> int:
     """Reproduce what is out of date; say so where nothing is."""
     if not Path(".git").exists():  # a downloaded archive: DVC works without git once it is told so
         subprocess.run(["dvc", "config", "--local", "core.no_scm", "true"], check=True)
-    status = subprocess.run(["dvc", "status", "--quiet"], check=False)
-    if status.returncode == 0:
+    if subprocess.run(["dvc", "status", "--quiet"], check=False).returncode == 0:
         print("Everything is up to date: nothing to do.\n")
     else:
         done = subprocess.run(["dvc", "repro"], check=False)
         if done.returncode != 0:
             print("\nStopped. `make run` goes on from here.", file=sys.stderr)
             return done.returncode
-    print((_COMPARISON / "comparison.md").read_text())
-    print(f"report:       {_COMPARISON / 'report.html'}   (open it in a browser)")
-    print(f"runs, MLflow: {ui_command(None)}")
+    config = load_config(None)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=150)  # a log has no width; 80 columns would fold every cell
+    print_table(stages.collect(config, stages.comparison_runs(config, _ARTIFACTS)), console)
+    print(f"\nreport:       {_ARTIFACTS / 'comparison' / 'report.html'}   (open it in a browser)")
+    print(f"runs, MLflow: {ui_command(config.tracking.uri)}")
     return 0
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from flcore.config import Config
 from flcore.engine.rounds import Observers
-from flcore.errors import ConfigError, DataError
+from flcore.errors import DataError
 from pipelines import stages
 from pipelines.embedded_server import EmbeddedServer
 from pipelines.files import RunFiles, read_json
@@ -102,10 +102,7 @@ def _say_result(metrics: Mapping[str, Any], config: Config, directory: Path) -> 
 
 def stage(name: str, config: Config, out: Path, prepared: Path, partition: Path) -> None:
     """``protofl stage``: one stage, inline."""
-    try:
-        _STAGES[name](config, out, prepared, partition)
-    except PermissionError as error:
-        raise ConfigError(f"{error.filename}: cannot write there ({error.strerror}); choose another --out") from error
+    _STAGES[name](config, out, prepared, partition)
 
 
 def _prepare(config: Config, out: Path, prepared: Path, partition: Path) -> None:
@@ -141,11 +138,9 @@ def _report(config: Config, out: Path, prepared: Path, partition: Path) -> None:
 
 def _compare(config: Config, out: Path, prepared: Path, partition: Path) -> None:
     """Compare the runs of ``compare.methods`` and ``compare.seeds`` below ``<out>/runs``, and log them to MLflow."""
-    directories = [
-        out / "runs" / f"{method}-s{seed}" for method in config.compare.methods for seed in config.compare.seeds
-    ]
-    compared = stages.compare(config, directories, out / "partitions", out / "comparison")
-    print_comparison(compared, Console())
+    directories = stages.comparison_runs(config, out)
+    stages.compare(config, directories, out / "partitions", out / "comparison")
+    print(out / "comparison" / "comparison.md")
     if config.tracking.enabled:
         track(directories, config.tracking.uri, out / "prepared" / "meta.json")
 

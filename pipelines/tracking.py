@@ -27,10 +27,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 
 import flcore
 from flcore.errors import DataError, ProtoflError
+from pipelines.addresses import without_password
 from pipelines.files import RunFiles, read_json
 
 if TYPE_CHECKING:
@@ -116,11 +116,11 @@ def ui_command(uri: str | None) -> str:
     """What to type to look at a store: a shell command, or for a running server the address to open in a browser."""
     chosen = resolve_uri(uri)
     if chosen.startswith(("http://", "https://")):
-        return _without_password(chosen)
+        return without_password(chosen)
     database = _sqlite_file(chosen)
     if database is not None and database.is_relative_to(Path.cwd()):
         chosen = f"sqlite:///{database.relative_to(Path.cwd())}"
-    return f"mlflow ui --workers 1 --backend-store-uri {shlex.quote(_without_password(chosen))}"
+    return f"mlflow ui --workers 1 --backend-store-uri {shlex.quote(without_password(chosen))}"
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -407,7 +407,7 @@ class RunTracker:
         if self._failures == 0:
             logger.warning(
                 "tracking: %s did not take the results (%s); they are on disk, log them later with: protofl track %s",
-                _without_password(self.uri),
+                without_password(self.uri),
                 error,
                 shlex.quote(str(self.run_dir)),
             )
@@ -754,14 +754,6 @@ def _sqlite_file(uri: str) -> Path | None:
     """The absolute path of a SQLite store's file; None for every other store."""
     prefix = "sqlite:///"
     return Path(uri.removeprefix(prefix)).absolute() if uri.startswith(prefix) else None
-
-
-def _without_password(uri: str) -> str:
-    """An address fit for a log: ``user:password@`` becomes ``***@``."""
-    parts = urlsplit(uri)
-    if "@" not in parts.netloc:
-        return uri
-    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))
 
 
 def _version(package: str) -> str:

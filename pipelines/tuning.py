@@ -1,22 +1,24 @@
 """Optuna: the search of a method's hyper-parameters on the clients' validation data; test data are never read.
 
-A study lives in one folder: ``prepared/`` and ``partition/`` made once, an ordinary run per trial below ``trials/``, and the
-results in ``study.json``, ``study.md`` and ``study.svg``. It can be killed at any moment: the same command goes on inside the
-interrupted round of the interrupted trial. The sampler of a trial is seeded by the study's seed and the trial's number, so that
-a study which was interrupted proposes what an uninterrupted one would have, and nothing of the sampler has to be stored.
+A study lives in one folder: ``prepared/`` and ``partition/`` made once, an ordinary run per trial below ``trials/``,
+and the results in ``study.json``, ``study.md`` and ``study.svg``. It can be killed at any moment: the same command goes
+on inside the interrupted round of the interrupted trial. The sampler of a trial is seeded by the study's seed and the
+trial's number, so that a study which was interrupted proposes what an uninterrupted one would have, and nothing of the
+sampler has to be stored.
 
-In MLflow a study is a run whose rounds are trials, with the trials' runs below it. That run is kept as a run directory of its
-own, ``study/``, which :class:`~pipelines.tracking.RunTracker` logs like any other.
+In MLflow a study is a run whose rounds are trials, with the trials' runs below it. That run is kept as a run directory
+of its own, ``study/``, which :class:`~pipelines.tracking.RunTracker` logs like any other.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import json
 import shlex
 import shutil
-import warnings
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +28,7 @@ from typing import Any, Literal
 
 import optuna
 import yaml
+from matplotlib.figure import Figure
 from optuna.pruners import BasePruner, MedianPruner, NopPruner
 from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
@@ -43,7 +46,9 @@ from flcore.methods import METHODS
 from flcore.params import Param, declared
 from flcore.rng import numpy_stream
 from pipelines import stages
+from pipelines.addresses import without_password
 from pipelines.environment import environment
+from pipelines.figures import WIDTH, house_style, save
 from pipelines.files import RunFiles, read_json, write_json, write_text
 from pipelines.tracking import RunTracker, flatten, read_history, ui_command
 
@@ -55,6 +60,7 @@ VALIDATION_SHARE = 0.2
 _STARTUP_TRIALS = 10  # at random, before the sampler has something to learn from
 _TRIALS_BEFORE_PRUNING = 5
 _SHOWN_TRIALS = 10
+_PANELS_PER_ROW = 3
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
@@ -244,8 +250,8 @@ def tune(config: Config, trials: int, objective: str, storage: str | None, direc
         directory: the study's folder.
 
     Raises:
-        ConfigError: the method has no search space, the folder holds another study or is in use, or the storage cannot be
-            opened; all before any data are read.
+        ConfigError: the method has no search space, the folder holds another study or is in use, or the storage
+            cannot be opened; all before any data are read.
         DataError: data are missing, or no client has validation data.
         RunError: no trial has finished, or the storage was lost on the way.
     """
@@ -254,17 +260,16 @@ def tune(config: Config, trials: int, objective: str, storage: str | None, direc
     problem, files = Problem.of(config, objective), StudyFiles(directory)
     _refuse_other_study(problem, files)
     with _only_one_process(directory), _storage_errors():
-        study = _open_study(problem, storage, files)
+        opened = _open_storage(storage, files)
+        study = _open_study(problem, opened)
         console = Console(stderr=True)
         _make_data(problem, study, files, console)
-        searcher = _Searcher(problem, study, files, owns_storage=storage is None)
+        searcher = _Searcher(problem, study, opened, files, shares_storage=storage is not None)
         searcher.search(trials, console)
         best = _best_trials(study)
         if not best:
-            last_error = study.trials[-1].user_attrs.get("error", "pruned")
-            raise RunError(
-                f"{directory}: none of the {len(study.trials)} trials has finished; the last one: {last_error}"
-            )
+            error = study.trials[-1].user_attrs.get("error", "pruned")
+            raise RunError(f"{directory}: none of the {len(study.trials)} trials has finished; the last one: {error}")
         searcher.finish()
         _say_result(problem, best, files)
 
@@ -307,30 +312,41 @@ def _storage_errors() -> Iterator[None]:
     """Turn a storage that is lost in the middle into an error of one line."""
     try:
         yield
-    except optuna.exceptions.StorageInternalError as error:
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         reason = str(error.__cause__ or error).partition("\n")[0]
         raise RunError(f"--storage: lost during the study ({reason}); the same command goes on") from error
 
 
-def _open_study(problem: Problem, storage: str | None, files: StudyFiles) -> Study:
-    """Create the study or find it again; a new one begins with the given values."""
+def _open_storage(url: str | None, files: StudyFiles) -> RDBStorage:
+    """Open Optuna's storage, making its tables where there are none.
+
+    Raises:
+        ConfigError: it cannot be opened.
+    """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    url = f"sqlite:///{files.database.resolve()}" if storage is None else storage
-    directions = OBJECTIVES[problem.objective]
     try:
-        study = optuna.create_study(
-            storage=RDBStorage(url),
-            study_name=problem.name,
-            directions=list(directions),
-            pruner=_pruner(problem.config) if len(directions) == 1 else NopPruner(),
-            load_if_exists=True,
-        )
-    # SQLAlchemy's own for addresses and connections, ImportError for a missing driver, RuntimeError for tables of another
-    # version of Optuna.
+        return RDBStorage(f"sqlite:///{files.database.resolve()}" if url is None else url)
+    # SQLAlchemy's own for addresses and connections, ImportError for a missing driver, RuntimeError for the tables of
+    # another version of Optuna.
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError, RuntimeError) as error:
-        reason = str(error.__cause__ or error).partition("\n")[0]
-        named = f"--storage {_without_password(url)}" if storage is not None else str(files.database)
-        raise ConfigError(f"{named}: cannot be opened ({reason}); expected such as sqlite:///study.db") from error
+        reason = str(error).partition("\n")[0]
+        if url is None:
+            raise ConfigError(f"{files.database}: cannot be opened ({reason}); delete it, or that folder") from error
+        raise ConfigError(
+            f"--storage {without_password(url)}: cannot be opened ({reason}); expected such as sqlite:///study.db"
+        ) from error
+
+
+def _open_study(problem: Problem, storage: RDBStorage) -> Study:
+    """Create the study or find it again; a new one begins with the given values."""
+    directions = OBJECTIVES[problem.objective]
+    study = optuna.create_study(
+        storage=storage,
+        study_name=problem.name,
+        directions=list(directions),
+        pruner=_pruner(problem.config) if len(directions) == 1 else NopPruner(),
+        load_if_exists=True,
+    )
     guess = problem.first_guess()
     if guess is not None and not study.trials:
         study.enqueue_trial(guess)
@@ -340,11 +356,6 @@ def _open_study(problem: Problem, storage: str | None, files: StudyFiles) -> Stu
 def _pruner(config: Config) -> BasePruner:
     """Stop a trial that is below the median of the earlier ones at the same round, after a third of the rounds."""
     return MedianPruner(n_startup_trials=_TRIALS_BEFORE_PRUNING, n_warmup_steps=config.federation.rounds // 3)
-
-
-def _without_password(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}***@{rest.rpartition('@')[2]}" if "@" in rest else url
 
 
 def _make_data(problem: Problem, study: Study, files: StudyFiles, console: Console) -> None:
@@ -362,10 +373,13 @@ def _make_data(problem: Problem, study: Study, files: StudyFiles, console: Conso
             f"partition.validation = {config.partition.validation:g}: leaves no client any validation data; "
             "choose a larger share"
         )
-    fingerprints = {"data": dataset.meta.fingerprint, "partition": partition.fingerprint}
+    fingerprints = {
+        "data_fingerprint": dataset.meta.fingerprint,
+        "partition_fingerprint": partition.fingerprint,
+    }
     for name, fingerprint in fingerprints.items():
-        if study.user_attrs.setdefault(name, fingerprint) != fingerprint:
-            raise ConfigError(f"{files.directory}: this study began with other {name}; choose another --out")
+        if study.user_attrs.get(name, fingerprint) != fingerprint:
+            raise ConfigError(f"{files.directory}: this study began with other data; choose another --out")
         study.set_user_attr(name, fingerprint)
     Experiment.open(config, files.prepared, files.partition)  # a missing device is an error before the first trial
     write_text(files.params, yaml.safe_dump(problem.given.to_mapping(), sort_keys=False))
@@ -388,12 +402,15 @@ def _write_record_config(problem: Problem, files: StudyFiles) -> None:
 class _Searcher:
     """Runs trials one after the other and keeps the study's files up to date."""
 
-    def __init__(self, problem: Problem, study: Study, files: StudyFiles, *, owns_storage: bool) -> None:
-        """Search ``problem``; ``owns_storage`` says that no other folder's trials are in the storage."""
+    def __init__(
+        self, problem: Problem, study: Study, storage: RDBStorage, files: StudyFiles, *, shares_storage: bool
+    ) -> None:
+        """Search ``problem``; ``shares_storage`` says that trials of other folders may be in the storage."""
         self._problem = problem
         self._study = study
         self._files = files
-        self._owns_storage = owns_storage
+        self._storage = storage
+        self._shares_storage = shares_storage
         self._tracking = _StudyTracking(problem, files) if problem.config.tracking.enabled else None
 
     def search(self, wanted: int, console: Console) -> None:
@@ -421,29 +438,41 @@ class _Searcher:
         interrupted = [
             trial.number
             for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-            if self._owns_storage or self._files.trial(trial.number).directory.exists()
+            if not self._shares_storage or self._files.trial(trial.number).directory.exists()
         ]
         waiting = [trial.number for trial in self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))]
         number = next(iter(interrupted + waiting), len(self._study.trials))
         self._study.sampler = _sampler(self._problem.config.seed, number)
-        return _take_up(self._study, number) if interrupted else self._study.ask()
+        return self._take_up(number) if interrupted else self._study.ask()
+
+    def _take_up(self, number: int) -> Trial:
+        """A trial that another process began: the storage knows the id that a Trial is made from."""
+        study_id = self._storage.get_study_id_from_name(self._study.study_name)
+        return Trial(self._study, self._storage.get_trial_id_from_study_id_trial_number(study_id, number))
 
     def _run(self, trial: Trial, params: Mapping[str, Any], progress: _Progress) -> None:
         """Train one trial and tell the study how it ended; an interruption leaves it to be taken up again."""
         progress.trial_starts(trial.number, params)
-        run = self._files.trial(trial.number)
         try:
             config = self._problem.config_of(params)
+        except ConfigError as error:  # values that do not go together
+            self._fail(trial, error)
+            return
+        run = self._files.trial(trial.number)
+        try:
             values = self._train(config, trial, run, progress)
         except optuna.TrialPruned:
             self._study.tell(trial, state=TrialState.PRUNED)
-        except (ConfigError, RunError) as error:
-            trial.set_user_attr("error", str(error))
-            self._study.tell(trial, state=TrialState.FAIL)
+            _drop_weights(run)
+        except RunError as error:
+            self._fail(trial, error)
+            _drop_weights(run)
         else:
             self._study.tell(trial, values)
-            return
-        _drop_weights(run)
+
+    def _fail(self, trial: Trial, error: Exception) -> None:
+        trial.set_user_attr("error", str(error))
+        self._study.tell(trial, state=TrialState.FAIL)
 
     def _train(self, config: Config, trial: Trial, run: RunFiles, progress: _Progress) -> list[float]:
         reported = set(self._study.trials[trial.number].intermediate_values)
@@ -453,6 +482,7 @@ class _Searcher:
         def report(number: int, record: RoundRecord) -> None:
             if prunes and number not in reported:
                 trial.report(record[metric], number)
+                reported.add(number)
             # A trial that has come to its last round costs nothing more.
             if prunes and number < rounds and trial.should_prune():
                 raise optuna.TrialPruned
@@ -469,22 +499,16 @@ class _Searcher:
         stages.evaluate(config, self._files.prepared, self._files.partition, run.directory)
         last = read_history(run.history)[-1]
         sent = sum(last["bytes_up"].values()) + sum(last["bytes_down"].values())
+        trial.set_user_attr("bytes", sent)
         return [last[metric], sent][: len(self._study.directions)]
 
 
 def _sampler(seed: int, number: int) -> TPESampler:
-    """The sampler of one trial, a function of seed and number: a new process proposes what the killed one would have."""
+    """The sampler of one trial: a function of seed and number, whichever process asks."""
     stream = numpy_stream(seed, "tuning", number)
     return TPESampler(
         seed=int(stream.integers(2**31)), n_startup_trials=_STARTUP_TRIALS, multivariate=True, constant_liar=True
     )
-
-
-def _take_up(study: Study, number: int) -> Trial:
-    """A trial that another process began. Optuna has no call for this; the storage knows the id that a Trial wants."""
-    storage = study._storage
-    trial_id = storage.get_trial_id_from_study_id_trial_number(storage.get_study_id_from_name(study.study_name), number)
-    return Trial(study, trial_id)
 
 
 def _drop_weights(run: RunFiles) -> None:
@@ -503,7 +527,7 @@ def _ended(study: Study) -> list[FrozenTrial]:
 def _best_trials(study: Study) -> list[FrozenTrial]:
     """Finished trials, the most accurate first, and among equals the one that sends least, then the earliest."""
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return sorted(finished, key=lambda trial: (-trial.values[0], trial.values[1:], trial.number))
+    return sorted(finished, key=lambda trial: (-trial.values[0], trial.user_attrs["bytes"], trial.number))
 
 
 class _Progress:
@@ -550,7 +574,7 @@ class _Progress:
 
 
 class _StudyTracking:
-    """The study in MLflow: its own run, and a nested one per trial. A store that cannot be reached costs one warning."""
+    """The study in MLflow: its own run, and one per trial below it. An unreachable store costs a warning."""
 
     def __init__(self, problem: Problem, files: StudyFiles) -> None:
         """Log to the configured store."""
@@ -569,7 +593,7 @@ class _StudyTracking:
         """Log whatever is not logged yet, the results and the best trial."""
         best = _best_trials(study)[0]
         summary = {
-            **{name: study.user_attrs[key] for name, key in _FINGERPRINTS.items()},
+            **study.user_attrs,
             self._problem.metric: best.values[0],
             "best_round": best.number,
         }
@@ -581,7 +605,7 @@ class _StudyTracking:
         for trial in _ended(study):
             if trial.number not in self._logged and not self._log_run(trial, self._parent.run_id):
                 return
-        Console(stderr=True).print(f"study in MLflow: {ui_command(self._problem.config.tracking.uri)}", soft_wrap=True)
+        print(f"study in MLflow: {ui_command(self._problem.config.tracking.uri)}", file=sys.stderr)
 
     def _log_run(self, trial: FrozenTrial, parent_run_id: str) -> bool:
         """Log one trial's run; False if the store could not take it."""
@@ -603,11 +627,8 @@ class _StudyTracking:
         return is_logged
 
 
-_FINGERPRINTS = {"data_fingerprint": "data", "partition_fingerprint": "partition"}
-
-
 def write_results(problem: Problem, study: Study, files: StudyFiles) -> None:
-    """Write ``study.json`` and ``study.md``, and the study's history for MLflow; the same trials give the same bytes."""
+    """Write ``study.json``, ``study.md`` and the history for MLflow; the same trials give the same bytes."""
     ended, best = _ended(study), _best_trials(study)
     described = {
         "study": problem.name,
@@ -618,14 +639,15 @@ def write_results(problem: Problem, study: Study, files: StudyFiles) -> None:
         "split": problem.config.evaluation.split,
         "sampler": "TPESampler(multivariate, constant_liar), seeded per trial",
         "space": problem.space,
-        **{name: study.user_attrs[key] for name, key in _FINGERPRINTS.items()},
+        **study.user_attrs,
         "best": [trial.number for trial in _front(best)],
         "trials": [
             {
                 "number": trial.number,
                 "state": trial.state.name.lower(),
                 "params": trial.params,
-                "values": trial.values if trial.state == TrialState.COMPLETE else None,
+                "accuracy": trial.values[0] if trial.state == TrialState.COMPLETE else None,
+                "bytes": trial.user_attrs.get("bytes"),
                 "rounds": {str(number): value for number, value in sorted(trial.intermediate_values.items())},
             }
             for trial in ended
@@ -639,16 +661,16 @@ def write_results(problem: Problem, study: Study, files: StudyFiles) -> None:
 
 def _as_round(problem: Problem, trial: FrozenTrial) -> dict[str, Any]:
     """A trial as a record of a history: its number is the round."""
-    values = trial.values if trial.state == TrialState.COMPLETE else [None]
-    sent = {"all": int(values[1])} if len(values) > 1 else {}
-    return {"round": trial.number, problem.metric: values[0], "bytes_up": sent, "bytes_down": {}}
+    accuracy = trial.values[0] if trial.state == TrialState.COMPLETE else None
+    sent = {"both": trial.user_attrs.get("bytes", 0)}
+    return {"round": trial.number, problem.metric: accuracy, "bytes_up": sent, "bytes_down": {}}
 
 
 def _front(best: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """The trials that no other beats in everything: for one objective the best, for two the Pareto front."""
-    front: list[FrozenTrial] = []
-    for trial in best:  # falling accuracy: a later one belongs to the front if it sends less
-        if not front or trial.values[1:] < front[-1].values[1:]:
+    front = list(best[:1])
+    for trial in best[1:]:  # falling accuracy: a later one belongs to the front if it sends less
+        if len(trial.values) > 1 and trial.values[1] < front[-1].values[1]:
             front.append(trial)
     return front
 
@@ -656,7 +678,7 @@ def _front(best: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 def _markdown(problem: Problem, best: Sequence[FrozenTrial], ended: Sequence[FrozenTrial]) -> str:
     keys, front = list(problem.space), {trial.number for trial in _front(best)}
     unfinished = [trial for trial in ended if trial.state != TrialState.COMPLETE]
-    columns = ["trial", *keys, *_columns(problem)]
+    columns = ["trial", *keys, problem.metric, "bytes"]
     lines = [
         f"# {problem.name}",
         "",
@@ -668,7 +690,7 @@ def _markdown(problem: Problem, best: Sequence[FrozenTrial], ended: Sequence[Fro
     ]
     for trial in [*best, *unfinished]:
         number = f"**{trial.number}**" if trial.number in front else str(trial.number)
-        outcome = _shown_values(trial) or [trial.state.name.lower(), *[""] * (len(_columns(problem)) - 1)]
+        outcome = _shown_values(trial) or [trial.state.name.lower(), ""]
         lines.append("| " + " | ".join([number, *(f"{trial.params.get(key)}" for key in keys), *outcome]) + " |")
     if best:
         command = f"protofl run --params params.yaml {_set_options(best[0].params)}"
@@ -676,16 +698,11 @@ def _markdown(problem: Problem, best: Sequence[FrozenTrial], ended: Sequence[Fro
     return "\n".join(lines) + "\n"
 
 
-def _columns(problem: Problem) -> list[str]:
-    return [problem.metric, "bytes"][: len(OBJECTIVES[problem.objective])]
-
-
 def _shown_values(trial: FrozenTrial) -> list[str]:
     """What a finished trial reached, as text; empty for others."""
     if trial.state != TrialState.COMPLETE:
         return []
-    accuracy, *sent = trial.values
-    return [f"{100 * accuracy:.2f} %", *(f"{value / 1e6:.2f} MB" for value in sent)]
+    return [f"{100 * trial.values[0]:.2f} %", f"{trial.user_attrs['bytes'] / 1e6:.2f} MB"]
 
 
 def _assignments(params: Mapping[str, Any]) -> str:
@@ -701,13 +718,14 @@ def _set_options(params: Mapping[str, Any]) -> str:
 
 
 def _say_result(problem: Problem, best: Sequence[FrozenTrial], files: StudyFiles) -> None:
-    table = Table(title=f"{problem.name}: {len(best)} finished trials, validation data", title_justify="left")
-    for column in ("trial", *problem.space, *_columns(problem)):
+    table = Table()
+    for column in ("trial", *problem.space, problem.metric, "bytes"):
         table.add_column(column, justify="right")
     for trial in best[:_SHOWN_TRIALS]:
         shown = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in trial.params.values())
         table.add_row(str(trial.number), *shown, *_shown_values(trial))
     console = Console()
+    console.print(f"{problem.name}: {len(best)} finished trials, scored on validation data", highlight=False)
     console.print(table)
     console.print(f"all trials: {files.table}, {files.results}, {files.figure}", soft_wrap=True, highlight=False)
     command = f"protofl run --params {shlex.quote(str(files.params))} {_set_options(best[0].params)}"
@@ -717,31 +735,35 @@ def _say_result(problem: Problem, best: Sequence[FrozenTrial], files: StudyFiles
 
 def draw_study(problem: Problem, study: Study, path: Path) -> None:
     """Draw accuracy by trial with the best so far, and accuracy against each searched parameter."""
-    from matplotlib.figure import Figure
+    with house_style():
+        figure = _study_figure(problem, study)
+        save(figure, path)
 
-    from pipelines.figures import WIDTH, save
 
+def _study_figure(problem: Problem, study: Study) -> Figure:
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     accuracy = [trial.values[0] for trial in finished]
-    figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
-    panels = figure.subplots(1, 1 + len(problem.parameters), sharey=True, squeeze=False)[0]
+    count = 1 + len(problem.parameters)
+    rows, columns = -(-count // _PANELS_PER_ROW), min(count, _PANELS_PER_ROW)
+    figure = Figure(figsize=(WIDTH, 3.1 * rows), layout="constrained")
+    panels = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
+    for unused in panels[count:]:
+        unused.set_visible(False)
     numbers = [trial.number for trial in finished]
+    best_so_far = list(itertools.accumulate(accuracy, max))
     panels[0].plot(numbers, accuracy, "o", markersize=4, color="#0072B2")
-    panels[0].plot(
-        numbers, [max(accuracy[: i + 1]) for i in range(len(accuracy))], color="#D55E00", label="best so far"
-    )
+    panels[0].plot(numbers, best_so_far, color="#D55E00", label="best so far")
     panels[0].set(xlabel="trial", ylabel=f"{problem.metric} on validation data")
     panels[0].xaxis.get_major_locator().set_params(integer=True)
     panels[0].legend(frameon=False)
-    for axes, parameter in zip(panels[1:], problem.parameters, strict=True):
+    for axes, parameter in zip(panels[1:count], problem.parameters, strict=True):
         values = [trial.params[_key(parameter)] for trial in finished]
-        has_names = parameter.search is not None and parameter.search.choices is not None
-        axes.plot(
-            [str(value) for value in values] if has_names else values, accuracy, "o", markersize=4, color="#0072B2"
-        )
+        if parameter.choices is not None:
+            values = [str(value) for value in values]
+        axes.plot(values, accuracy, "o", markersize=4, color="#0072B2")
         if parameter.search is not None and parameter.search.log:
             axes.set_xscale("log")
         axes.set_xlabel(_key(parameter))
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
-    save(figure, path)
+    return figure

@@ -1,4 +1,4 @@
-"""What the tests share: one intra-op thread, tiny data in memory, and the same on disk as the first two stages leave it."""
+"""What the tests share: one intra-op thread, and tiny data in memory and on disk as the first two stages leave it."""
 
 from __future__ import annotations
 
@@ -161,9 +161,11 @@ def _run(experiment: Experiment, directory: Path, executor: Any = None) -> Simpl
 
 
 def _committed(directory: Path) -> dict[str, bytes]:
-    """Everything a checkpoint guarantees to the byte: state, history and memories; neither durations nor leftovers."""
-    paths = [directory / "state.safetensors", directory / "history.jsonl", *sorted((directory / "clients").iterdir())]
-    return {path.name: path.read_bytes() for path in paths if not path.name.endswith(".tmp")}
+    """Everything a checkpoint guarantees to the byte: state, history and the memories that the state names."""
+    checkpoint = Checkpoint(directory)
+    memories = [checkpoint.memory_file(*entry) for entry in sorted(checkpoint.read_state().memories.items())]
+    paths = [checkpoint.state_file, directory / "history.jsonl", *memories]
+    return {path.name: path.read_bytes() for path in paths}
 
 
 class Lab:
@@ -194,14 +196,14 @@ class Lab:
         return Config.from_mapping(self.mapping(**changes))
 
     def experiment(
-        self, dataset: Any = None, partition: Any = None, spec: Any = None, method: Any = None, **changes: Any
+        self, dataset: Any = None, partition: Any = None, spec: Any = None, algorithm: Any = None, **changes: Any
     ):
         """An experiment of the tiny data, or of what is given."""
         config = self.config(**changes)
         if spec is not None:
             config = replace(config, model_spec=spec)
-        if method is not None:
-            config = replace(config, method=method)
+        if algorithm is not None:
+            config = replace(config, method=algorithm)
         return Experiment(config, dataset or self.dataset, partition or self.partition)
 
 

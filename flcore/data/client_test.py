@@ -9,7 +9,7 @@ import numpy as np
 
 from flcore.data.partitioners.base import Indices, cut, indices_by_class, joined
 
-ClientTest = Literal["label_slices", "proportional", "few_shot", "local_split"]
+ClientTest = Literal["label_slices", "proportional", "few_shot", "local_split", "task_cumulative"]
 
 
 def label_slices(counts: np.ndarray, pool: np.ndarray, rng: np.random.Generator) -> list[Indices]:

@@ -17,7 +17,6 @@ from torch import Tensor
 from flcore.data.files import Blocks, content_bytes, read_json, read_tensors, write_blocks, write_json
 from flcore.data.images import channel_statistics, convert_channels, resize
 from flcore.data.sources.base import RawDataset, RawSplit, Source
-from flcore.data.sources.imagefiles import ImageFiles
 from flcore.errors import DataError
 
 _CURE = "delete the folder and run the prepare stage again"
@@ -210,14 +209,9 @@ class _Form:
 
     def _images(self) -> Iterator[Tensor]:
         for first in range(0, len(self.keep), _BLOCK):
-            images = _take(self.raw.images, self.keep[first : first + _BLOCK])
-            block = torch.from_numpy(images)
+            block = torch.from_numpy(self.raw.take(self.keep[first : first + _BLOCK]).decoded())
             block = block[:, None] if block.ndim == 3 else block.permute(0, 3, 1, 2)
             yield resize(convert_channels(block, self.channels).contiguous(), self.size)
-
-
-def _take(images: np.ndarray | ImageFiles, positions: np.ndarray) -> np.ndarray:
-    return images.take(positions).decode() if isinstance(images, ImageFiles) else images[positions]
 
 
 def _first_of_each_class(labels: np.ndarray, limit: int | None) -> np.ndarray:

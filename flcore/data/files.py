@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from flcore.errors import DataError
 
@@ -26,12 +25,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write ``content`` with sorted keys, two spaces of indent and a final newline, in one step."""
     text = json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     _atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="\n"))
-
-
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write ``tensors`` as safetensors in one step; the bytes depend on names and values only."""
-    # No metadata: safetensors keeps it in a hash map, so that two keys would already come in random order.
-    _atomically(path, lambda temporary: save_file(dict(tensors), temporary))
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,27 +42,29 @@ class Blocks:
 
 
 def write_blocks(path: Path, arrays: Mapping[str, Blocks]) -> None:
-    """Write the bytes that :func:`write_tensors` would, without ever holding an array whole.
+    """Write safetensors in one step, without ever holding an array whole; bytes depend on names and values only.
+
+    They are the bytes that safetensors itself writes: it has no way to write a piece at a time, and copies everything.
 
     Raises:
         ValueError: the pieces of an array do not add up to its shape.
     """
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
-    header, end = {}, 0
+    header, ends = {}, [0]
     for name in order:
         kind = arrays[name]
-        start, end = end, end + math.prod(kind.shape) * kind.dtype.itemsize
-        header[name] = {"dtype": _TYPES[kind.dtype], "shape": kind.shape, "data_offsets": (start, end)}
+        ends.append(ends[-1] + math.prod(kind.shape) * kind.dtype.itemsize)
+        header[name] = {"dtype": _TYPES[kind.dtype], "shape": kind.shape, "data_offsets": ends[-2:]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
-            for name in order:
+            for name, end in zip(order, ends[1:], strict=True):
                 for piece in arrays[name].pieces:
                     file.write(piece.contiguous().numpy().data)
-                if file.tell() != 8 + len(text) + header[name]["data_offsets"][1]:
+                if file.tell() != 8 + len(text) + end:
                     raise ValueError(f"{path}: pieces of {name} do not add up to {arrays[name].shape}")
 
     _atomically(path, write)
@@ -107,11 +102,11 @@ def read_tensors(path: Path, cure: str) -> dict[str, torch.Tensor]:
         raise DataError(f"{path}: damaged, not readable as safetensors; {cure}") from error
 
 
-def content_bytes(name: str, array: np.ndarray) -> tuple[bytes, np.ndarray]:
+def content_bytes(name: str, array: np.ndarray) -> tuple[bytes, memoryview]:
     """What a fingerprint hashes for one array: name, type and shape, then the values in C order (not copied)."""
     values = np.ascontiguousarray(array)
     header = json.dumps([name, values.dtype.str, list(values.shape)])
-    return header.encode() + b"\n", values
+    return header.encode() + b"\n", values.data
 
 
 def _atomically(path: Path, write: Callable[[Path], object]) -> None:

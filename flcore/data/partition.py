@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +16,10 @@ import torch
 from flcore import __version__
 from flcore.data.client_test import ClientTest, few_shot, label_slices, proportional, stratified_cut
 from flcore.data.dataset import Dataset
-from flcore.data.files import content_bytes, read_json, read_tensors, write_json, write_tensors
-from flcore.data.partitioners.base import Assignment, Indices, Partitioner
+from flcore.data.files import Blocks, content_bytes, read_json, read_tensors, write_blocks, write_json
+from flcore.data.imbalance import Imbalance, minority_classes
+from flcore.data.partitioners.base import Assignment, HeldOut, Indices, Partitioner, joined
+from flcore.data.tasks import cumulative_tests
 from flcore.errors import DataError
 from flcore.rng import numpy_stream
 
@@ -30,18 +32,21 @@ class ClientSplit:
     """One client's samples, each int64 and ascending.
 
     ``train`` and ``val`` index the dataset's training split, ``test`` the split named by ``Partition.test_source``.
-    ``tasks`` divides ``train`` into tasks in the order they are met; empty where there are no tasks.
+    ``tasks`` divides ``train`` into tasks in the order they are met; empty where there are no tasks. ``task_tests`` are
+    the test samples of all classes met up to each task, with ``client_test: task_cumulative``, else empty.
     """
 
     train: Indices
     val: Indices
     test: Indices
     tasks: tuple[Indices, ...] = ()
+    task_tests: tuple[Indices, ...] = ()
 
     def arrays(self) -> Iterator[tuple[str, Indices]]:
         """Key and array of everything stored, such as ``train`` or ``task/03/train``."""
         yield from ((part, getattr(self, part)) for part in _PARTS)
         yield from ((f"task/{number:02d}/train", task) for number, task in enumerate(self.tasks))
+        yield from ((f"task/{number:02d}/test", test) for number, test in enumerate(self.task_tests))
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +58,15 @@ class Partition:
         counts: int64 [K, C], training samples (after validation was cut) per client and class.
         test_counts: int64 [K, C], test samples likewise.
         test_source: the split that client tests index: the official ``test``, or ``train`` for ``local_split``.
-        parameters: the partitioner with its options, seed, validation and client test.
+        parameters: the partitioner with its options, long tail, seed, validation and client test.
         retries: attempts that the partitioner threw away.
         notes: facts about the result in words.
         overlap: clients may share training samples.
         source_fingerprint: fingerprint of the dataset.
         version: version of protofl that made it.
-        fingerprint: sha256 of all of the above but the version.
+        fingerprint: sha256 of all else but the version.
+        class_counts: int64 [C], samples of each class that were there to be divided, after the long tail if any.
+        task_counts: int64 [K, T, C], training samples per client, task and class; T is 0 where there are no tasks.
     """
 
     clients: tuple[ClientSplit, ...]
@@ -73,6 +80,8 @@ class Partition:
     source_fingerprint: str
     version: str
     fingerprint: str = ""
+    class_counts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    task_counts: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0), dtype=np.int64))
 
     @property
     def num_clients(self) -> int:
@@ -83,6 +92,16 @@ class Partition:
     def num_classes(self) -> int:
         """Number of classes, C."""
         return int(self.counts.shape[1])
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks of each client, T; 0 where there are no tasks."""
+        return int(self.task_counts.shape[1])
+
+    @property
+    def minority_classes(self) -> tuple[int, ...]:
+        """The half of the classes with fewer samples in the whole training set; none if all have equally many."""
+        return minority_classes(self.class_counts)
 
     @property
     def sizes(self) -> dict[str, list[int]]:
@@ -104,8 +123,8 @@ class Partition:
     def save(self, directory: Path) -> None:
         """Write ``indices.safetensors`` and ``manifest.json``; the same content gives the same bytes."""
         (directory / "manifest.json").unlink(missing_ok=True)  # without it the folder is unfinished
-        arrays = {key: torch.from_numpy(array.copy()) for key, array in _arrays(self.clients)}
-        write_tensors(directory / "indices.safetensors", arrays)
+        arrays = {key: Blocks.of(torch.from_numpy(array)) for key, array in _arrays(self.clients)}
+        write_blocks(directory / "indices.safetensors", arrays)
         manifest = _describe(self) | {"fingerprint": self.fingerprint, "protofl_version": self.version}
         write_json(directory / "manifest.json", manifest)
 
@@ -139,6 +158,7 @@ def make_partition(
     client_test: ClientTest = "label_slices",
     test_fraction: float = 0.2,
     test_shots: int = 15,
+    imbalance: Imbalance | None = None,
 ) -> Partition:
     """Divide ``dataset`` among clients and set test and validation samples aside.
 
@@ -150,11 +170,14 @@ def make_partition(
         partitioner: who owns which training sample.
         num_clients: how many clients.
         seed: the experiment's seed.
-        validation: share of each client's training samples to set aside, stratified; at least one sample stays.
+        validation: share of each client's training samples to set aside, stratified (by task, where there are tasks);
+            every class and task keeps a sample.
         client_test: ``label_slices``, ``proportional`` or ``few_shot`` of the official test split, or ``local_split``
-            of each client's own training samples (data.md, part 3).
+            of each client's own training samples (data.md, part 3). ``task_cumulative`` is ``label_slices`` that also
+            says, for every task, which of these samples are of classes met so far.
         test_fraction: share that ``local_split`` sets aside, at least one sample.
         test_shots: samples per class for ``few_shot``.
+        imbalance: the long tail that the training set is given first; None leaves it as it is.
 
     Raises:
         DataError: the request cannot be met.
@@ -162,64 +185,131 @@ def make_partition(
     for key, share in (("validation", validation), ("test_fraction", test_fraction)):
         if not 0 <= share < 1:
             raise ValueError(f"{key} = {share}: must be >= 0 and < 1")
-    labels, test_labels = dataset.train.labels.numpy(), dataset.test.labels.numpy()
-    groups = None if dataset.train.groups is None else dataset.train.groups.numpy()
-    assignment = partitioner.split(labels, num_clients, numpy_stream(seed, "partition"), groups)
-    _check(assignment, num_clients, len(labels))
-    if assignment.overlap and client_test == "local_split":
-        raise DataError("partition.client_test = local_split: clients share samples and would train on test samples")
+    labels, num_classes = dataset.train.labels.numpy(), dataset.meta.num_classes
+    assignment, pool = _assign(dataset, partitioner, num_clients, seed, imbalance)
+    _check_protocol(assignment, client_test, validation)
+    held_out = assignment.held_out or HeldOut(None, None, "train" if client_test == "local_split" else "test")
+    test_labels = (dataset.train if held_out.test_source == "train" else dataset.test).labels.numpy()
 
-    num_classes = dataset.meta.num_classes
-    owned, tests = assignment.clients, None
-    if client_test == "local_split":
-        streams = [numpy_stream(seed, "partition-test", client) for client in range(num_clients)]
-        pairs = [
-            stratified_cut(own, labels, test_fraction, rng, at_least_one=True)
-            for own, rng in zip(owned, streams, strict=True)
-        ]
-        owned, tests = [kept for kept, _ in pairs], [aside for _, aside in pairs]
-    pairs = [
-        stratified_cut(own, labels, validation, numpy_stream(seed, "partition-validation", client))
-        for client, own in enumerate(owned)
-    ]
-    counts = _class_counts([kept for kept, _ in pairs], labels, num_classes)
+    # A client's samples as the list of its tasks; one that has no tasks is a list of one.
+    parts = [[own] for own in assignment.clients] if assignment.tasks is None else assignment.tasks
+    vals, tests = held_out.val, held_out.test
+    if tests is None and client_test == "local_split":
+        rngs = (numpy_stream(seed, "partition-test", client) for client in range(num_clients))
+        parts, tests = _set_aside(parts, labels, test_fraction, rngs, at_least_one=True)
+    if vals is None:
+        rngs = (numpy_stream(seed, "partition-validation", client) for client in range(num_clients))
+        parts, vals = _set_aside(parts, labels, validation, rngs)
+    trains = [joined(own) for own in parts]
+    counts = _class_counts(trains, labels, num_classes)
     if tests is None:
-        rng = numpy_stream(seed, "partition-test")
-        tests = _official_tests(client_test, counts, test_labels, test_shots, rng)
-    test_source: Literal["test", "train"] = "train" if client_test == "local_split" else "test"
+        tests = _official_tests(client_test, counts, test_labels, test_shots, numpy_stream(seed, "partition-test"))
 
-    clients = tuple(
-        ClientSplit(kept, aside, test, _tasks(assignment, client, kept))
-        for client, ((kept, aside), test) in enumerate(zip(pairs, tests, strict=True))
-    )
+    no_tasks: list[list[Indices]] = [[] for _ in parts]
+    tasks = no_tasks if assignment.tasks is None else parts
+    task_counts = np.stack([_class_counts(own, labels, num_classes) for own in tasks])
+    task_tests = [
+        cumulative_tests(test, test_labels, own) if client_test == "task_cumulative" else ()
+        for test, own in zip(tests, task_counts, strict=True)
+    ]
     made = Partition(
-        clients=clients,
+        clients=tuple(
+            ClientSplit(train, val, test, tuple(own), cumulative)
+            for train, val, test, own, cumulative in zip(trains, vals, tests, tasks, task_tests, strict=True)
+        ),
         counts=counts,
-        test_counts=_class_counts(tests, labels if test_source == "train" else test_labels, num_classes),
-        test_source=test_source,
+        test_counts=_class_counts(tests, test_labels, num_classes),
+        test_source=held_out.test_source,
         parameters={
-            "client_test": client_test,
+            "client_test": client_test if held_out.test is None else "imported",
+            "imbalance": None if imbalance is None else dataclasses.asdict(imbalance),
             "name": partitioner.name,
             "num_clients": num_clients,
-            "options": dataclasses.asdict(partitioner),
+            "options": partitioner.options(),
             "seed": seed,
             "test_fraction": test_fraction,
             "test_shots": test_shots,
             "validation": validation,
         },
         retries=assignment.retries,
-        notes=(*assignment.notes, *_test_notes(tests, test_source)),
+        notes=(*assignment.notes, *_test_notes(tests, held_out.test_source)),
         overlap=assignment.overlap,
         source_fingerprint=dataset.meta.fingerprint,
         version=__version__,
+        class_counts=np.bincount(labels[pool], minlength=num_classes),
+        task_counts=task_counts,
     )
     return dataclasses.replace(made, fingerprint=_fingerprint(made))
+
+
+def _assign(
+    dataset: Dataset, partitioner: Partitioner, num_clients: int, seed: int, imbalance: Imbalance | None
+) -> tuple[Assignment, Indices]:
+    """The checked division of the training samples, and which of these were there to be divided."""
+    labels = dataset.train.labels.numpy()
+    groups = None if dataset.train.groups is None else dataset.train.groups.numpy()
+    if imbalance is None:
+        assignment = partitioner.split(labels, num_clients, numpy_stream(seed, "partition"), groups)
+        _check(assignment, num_clients, len(labels), len(dataset.test))
+        return assignment, np.arange(len(labels))
+    pool = imbalance.keep(labels, dataset.meta.num_classes, numpy_stream(seed, "partition-imbalance"))
+    assignment = partitioner.split(
+        labels[pool], num_clients, numpy_stream(seed, "partition"), None if groups is None else groups[pool]
+    )
+    if assignment.held_out is not None:
+        raise DataError("partition.imbalance_gamma: an imported division is of all samples; set it to null")
+    _check(assignment, num_clients, len(pool), len(dataset.test))
+    return (
+        dataclasses.replace(
+            assignment,
+            clients=[pool[own] for own in assignment.clients],
+            tasks=None if assignment.tasks is None else [[pool[task] for task in own] for own in assignment.tasks],
+        ),
+        pool,
+    )
+
+
+def _check_protocol(assignment: Assignment, client_test: ClientTest, validation: float) -> None:
+    """Refuse ways of testing and validating that this division does not allow.
+
+    Raises:
+        DataError: always with what to change.
+    """
+    held_out = assignment.held_out
+    if held_out is not None and held_out.val is not None and validation > 0:
+        raise DataError(f"partition.validation = {validation:g}: the imported division has its own; set it to 0")
+    if assignment.overlap and client_test == "local_split":
+        raise DataError("partition.client_test = local_split: clients share samples and would train on test samples")
+    if assignment.tasks is None and client_test == "task_cumulative":
+        raise DataError(
+            "partition.client_test = task_cumulative: clients have no tasks; use shards or dirichlet with "
+            "partition.tasks above 1"
+        )
+
+
+def _set_aside(
+    parts: list[list[Indices]],
+    labels: np.ndarray,
+    fraction: float,
+    rngs: Iterable[np.random.Generator],
+    *,
+    at_least_one: bool = False,
+) -> tuple[list[list[Indices]], list[Indices]]:
+    """Take ``fraction`` out of every part of every client: the parts that stay, and what was taken by client."""
+    if fraction == 0 and not at_least_one:
+        return parts, [np.empty(0, dtype=np.int64) for _ in parts]
+    kept, aside = [], []
+    for own, rng in zip(parts, rngs, strict=True):
+        pairs = [stratified_cut(part, labels, fraction, rng, at_least_one=at_least_one) for part in own]
+        kept.append([stays for stays, _ in pairs])
+        aside.append(joined([taken for _, taken in pairs]))
+    return kept, aside
 
 
 def _official_tests(
     protocol: ClientTest, counts: np.ndarray, test_labels: np.ndarray, shots: int, rng: np.random.Generator
 ) -> list[Indices]:
-    if protocol == "label_slices":
+    if protocol in ("label_slices", "task_cumulative"):
         return label_slices(counts, test_labels, rng)
     if protocol == "few_shot":
         return few_shot(counts, test_labels, shots, rng)
@@ -237,22 +327,17 @@ def _test_notes(tests: Sequence[Indices], test_source: str) -> list[str]:
     return notes
 
 
-def _tasks(assignment: Assignment, client: int, train: Indices) -> tuple[Indices, ...]:
-    """The client's tasks without the samples that were set aside."""
-    if assignment.tasks is None:
-        return ()
-    return tuple(np.intersect1d(task, train, assume_unique=True) for task in assignment.tasks[client])
-
-
 def _class_counts(parts: Sequence[Indices], labels: np.ndarray, num_classes: int) -> np.ndarray:
-    return np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts]).astype(np.int64)
+    """int64 [parts, C]."""
+    rows = [np.bincount(labels[part], minlength=num_classes) for part in parts]
+    return np.array(rows, dtype=np.int64).reshape(len(rows), num_classes)
 
 
-def _check(assignment: Assignment, num_clients: int, total: int) -> None:
-    """Refuse an assignment that breaks its own promises: a partitioner's mistake must not become a result.
+def _check(assignment: Assignment, num_clients: int, total: int, test_total: int) -> None:
+    """Refuse a division that breaks its own promises: a mistake of a partitioner or a file must not become a result.
 
     Raises:
-        DataError: naming the client.
+        DataError: naming the client or the sample.
     """
     owners = np.zeros(total, dtype=np.int64)
     if len(assignment.clients) != num_clients:
@@ -260,13 +345,36 @@ def _check(assignment: Assignment, num_clients: int, total: int) -> None:
     for client, own in enumerate(assignment.clients):
         if len(own) == 0:
             raise DataError(f"client {client:04d} has no training samples; use fewer clients or more data")
-        if not _is_ascending(own) or own[0] < 0 or own[-1] >= total:
-            raise DataError(f"client {client:04d}: indices repeat, are out of order or beyond the {total} samples")
+        _check_indices(own, total, f"client {client:04d}")
         owners[own] += 1
+    held_out = assignment.held_out
+    if held_out is not None:
+        _check_held_out(held_out, owners, total, test_total)
     if not assignment.overlap and owners.max() > 1:
         raise DataError(f"training sample {owners.argmax()} has {owners.max()} owners; clients must be disjoint")
     if assignment.complete and owners.min() < 1:
         raise DataError(f"training sample {owners.argmin()} has no owner, although all samples were to be used")
+
+
+def _check_held_out(held_out: HeldOut, owners: np.ndarray, total: int, test_total: int) -> None:
+    """Check imported validation and test samples; validation samples count as owned from here on."""
+    is_trained = owners > 0
+    for client, own in enumerate(held_out.val or []):
+        _check_indices(own, total, f"client {client:04d}, val")
+        if is_trained[own].any():
+            raise DataError(f"client {client:04d}: val sample {own[is_trained[own]][0]} is also a training sample")
+        owners[own] += 1
+    of_train = held_out.test_source == "train"
+    for client, own in enumerate(held_out.test or []):
+        _check_indices(own, total if of_train else test_total, f"client {client:04d}, test")
+        if of_train and (owners[own] > 0).any():
+            sample = own[owners[own] > 0][0]
+            raise DataError(f"client {client:04d}: test sample {sample} is also a training or validation sample")
+
+
+def _check_indices(indices: Indices, total: int, where: str) -> None:
+    if not _is_ascending(indices) or (len(indices) and (indices[0] < 0 or indices[-1] >= total)):
+        raise DataError(f"{where}: indices repeat, are out of order or beyond the {total} samples")
 
 
 def _is_ascending(indices: Indices) -> bool:
@@ -285,13 +393,17 @@ def _describe(partition: Partition) -> dict[str, Any]:
             "class_counts": partition.counts[number].tolist(),
             "id": f"{number:04d}",
             "sizes": {part: len(getattr(client, part)) for part in _PARTS},
+            "task_class_counts": partition.task_counts[number].tolist() if client.tasks else [],
             "task_sizes": [len(task) for task in client.tasks],
+            "task_test_sizes": [len(test) for test in client.task_tests],
             "test_class_counts": partition.test_counts[number].tolist(),
         }
         for number, client in enumerate(partition.clients)
     ]
     return {
+        "class_counts": partition.class_counts.tolist(),
         "clients": clients,
+        "minority_classes": list(partition.minority_classes),
         "notes": list(partition.notes),
         "num_classes": partition.num_classes,
         "overlap": partition.overlap,
@@ -325,6 +437,7 @@ def _from_manifest(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
         np.array([entry[key] for entry in manifest["clients"]], dtype=np.int64).reshape(shape)
         for key in ("class_counts", "test_class_counts")
     )
+    task_counts = np.array([entry["task_class_counts"] for entry in manifest["clients"]], dtype=np.int64)
     return Partition(
         clients=clients,
         counts=counts,
@@ -337,14 +450,19 @@ def _from_manifest(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
         source_fingerprint=manifest["source_fingerprint"],
         version=manifest["protofl_version"],
         fingerprint=manifest["fingerprint"],
+        class_counts=np.array(manifest["class_counts"], dtype=np.int64),
+        task_counts=task_counts.reshape(len(clients), -1, manifest["num_classes"]),
     )
 
 
 def _client_from(entry: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> ClientSplit:
     prefix = f"client/{entry['id']}"
     parts = {part: arrays[f"{prefix}/{part}"] for part in _PARTS}
-    tasks = tuple(arrays[f"{prefix}/task/{number:02d}/train"] for number in range(len(entry["task_sizes"])))
-    for key, array in (*parts.items(), *(("task", task) for task in tasks)):
+    tasks, task_tests = (
+        tuple(arrays[f"{prefix}/task/{number:02d}/{part}"] for number in range(len(entry[sizes])))
+        for part, sizes in (("train", "task_sizes"), ("test", "task_test_sizes"))
+    )
+    for key, array in (*parts.items(), *(("task", task) for task in (*tasks, *task_tests))):
         if not _is_ascending(array):
             raise ValueError(f"{prefix}/{key} is not int64 in ascending order")
-    return ClientSplit(parts["train"], parts["val"], parts["test"], tasks)
+    return ClientSplit(parts["train"], parts["val"], parts["test"], tasks, task_tests)

@@ -3,7 +3,7 @@
 DVC calls them through ``protofl stage``, flows call them as tasks; both give the same bytes.
 """
 
-from pipelines.stages.compare import compare, partition_folder
+from pipelines.stages.compare import collect, compare, comparison_runs, partition_folder
 from pipelines.stages.evaluate import evaluate
 from pipelines.stages.partition import partition
 from pipelines.stages.prepare import prepare
@@ -11,7 +11,9 @@ from pipelines.stages.report import report
 from pipelines.stages.train import is_finished, refuse_other_run, train
 
 __all__ = [
+    "collect",
     "compare",
+    "comparison_runs",
     "evaluate",
     "is_finished",
     "partition",

@@ -24,14 +24,26 @@ def compare(config: Config, runs: Sequence[Path], partitions: Path, directory: P
     Returns:
         The comparison.
     """
-    records = [load_run(run) for run in runs]
-    comparison = summarise(records, config.compare.baseline, target_fraction=config.compare.target_fraction)
+    comparison = collect(config, runs)
+    records = comparison.runs
     write(comparison, directory)
     seeds = sorted({record.seed for record in records})
     by_seed = {seed: partition_folder(config, partitions, seed) for seed in seeds}
     write_figures(records, directory / "figures", load_partition(by_seed[seeds[0]]))
     write_comparison_report(comparison, records, by_seed, directory / "report.html")
     return comparison
+
+
+def collect(config: Config, runs: Sequence[Path]) -> Comparison:
+    """Read finished runs and set them against ``compare.baseline``, methods in the order of the runs."""
+    records = [load_run(run) for run in runs]
+    return summarise(records, config.compare.baseline, target_fraction=config.compare.target_fraction)
+
+
+def comparison_runs(config: Config, directory: Path) -> list[Path]:
+    """Where `dvc.yaml` puts the runs of ``compare.methods`` and ``compare.seeds``."""
+    pairs = ((method, seed) for method in config.compare.methods for seed in config.compare.seeds)
+    return [directory / "runs" / f"{method}-s{seed}" for method, seed in pairs]
 
 
 def partition_folder(config: Config, partitions: Path, seed: int) -> Path:

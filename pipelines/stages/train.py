@@ -45,7 +45,7 @@ def train(
         False if the run had already finished there and nothing was done.
 
     Raises:
-        ConfigError: the directory holds another run and ``replace`` is False, or cannot be written.
+        ConfigError: the directory holds another run and ``replace`` is False.
         RunError: training failed.
     """
     single_thread()
@@ -89,19 +89,16 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool) -> bool:
         return True
     if not replace:
         refuse_other_run(experiment.config, files.directory)
-    try:
-        files.directory.mkdir(parents=True, exist_ok=True)
-        for path in (files.history, files.metrics):
-            path.unlink(missing_ok=True)
-        described = {
-            "config": experiment.config.to_mapping(),
-            "identity": experiment.config.identity(),
-            "config_hash": experiment.hash,
-            "environment": environment(experiment.config),
-        }
-        write_json(files.config, described)
-    except OSError as error:
-        raise ConfigError(f"{files.directory}: cannot write there ({error.strerror}); choose another --out") from error
+    files.directory.mkdir(parents=True, exist_ok=True)
+    for path in (files.history, files.metrics):
+        path.unlink(missing_ok=True)
+    described = {
+        "config": experiment.config.to_mapping(),
+        "identity": experiment.config.identity(),
+        "config_hash": experiment.hash,
+        "environment": environment(experiment.config),
+    }
+    write_json(files.config, described)
     return False
 
 

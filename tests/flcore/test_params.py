@@ -136,12 +136,12 @@ def test_a_number_beyond_all_floats_is_refused(key: str) -> None:
 
 
 def test_a_rule_between_fields_names_the_section() -> None:
-    with pytest.raises(ConfigError, match="^options: count = 9 needs enabled = true$"):
+    with pytest.raises(ConfigError, match=r"^options: count = 9 needs enabled = true$"):
         build(Options, {"count": 9, "enabled": False}, "options")
 
 
 def test_without_a_path_the_key_stands_alone() -> None:
-    with pytest.raises(ConfigError, match="^count = 0: must be"):
+    with pytest.raises(ConfigError, match=r"^count = 0: must be"):
         build(Options, {"count": 0}, "")
 
 

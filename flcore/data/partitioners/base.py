@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from flcore.errors import DataError
 
 Indices = np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Validation and test samples that come with a division instead of being cut: per client, or None.
+
+    ``test_source`` is the split that ``test`` indexes; ``val`` indexes the training split.
+    """
+
+    val: list[Indices] | None
+    test: list[Indices] | None
+    test_source: Literal["test", "train"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +37,7 @@ class Assignment:
         retries: attempts that were thrown away before this one.
         notes: facts about the result that a reader of the results should know.
         tasks: per client its indices by task, in the order the client meets them; None where there are no tasks.
+        held_out: validation and test samples that were decided elsewhere.
     """
 
     clients: list[Indices]
@@ -32,6 +46,7 @@ class Assignment:
     retries: int = 0
     notes: tuple[str, ...] = ()
     tasks: list[list[Indices]] | None = None
+    held_out: HeldOut | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,10 @@ class Partitioner(abc.ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+
+    def options(self) -> dict[str, Any]:
+        """What a manifest records of the options: their values."""
+        return dataclasses.asdict(self)
 
     @abc.abstractmethod
     def split(
@@ -84,9 +103,14 @@ def cut(indices: np.ndarray, shares: np.ndarray) -> list[Indices]:
         indices: [n].
         shares: [k], not negative, with sum 1.
     """
+    return np.split(indices, np.cumsum(cut_sizes(len(indices), shares))[:-1])
+
+
+def cut_sizes(total: int, shares: np.ndarray) -> np.ndarray:
+    """The sizes of the parts that :func:`cut` makes of ``total`` indices, int64 [k]."""
     # The guard keeps a sum of 0.9999999999999999 from handing one sample to a last part whose share is 0.
-    points = np.floor(np.cumsum(shares)[:-1] * len(indices) + 1e-9).astype(np.int64)
-    return np.split(indices, points)
+    points = np.floor(np.cumsum(shares)[:-1] * total + 1e-9).astype(np.int64)
+    return np.diff(points, prepend=0, append=total)
 
 
 def indices_by_class(labels: np.ndarray, num_classes: int = 0) -> list[Indices]:

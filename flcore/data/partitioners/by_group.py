@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from flcore.data.partitioners.base import Assignment, Partitioner, check_request
+from flcore.data.partitioners.base import Assignment, Partitioner, check_request, joined
 from flcore.errors import DataError
 from flcore.params import param
 
@@ -39,6 +39,7 @@ class ByGroup(Partitioner):
             )
         # Drawn, then put in order of identifier: client numbers follow the dataset's own order.
         chosen = np.sort(rng.choice(eligible, size=needed, replace=False)).reshape(num_clients, self.merge)
-        clients = [np.flatnonzero(np.isin(groups, members)).astype(np.int64) for members in chosen]
+        members = np.split(np.argsort(groups, kind="stable"), np.cumsum(sizes)[:-1])
+        clients = [joined([members[place] for place in np.searchsorted(identifiers, group)]) for group in chosen]
         note = f"by_group: {needed} of {len(identifiers)} groups used, {len(identifiers) - len(eligible)} are too small"
         return Assignment(clients, complete=needed == len(identifiers), notes=(note,))

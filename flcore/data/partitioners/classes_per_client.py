@@ -41,7 +41,7 @@ class ClassesPerClient(Partitioner):
         hands = deal(num_clients, len(by_class), rng)
         return _hand_out(by_class, hands, rng)
 
-    def _deal_parts(self, num_clients: int, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
+    def _deal_parts(self, num_clients: int, num_classes: int, rng: np.random.Generator) -> np.ndarray:
         parts, rest = divmod(num_clients * self.classes, num_classes)
         if rest:
             raise DataError(
@@ -49,46 +49,54 @@ class ClassesPerClient(Partitioner):
                 f"{num_classes} classes; use a multiple of {num_classes // np.gcd(num_classes, self.classes)} clients"
             )
         deck = rng.permutation(np.repeat(np.arange(num_classes), parts))
-        hands = [[int(c) for c in hand] for hand in deck.reshape(num_clients, self.classes)]
-        for hand in hands:
-            while len(set(hand)) < len(hand):
-                _swap_one(hand, hands, rng)
+        hands = deck.reshape(num_clients, self.classes)
+        held = _held(hands, num_classes)
+        for client in range(num_clients):
+            while held[client].max() > 1:
+                _swap_one(client, hands, held, rng)
         return hands
 
-    def _deal_nbench(self, num_clients: int, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
+    def _deal_nbench(self, num_clients: int, num_classes: int, rng: np.random.Generator) -> np.ndarray:
         hands = []
         for client in range(num_clients):
             sure = client % num_classes
             others = np.delete(np.arange(num_classes), sure)
-            hands.append([sure, *map(int, rng.choice(others, size=self.classes - 1, replace=False))])
-        return hands
+            hands.append([sure, *rng.choice(others, size=self.classes - 1, replace=False)])
+        return np.array(hands)
 
 
-def _swap_one(hand: list[int], hands: list[list[int]], rng: np.random.Generator) -> None:
-    """Exchange one part of a class that ``hand`` holds twice; the number of duplicates over all hands goes down.
+def _held(hands: np.ndarray, num_classes: int) -> np.ndarray:
+    """How many parts of each class each client has, int64 [K, C], from the classes of their parts, [K, m]."""
+    return np.stack([np.bincount(hand, minlength=num_classes) for hand in hands])
+
+
+def _swap_one(client: int, hands: np.ndarray, held: np.ndarray, rng: np.random.Generator) -> None:
+    """Exchange one part of a class that ``client`` holds twice; the number of duplicates over all hands goes down.
 
     A hand without that class always exists, since a class has at most as many parts as there are clients. A part of it
-    may be taken if its class is new to ``hand``, or a duplicate where it comes from; every such hand has either.
+    may be taken if its class is new to ``client``, or a duplicate where it comes from; every such hand has either.
     """
-    twice = next(c for c in hand if hand.count(c) > 1)
-    candidates = [
-        (other, position)
-        for other in hands
-        if twice not in other
-        for position, c in enumerate(other)
-        if c not in hand or other.count(c) > 1
-    ]
-    other, position = candidates[int(rng.integers(len(candidates)))]
-    mine = hand.index(twice)
-    hand[mine], other[position] = other[position], hand[mine]
+    hand = hands[client]
+    mine = int(np.argmax(held[client, hand] > 1))
+    twice = hand[mine]
+    is_welcome = (held[client, hands] == 0) | (np.take_along_axis(held, hands, axis=1) > 1)
+    others, positions = np.nonzero(is_welcome & (held[:, twice] == 0)[:, None])
+    chosen = int(rng.integers(len(others)))
+    other, position = others[chosen], positions[chosen]
+    given = hands[other, position]
+    hands[client, mine], hands[other, position] = given, twice
+    for owner, gained, lost in ((client, given, twice), (other, twice, given)):
+        held[owner, gained] += 1
+        held[owner, lost] -= 1
 
 
-def _hand_out(by_class: list[Indices], hands: list[list[int]], rng: np.random.Generator) -> Assignment:
+def _hand_out(by_class: list[Indices], hands: np.ndarray, rng: np.random.Generator) -> Assignment:
+    held = _held(hands, len(by_class))
     owned: list[list[Indices]] = [[] for _ in hands]
     unused = []
     for c, indices in enumerate(by_class):
-        owners = [client for client, hand in enumerate(hands) if c in hand]
-        if not owners:
+        owners = np.flatnonzero(held[:, c])
+        if len(owners) == 0:
             unused.append(c)
             continue
         if len(indices) < len(owners):

@@ -28,6 +28,19 @@ class RawSplit:
     labels: np.ndarray
     groups: np.ndarray | None = None
 
+    def take(self, positions: np.ndarray) -> RawSplit:
+        """The samples at ``positions``, int64 [M]; files are not decoded by this."""
+        images = self.images[positions] if isinstance(self.images, np.ndarray) else self.images.take(positions)
+        return RawSplit(images, self.labels[positions], None if self.groups is None else self.groups[positions])
+
+    def decoded(self) -> np.ndarray:
+        """The images as an array.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        return self.images if isinstance(self.images, np.ndarray) else self.images.decode()
+
 
 @dataclass(frozen=True)
 class RawDataset:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from urllib.error import URLError
 
 import numpy as np
+
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, missing, not_downloaded
 
 

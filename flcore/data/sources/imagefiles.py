@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from flcore.data.images import resize
 from flcore.data.sources.base import damaged
@@ -120,4 +120,4 @@ def _resized(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def _reason(error: BaseException) -> str:
-    return "not a jpg, png or webp image" if isinstance(error, Image.UnidentifiedImageError) else str(error)
+    return "not a jpg, png or webp image" if isinstance(error, UnidentifiedImageError) else str(error)

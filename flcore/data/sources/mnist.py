@@ -100,7 +100,7 @@ class Emnist(Source):
 
 
 def _upright(split: RawSplit, first: int) -> RawSplit:
-    return RawSplit(np.ascontiguousarray(split.images.transpose(0, 2, 1)), split.labels - first)
+    return RawSplit(np.ascontiguousarray(split.decoded().transpose(0, 2, 1)), split.labels - first)
 
 
 def _read_pair(

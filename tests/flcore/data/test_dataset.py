@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from flcore.data import SOURCES, Dataset, Source, denormalise, normalise, prepare
+from flcore.data.files import Blocks, write_blocks
 from flcore.data.images import channel_statistics, convert_channels, resize
 from flcore.data.sources import RawDataset, RawSplit
 from flcore.errors import DataError
@@ -176,6 +177,22 @@ def test_a_changed_pixel_is_found_on_request(tmp_path: Path) -> None:
         Dataset.load(tmp_path, verify=True)
 
 
+def test_blocks_are_written_as_safetensors_itself_writes_them(tmp_path: Path) -> None:
+    tensors = {
+        "images": torch.arange(2 * 3 * 5, dtype=torch.uint8).reshape(5, 3, 2),
+        "labels": torch.arange(5),
+        "groups": torch.arange(5) * 2**40,
+    }
+    save_file(tensors, tmp_path / "theirs")
+    pieces = Blocks(torch.uint8, (5, 3, 2), iter(tensors["images"].split(2)))
+    arrays = {"labels": Blocks.of(tensors["labels"]), "images": pieces, "groups": Blocks.of(tensors["groups"])}
+    write_blocks(tmp_path / "ours", arrays)
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    with pytest.raises(ValueError, match="do not add up"):
+        write_blocks(tmp_path / "short", {"images": Blocks(torch.uint8, (5, 3, 2), [tensors["images"][:4]])})
+    assert not (tmp_path / "short").exists()
+
+
 # arithmetic on images
 
 
@@ -227,6 +244,6 @@ def test_gray_of_pure_colours() -> None:
 
 def test_channel_statistics_agree_with_numpy() -> None:
     images = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 3), dtype=np.uint8)
-    mean, std = channel_statistics(images)
+    mean, std = channel_statistics(torch.from_numpy(images).permute(0, 3, 1, 2))
     assert np.allclose(mean, images.mean(axis=(0, 1, 2)) / 255, atol=5.1e-5)
     assert np.allclose(std, images.std(axis=(0, 1, 2)) / 255, atol=5.1e-5)

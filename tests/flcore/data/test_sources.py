@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import struct
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torchvision.io import encode_jpeg, encode_png
+from PIL import Image
 
+from flcore.data import Dataset, prepare
 from flcore.data.sources import SOURCES, Source
 from flcore.data.sources.cifar import Cifar10
 from flcore.data.sources.digits import Digits
@@ -19,12 +22,17 @@ from flcore.data.sources.mnist import Emnist, FashionMnist, Mnist
 from flcore.errors import DataError
 from flcore.params import build, declared
 
-# torchvision announces that its decoders will move to another package; the lock file fixes the version that has them.
-pytestmark = pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
+
+def test_slow_libraries_are_imported_by_the_sources_that_need_them_only() -> None:
+    """They take seconds, in every process."""
+    check = "import sys, flcore.config; print(sorted({'torchvision', 'sklearn', 'pandas'} & set(sys.modules)))"
+    printed = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
 
 
 def test_every_entry_documents_itself() -> None:
-    assert list(SOURCES) == ["digits", "mnist", "fashionmnist", "emnist", "cifar10", "cifar100", "imagefolder"]
+    names = "digits mnist fashionmnist emnist femnist cifar10 cifar100 tinyimagenet vireofood172 celeba imagefolder"
+    assert list(SOURCES) == names.split()
     for name, kind in SOURCES.items():
         assert kind.name == name and "\n" not in kind.summary
         assert all(option.help for option in declared(kind))
@@ -149,22 +157,22 @@ def test_cifar_with_other_check_sums_is_damage(tmp_path: Path) -> None:
 # image folder
 
 
-def picture(value: int, channels: int = 3, height: int = 6, width: int = 4) -> torch.Tensor:
-    return torch.full((channels, height, width), value, dtype=torch.uint8)
-
-
-def png(image: torch.Tensor) -> bytes:
-    return bytes(encode_png(image).tolist())
+def encoded(value: int, kind: str = "PNG", mode: str = "RGB", height: int = 6, width: int = 4) -> bytes:
+    """An image file of one colour; PNG keeps it exactly."""
+    shape = (height, width, 3) if mode == "RGB" else (height, width)
+    file = io.BytesIO()
+    Image.fromarray(np.full(shape, value, dtype=np.uint8)).save(file, kind)
+    return file.getvalue()
 
 
 def plain_tree() -> dict[str, bytes]:
     """Two classes; file order 10, 2 because names are compared as text."""
     return {
-        "train/dog/b.png": png(picture(40)),
-        "train/cat/2.png": png(picture(20)),
-        "train/cat/10.png": png(picture(10)),
-        "test/cat/x.png": png(picture(50)),
-        "test/dog/x.PNG": png(picture(60)),
+        "train/dog/b.png": encoded(40),
+        "train/cat/2.png": encoded(20),
+        "train/cat/10.png": encoded(10),
+        "test/cat/x.png": encoded(50),
+        "test/dog/x.PNG": encoded(60),
         "train/.DS_Store": b"clutter",
         "train/cat/Thumbs.db": b"clutter",
         "README.txt": b"beside the folders nothing matters",
@@ -195,50 +203,71 @@ def test_folder_and_zip_are_read_alike(packed, below: str, tmp_path: Path) -> No
     raw = ImageFolder().load(root, False)
     assert raw.class_names == ("cat", "dog")
     assert raw.train.labels.tolist() == [0, 0, 1] and raw.test.labels.tolist() == [0, 1]
-    assert raw.train.images.shape == (3, 6, 4, 3) and raw.train.images[:, 0, 0, 0].tolist() == [10, 20, 40]
-    assert raw.test.images[:, 5, 3, 2].tolist() == [50, 60]
+    assert raw.train.images.shape == (3, 6, 4, 3) and raw.train.decoded()[:, 0, 0, 0].tolist() == [10, 20, 40]
+    assert raw.test.decoded()[:, 5, 3, 2].tolist() == [50, 60]
     assert str(tmp_path) not in raw.source
 
 
 def test_statistics_of_the_training_images(tmp_path: Path) -> None:
     """Values 10, 20, 40 alike: mean 70/3 = 23.3333, variance (100 + 400 + 1600)/3 - 544.4444 = 155.5556; over 255."""
-    raw = ImageFolder().load(as_folder(plain_tree(), tmp_path), False)
-    assert raw.mean == (round(70 / 3 / 255, 4),) * 3 == (0.0915,) * 3
-    assert raw.std == (round(155.5556**0.5 / 255, 4),) * 3 == (0.0489,) * 3
+    meta = prepare(ImageFolder(), as_folder(plain_tree(), tmp_path)).meta
+    assert meta.mean == (round(70 / 3 / 255, 4),) * 3 == (0.0915,) * 3
+    assert meta.std == (round(155.5556**0.5 / 255, 4),) * 3 == (0.0489,) * 3
 
 
 def test_all_gray_stays_gray_and_a_single_colour_image_makes_all_rgb(tmp_path: Path) -> None:
-    gray = {name: png(picture(7, channels=1)) for name in ("train/a/1.png", "train/a/2.png", "test/a/1.png")}
+    gray = {name: encoded(7, mode="L") for name in ("train/a/1.png", "train/a/2.png", "test/a/1.png")}
     assert ImageFolder().load(as_folder(gray, tmp_path / "gray"), False).train.images.shape == (2, 6, 4)
-    mixed = gray | {"test/a/2.jpg": bytes(encode_jpeg(picture(90)).tolist())}
+    mixed = gray | {"test/a/2.jpg": encoded(90, "JPEG")}
     raw = ImageFolder().load(as_folder(mixed, tmp_path / "mixed"), False)
-    assert raw.train.images.shape == (2, 6, 4, 3) and (raw.train.images == 7).all()
+    assert raw.train.images.shape == (2, 6, 4, 3) and (raw.train.decoded() == 7).all()
     assert raw.test.images.shape == (2, 6, 4, 3)
 
 
 def test_sizes_follow_the_first_image_or_the_option(tmp_path: Path) -> None:
-    tree = plain_tree() | {"train/dog/c.png": png(picture(40, height=9, width=9))}
+    tree = plain_tree() | {"train/dog/c.png": encoded(40, height=9, width=9)}
     root = as_folder(tree, tmp_path)
     raw = ImageFolder().load(root, False)
-    assert raw.train.images.shape == (4, 6, 4, 3) and (raw.train.images[3] == 40).all()
-    assert ImageFolder(image_size=5).load(root, False).test.images.shape == (2, 5, 5, 3)
+    assert raw.train.images.shape == (4, 6, 4, 3) and (raw.train.decoded()[3] == 40).all()
+    assert ImageFolder(image_size=5).load(root, False).test.decoded().shape == (2, 5, 5, 3)
 
 
 @both
 def test_a_corrupted_image_is_named(packed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    tree = plain_tree() | {"train/dog/bad.png": png(picture(1))[:40], "test/dog/empty.png": b"\x89PNG"}
+    tree = plain_tree() | {"train/dog/bad.png": encoded(1)[:40], "test/dog/empty.png": b"\x89PNG"}
     with pytest.raises(DataError, match=r"train/dog/bad\.png: damaged"):
-        ImageFolder().load(packed(tree, tmp_path / "images"), False)
+        prepare(ImageFolder(), packed(tree, tmp_path / "images"))
 
 
 def test_an_empty_image_file_is_damage(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"train/dog/e\.png: damaged"):
-        ImageFolder().load(as_folder(plain_tree() | {"train/dog/e.png": b""}, tmp_path), False)
+    with pytest.raises(DataError, match=r"train/dog/e\.png: damaged \(not a jpg, png or webp image\)"):
+        prepare(ImageFolder(), as_folder(plain_tree() | {"train/dog/e.png": b""}, tmp_path))
+
+
+def test_a_failed_decoding_leaves_no_dataset_behind(tmp_path: Path) -> None:
+    root = as_folder(plain_tree() | {"test/dog/e.png": b""}, tmp_path / "images")
+    with pytest.raises(DataError, match="damaged"):
+        prepare(ImageFolder(), root, directory=tmp_path / "prepared")
+    with pytest.raises(DataError, match="not found"):
+        Dataset.load(tmp_path / "prepared")
+    assert not [path for path in (tmp_path / "prepared").iterdir() if path.name.endswith(".tmp")]
+
+
+def test_16_bit_gray_keeps_its_upper_byte_and_transparency_is_dropped(tmp_path: Path) -> None:
+    for path, image in (
+        ("train/a/1.png", Image.fromarray(np.full((6, 4), 0x4567, dtype=np.uint16))),
+        ("test/a/1.png", Image.fromarray(np.dstack([np.full((6, 4), 9), np.full((6, 4), 0)]).astype(np.uint8), "LA")),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True)
+        image.save(tmp_path / path)
+    raw = ImageFolder().load(tmp_path, False)
+    assert (raw.train.decoded() == 0x45).all() and (raw.test.decoded() == 9).all()
+    assert raw.train.decoded().shape == (1, 6, 4)
 
 
 def test_classes_must_agree_between_train_and_test(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="class 'emu' has images in test and none in train"):
-        ImageFolder().load(as_folder(plain_tree() | {"test/emu/1.png": png(picture(1))}, tmp_path), False)
+        ImageFolder().load(as_folder(plain_tree() | {"test/emu/1.png": encoded(1)}, tmp_path), False)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +275,7 @@ def test_classes_must_agree_between_train_and_test(tmp_path: Path) -> None:
 )
 def test_files_that_do_not_fit_are_refused_not_skipped(extra: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{extra} does not fit; expected"):
-        ImageFolder().load(as_folder(plain_tree() | {extra: png(picture(1))}, tmp_path), False)
+        ImageFolder().load(as_folder(plain_tree() | {extra: encoded(1)}, tmp_path), False)
 
 
 def test_other_layouts_and_broken_zips_are_refused(tmp_path: Path) -> None:

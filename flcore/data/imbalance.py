@@ -1,0 +1,91 @@
+"""Long-tailed class sizes, made before anything is divided (data.md, section 2.7; Cao et al., CReFF, FedMLP)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from flcore.data.partitioners.base import Indices, indices_by_class, joined
+from flcore.errors import DataError
+
+Profile = Literal["exp", "step"]
+
+
+@dataclass(frozen=True)
+class Imbalance:
+    """How many samples of each class stay in the training set.
+
+    n_max is the size of the smallest class, so that the profile is exact; Cao's code takes N/C, which the classes of
+    an unbalanced dataset cannot all give.
+
+    Attributes:
+        gamma: size of the smallest class over that of the largest, above 0 and at most 1. 1 equalises the classes. An
+            "imbalance factor of 100" in other papers is a gamma of 0.01.
+        profile: ``exp``: the class of rank r has n_max · gamma^(r / (C - 1)) samples; ``step``: C // 2 classes have
+            gamma · n_max and the others n_max.
+        permute_classes: ranks are drawn; else a class's rank is its number.
+    """
+
+    gamma: float
+    profile: Profile = "exp"
+    permute_classes: bool = False
+
+    def sizes(self, available: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Samples to keep of each class.
+
+        For example 100 samples in each of 3 classes and gamma 0.25 give 100 · 0.25^(0, 1/2, 1) = 100, 50, 25.
+
+        Args:
+            available: int64 [C], samples of each class.
+            rng: draws the ranks.
+
+        Raises:
+            DataError: a class has no samples, or none would be left.
+        """
+        num_classes = len(available)
+        largest = int(available.min())
+        ranks = np.arange(num_classes)
+        if self.profile == "exp":
+            exact = largest * self.gamma ** (ranks / max(num_classes - 1, 1))
+        else:
+            exact = np.where(ranks < num_classes - num_classes // 2, largest, self.gamma * largest)
+        by_rank = np.floor(exact + 1e-9).astype(np.int64)  # 0.1 · 30 is a little less than 3 in binary
+        if by_rank.min() < 1:
+            raise DataError(
+                f"partition.imbalance_gamma = {self.gamma:g}: the smallest class has {largest} samples and "
+                f"gamma · {largest} is below 1; raise partition.imbalance_gamma or data.limit_per_class"
+            )
+        sizes = np.empty(num_classes, dtype=np.int64)
+        sizes[rng.permutation(num_classes) if self.permute_classes else ranks] = by_rank
+        return sizes
+
+    def keep(self, labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> Indices:
+        """The samples that stay: random ones of each class, as ascending indices.
+
+        Args:
+            labels: int64 [N].
+            num_classes: C.
+            rng: the only source of randomness.
+
+        Raises:
+            DataError: as :meth:`sizes`.
+        """
+        by_class = indices_by_class(labels, num_classes)
+        sizes = self.sizes(np.array([len(indices) for indices in by_class]), rng)
+        return joined([rng.permutation(indices)[:size] for indices, size in zip(by_class, sizes, strict=True)])
+
+
+def minority_classes(counts: np.ndarray) -> tuple[int, ...]:
+    """The C // 2 classes with the fewest samples, ascending (FedMLP); none if all have equally many.
+
+    Of classes of equal size the one with the larger number is in the minority.
+
+    Args:
+        counts: int64 [C], samples of each class.
+    """
+    if len(counts) == 0 or counts.min() == counts.max():
+        return ()
+    order = sorted(range(len(counts)), key=lambda c: (counts[c], -c))
+    return tuple(sorted(order[: len(counts) // 2]))

@@ -1,0 +1,66 @@
+"""A partition in a dozen lines: who has how much of what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flcore.data.partition import Partition
+from flcore.data.skew import skew
+from flcore.data.tasks import new_classes
+
+
+def summarise(partition: Partition) -> list[tuple[str, str]]:
+    """What a reader wants to know of a partition, as pairs of a name and a value in words.
+
+    Three numbers with slashes are the smallest, the median and the largest. For the measures of skew see
+    :class:`flcore.data.skew.Skew`.
+    """
+    counts, measured = partition.counts, skew(partition.counts)
+    rows = [
+        ("clients", f"{partition.num_clients}"),
+        ("training samples", f"{counts.sum()}; per client {_spread(counts.sum(axis=1))}"),
+        ("classes per client", f"{_spread((counts > 0).sum(axis=1))} of {partition.num_classes}"),
+    ]
+    rows += [
+        (f"{name} samples", f"per client {_spread(partition.sizes[part])}")
+        for name, part in (("validation", "val"), ("test", "test"))
+        if any(partition.sizes[part])
+    ]
+    rows += [
+        ("missing classes", f"{100 * measured.missing_class_share:.1f} % of all, mean over clients"),
+        ("Jensen-Shannon distance", f"{measured.js_distance:.3f}, mean over pairs of clients (0 to 1)"),
+        ("earth mover's distance", f"{measured.earth_movers_distance:.3f} to all clients together, mean (0 to 2)"),
+    ]
+    rows += _long_tail_rows(partition) + _task_rows(partition)
+    if partition.retries:
+        rows.append(("attempts thrown away", str(partition.retries)))
+    return rows + [("note", note) for note in partition.notes]
+
+
+def _long_tail_rows(partition: Partition) -> list[tuple[str, str]]:
+    sizes, minority = partition.class_counts, partition.minority_classes
+    if not minority:
+        return []
+    rows = [("samples per class", _spread(sizes))]
+    if partition.parameters.get("imbalance") is not None:
+        rows.append(("minority classes", ", ".join(map(str, minority))))
+    return rows
+
+
+def _task_rows(partition: Partition) -> list[tuple[str, str]]:
+    if partition.num_tasks == 0:
+        return []
+    counts = partition.task_counts
+    fresh = np.array([[len(classes) for classes in new_classes(own)] for own in counts])
+    return [
+        ("tasks per client", str(partition.num_tasks)),
+        ("samples per task", _spread(counts.sum(axis=2).ravel())),
+        ("classes per task", f"{(counts > 0).sum(axis=2).mean():.1f} on average"),
+        ("new classes by task", ", ".join(f"{mean:.1f}" for mean in fresh.mean(axis=0)) + " on average"),
+    ]
+
+
+def _spread(values: Sequence[int] | np.ndarray) -> str:
+    return f"{np.min(values)} / {np.median(values):g} / {np.max(values)}"

@@ -1,0 +1,76 @@
+"""Figures of a finished run from its records (evaluation.md section 2.2)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from flcore.evaluation.scoring import Scores
+from flcore.evaluation.summaries import best_round, summarise
+
+
+def history(*accuracies: float | None, every: int = 1) -> list[dict[str, Any]]:
+    """Cumulative traffic of 10 bytes up and 4 down, 3 scalars and 5 steps per round."""
+    records = []
+    for number, accuracy in enumerate(accuracies, start=1):
+        done = number * every
+        records.append(
+            {
+                "round": done,
+                "top1_global": accuracy,
+                "bytes_up": {"model": 8 * done, "num_samples": 2 * done},
+                "bytes_down": {"model": 4 * done},
+                "scalars_up": 3 * done,
+                "steps": 5 * done,
+            }
+        )
+    return records
+
+
+FINAL = Scores(0.75, 0.5, [1.0, None], [0.5, None, 1.0], 0.75, 0.8, 0.25)
+
+
+def test_best_is_the_earliest_maximum() -> None:
+    assert best_round(history(0.1, 0.4, 0.3, 0.4), "top1_global")["round"] == 2  # type: ignore[index]
+    assert best_round(history(None, 0.2, None), "top1_global")["round"] == 2  # type: ignore[index]
+    assert best_round(history(None, None), "top1_global") is None
+
+
+def test_last_ten_of_twelve(lab: Any) -> None:
+    """0.01 ... 0.12: the last ten are 0.03 ... 0.12, mean 0.075."""
+    records = history(*(number / 100 for number in range(1, 13)))
+    found = summarise(lab.experiment(federation__rounds=12), FINAL, records)
+    assert found["last10_top1_global"] == pytest.approx(0.075)
+    assert (found["last10_rounds"], found["best_round"], found["best_top1_global"]) == (10, 12, 0.12)
+
+
+def test_fewer_than_ten_are_all_and_said(lab: Any) -> None:
+    """0.2, 0.6, 0.4: mean 0.4 over 3; best 0.6 in round 4 when every second round is evaluated."""
+    found = summarise(lab.experiment(federation__rounds=6), FINAL, history(0.2, 0.6, 0.4, every=2))
+    assert found["last10_top1_global"] == pytest.approx(0.4)
+    assert (found["last10_rounds"], found["best_round"]) == (3, 4)
+
+
+def test_traffic_totals_and_per_round(lab: Any) -> None:
+    """After 6 rounds: 60 bytes up, 24 down, 18 scalars; per round 10, 4, 3; 30 steps."""
+    found = summarise(lab.experiment(federation__rounds=6), FINAL, history(0.2, 0.6, 0.4, every=2))
+    assert (found["bytes_up"], found["bytes_down"], found["steps"]) == (60, 24, 30)
+    assert (found["bytes_up_per_round"], found["bytes_down_per_round"], found["scalars_up_per_round"]) == (10, 4, 3)
+    assert found["bytes_up_by_kind"] == {"model": 48, "num_samples": 12}
+
+
+def test_without_a_global_model(lab: Any) -> None:
+    final = Scores(None, None, None, [0.5, 1.0], 0.75, 0.8, 0.25)
+    found = summarise(lab.experiment(federation__rounds=2, method__name="local"), final, history(None, None))
+    assert [found[key] for key in ("top1_global", "best_round", "best_top1_global", "last10_top1_global")] == [None] * 4
+    assert found["last10_rounds"] == 0
+
+
+def test_the_headline_is_the_final_score_never_the_best(lab: Any) -> None:
+    found = summarise(lab.experiment(federation__rounds=3), FINAL, history(0.9, 0.8, 0.75))
+    assert (found["top1_global"], found["mean_local"], found["pooled_local"]) == (0.75, 0.75, 0.8)
+    assert found["clients_without_test"] == 1
+    assert (found["num_clients"], found["num_parameters"]) == (4, 3094)
+    json.dumps(found, allow_nan=False)
