@@ -85,7 +85,9 @@ class FederationConfig:
 
     rounds: int = param(30, "R, communication rounds", low=1)
     participation: float = param(1.0, "share of the clients sampled in a round", above=0, high=1)
-    dropout: float = param(0.0, "probability that a sampled client does not answer (simulated)", low=0, below=1)
+    dropout: float = param(
+        0.0, "probability that a sampled client is absent: sent nothing, answers nothing", low=0, below=1
+    )
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,7 @@ def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if section is None:
         return {}
     if not isinstance(section, Mapping):
-        raise ConfigError(f"{name} = {section}: expected a section with keys, such as {name}.name")
+        raise ConfigError(f"{name} = {section}: expected a section with keys, not a value")
     return section
 
 
@@ -282,8 +284,8 @@ def _named_section(
     name: str, values: Mapping[str, Any], common: type | None, registry: Mapping[str, type], default: str
 ) -> tuple[Any, Any]:
     chosen = values.get("name", default)
-    if chosen not in registry:
-        raise ConfigError(f"{name}.name = {chosen}: must be one of {', '.join(registry)}")
+    if not isinstance(chosen, str) or chosen not in registry:
+        raise ConfigError(f"{name}.name = {'null' if chosen is None else chosen}: must be one of {', '.join(registry)}")
     shared = {p.name for p in declared(common)} if common else set()
     rest = {key: value for key, value in values.items() if key != "name" and key not in shared}
     own = {p.name for p in declared(registry[chosen])}

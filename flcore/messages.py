@@ -122,9 +122,14 @@ class Prototypes(Payload):
 
     def __post_init__(self) -> None:
         """Refuse shapes that do not belong together."""
-        if self.means.ndim != 2 or self.present.shape != self.means.shape[:1] or self.present.dtype != torch.bool:
+        if (
+            self.means.dtype != torch.float32
+            or self.means.ndim != 2
+            or self.present.shape != self.means.shape[:1]
+            or self.present.dtype != torch.bool
+        ):
             shapes = f"means {tuple(self.means.shape)}, present {tuple(self.present.shape)} {self.present.dtype}"
-            raise ValueError(f"prototypes need means [K, d] and present bool [K], got {shapes}")
+            raise ValueError(f"prototypes need means float32 [K, d] and present bool [K], got {shapes}")
 
     def arrays(self) -> dict[str, Tensor]:
         """Ids ``[k]`` int64 and rows ``[k, d]`` of the present classes."""
@@ -158,6 +163,11 @@ class Count(Payload):
     type_name: ClassVar[str] = "count"
     value: int
 
+    def __post_init__(self) -> None:
+        """Refuse what no count can be."""
+        if self.value < 0:
+            raise ValueError(f"a count cannot be negative, got {self.value}")
+
     def arrays(self) -> dict[str, Tensor]:
         """The integer as int64 ``[1]``."""
         return {"value": torch.tensor([self.value], dtype=torch.int64)}
@@ -171,6 +181,19 @@ class Count(Payload):
 PAYLOADS: dict[str, type[Payload]] = {cls.type_name: cls for cls in (Weights, Prototypes, Count)}
 
 Record = Mapping[str, Payload]
+
+
+def on_device(record: Record, device: str) -> Record:
+    """A record with its tensors on a device; the same object where they are there already."""
+    if all(tensor.device.type == device for payload in record.values() for tensor in payload.arrays().values()):
+        return record
+    return {
+        name: type(payload).from_arrays(
+            {key: tensor.to(device) for key, tensor in payload.arrays().items()}, payload.header()
+        )
+        for name, payload in record.items()
+    }
+
 
 P = TypeVar("P", bound=Payload)
 
@@ -253,10 +276,13 @@ def load_record(path: Path, device: str = "cpu") -> tuple[dict[str, Payload], di
         DataError: the file is missing, cut off or not a record.
     """
     arrays, header = load_arrays(path, device)
-    if "payloads" not in header:
-        raise DataError(f"{path}: holds arrays but no record; delete it and run again")
-    record: dict[str, Payload] = {}
-    for name, payload in header["payloads"].items():
-        own = {key.removeprefix(f"{name}/"): tensor for key, tensor in arrays.items() if key.startswith(f"{name}/")}
-        record[name] = PAYLOADS[payload["type"]].from_arrays(own, payload)
-    return record, header["extra"]
+    try:
+        record = {name: _restore(name, payload, arrays) for name, payload in header["payloads"].items()}
+        return record, header["extra"]
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise DataError(f"{path}: not a record of protofl ({error!r}); delete it and run again") from error
+
+
+def _restore(name: str, header: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> Payload:
+    own = {key.removeprefix(f"{name}/"): tensor for key, tensor in arrays.items() if key.startswith(f"{name}/")}
+    return PAYLOADS[header["type"]].from_arrays(own, header)

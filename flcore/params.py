@@ -164,7 +164,7 @@ def _check(declaration: Param, hint: Any, value: Any, path: str) -> Any:
 
 def _check_range(declaration: Param, value: float, path: str) -> None:
     inside = (
-        math.isfinite(value)
+        (isinstance(value, int) or math.isfinite(value))
         and (declaration.low is None or value >= declaration.low)
         and (declaration.high is None or value <= declaration.high)
         and (declaration.above is None or value > declaration.above)
@@ -203,11 +203,9 @@ def _convert(hint: Any, value: Any) -> Any:
 def _as_float(value: Any) -> Any:
     if isinstance(value, bool):
         return _WRONG
-    if isinstance(value, (int, float)):
-        return float(value)
     try:  # YAML 1.1 reads 1e-3 as a string
-        return float(value) if isinstance(value, str) else _WRONG
-    except ValueError:
+        return float(value) if isinstance(value, (int, float, str)) else _WRONG
+    except (ValueError, OverflowError):
         return _WRONG
 
 

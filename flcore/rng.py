@@ -25,7 +25,10 @@ def numpy_stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
 
 
 def torch_stream(seed: int, purpose: str, *keys: int) -> torch.Generator:
-    """A CPU torch generator for one purpose; ``keys`` (round, client, ...) are non-negative integers."""
+    """A CPU torch generator for one purpose; ``keys`` (round, client, ...) are non-negative integers.
+
+    Torch's CPU generator keeps 32 bits of its seed: among very many streams of a purpose two may coincide.
+    """
     state = _sequence(seed, purpose, keys).generate_state(1, np.uint64)[0]
     # Torch's seeds are signed 64-bit in some entry points; 63 bits are valid in all of them.
     return torch.Generator().manual_seed(int(state) & (2**63 - 1))

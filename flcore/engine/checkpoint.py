@@ -73,7 +73,7 @@ class Checkpoint:
     def start(self, state: RunState, run: str) -> None:
         """Begin anew: whatever was here is dropped. ``run`` names the run and the code, see :meth:`load`."""
         shutil.rmtree(self.directory, ignore_errors=True)
-        (self.directory / "clients").mkdir(parents=True)
+        (self.directory / "clients").mkdir(parents=True, exist_ok=True)
         self._write_state(state, run)
 
     def load(self, run: str) -> RunState | None:
@@ -82,10 +82,8 @@ class Checkpoint:
         History lines behind it are dropped.
         """
         try:
-            state, owner = self._read_state()
+            state = self._read_state(run)
         except DataError:
-            return None
-        if owner != run:
             return None
         for name in ("history.jsonl", "timing.jsonl"):
             self._truncate(name, state.round)
@@ -97,11 +95,13 @@ class Checkpoint:
         Raises:
             DataError: there is none, or it is damaged.
         """
-        return self._read_state()[0]
+        return self._read_state(None)
 
-    def _read_state(self) -> tuple[RunState, str]:
+    def _read_state(self, run: str | None) -> RunState:
         server, extra = load_record(self.state_file)
-        state = RunState(
+        if run is not None and extra.get("run") != run:
+            raise DataError(f"{self.state_file}: belongs to another run, or to other code")
+        return RunState(
             round=extra["round"],
             server=server,
             memories={int(client): number for client, number in extra["memories"].items()},
@@ -109,7 +109,6 @@ class Checkpoint:
             down={kind: Size(**size) for kind, size in extra["down"].items()},
             steps=extra["steps"],
         )
-        return state, extra["run"]
 
     def commit(self, state: RunState, run: str, history: Mapping[str, Any] | None, timing: Mapping[str, Any]) -> None:
         """Close a round: append its records, replace the state, and clear what the round no longer needs."""
@@ -170,7 +169,8 @@ class Checkpoint:
     def save_reply(self, round_number: int, client: int, reply: Reply, memory: Record) -> None:
         """Keep a client's reply and memory; the reply is written last, so that a reply on disk is complete."""
         if reply.remembers:
-            save_record(self.memory_file(client, round_number), memory)
+            # As durable as the state that will name it.
+            save_record(self.memory_file(client, round_number), memory, durable=True)
         path = self.reply_file(round_number, client)
         path.parent.mkdir(parents=True, exist_ok=True)
         extra = {

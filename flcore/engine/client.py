@@ -6,6 +6,7 @@ one client can reach the next.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -16,8 +17,8 @@ from flcore.data.augment import augment, draw_augmentation
 from flcore.data.images import normalise
 from flcore.engine.experiment import Experiment
 from flcore.engine.optimizers import make_optimizer
-from flcore.errors import RunError
-from flcore.messages import Payload, Record, Size, Weights, measure, payload_of
+from flcore.errors import ConfigError, RunError
+from flcore.messages import Payload, Record, Size, Weights, measure, on_device, payload_of
 from flcore.methods.base import Batch, Context, Phase
 from flcore.models import Backbone, Noise, extract_weights, load_weights
 from flcore.rng import torch_stream
@@ -72,7 +73,13 @@ class Worker:
         self.experiment = experiment
         self.module = experiment.new_module()
         self.model = SerialModel(self.module)
-        self.has_batchnorm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self.module.modules())
+        self._batchnorm_layers = [
+            layer for layer in self.module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        ]
+        if self._batchnorm_layers and experiment.config.local.batch_size == 1 and experiment.batchnorm != "frozen":
+            raise ConfigError(
+                "local.batch_size = 1: BatchNorm needs 2 samples or more; change it, or set model.batchnorm=frozen"
+            )
 
     def train(self, round_number: int, client: int, server: Record, memory: Record) -> tuple[Reply, Record]:
         """One participation: receive, train, reply. Returns the reply and what the client remembers.
@@ -86,7 +93,9 @@ class Worker:
             RunError: the loss or a weight stopped being finite; names client and round.
         """
         experiment, method = self.experiment, self.experiment.method
-        inbox = outgoing(method.broadcast(server, client, experiment.setting), experiment)
+        device = experiment.config.engine.device
+        inbox = on_device(outgoing(method.broadcast(server, client, experiment.setting), experiment), device)
+        memory = on_device(memory, device)
         load_weights(self.module, starting_weights(method.begin(inbox, memory, experiment.setting), memory, experiment))
         context = method.context(inbox, memory, experiment.setting)
         sums: dict[str, Tensor] = {}
@@ -95,11 +104,13 @@ class Worker:
             steps += self._run_phase(phase, number, round_number, client, context, sums)
         losses = {name: float(total) / max(steps, 1) for name, total in sums.items()}
         trained = _Trained(self, client)
-        self._check_finite(losses, trained.weights, round_number, client)
         message, kept = method.reply(trained, inbox, memory, experiment.setting)
-        if experiment.config.model.batchnorm == "local" and trained.weights.buffers:
+        own = kept.get("model")
+        keeps_statistics = isinstance(own, Weights) and bool(own.buffers)
+        if experiment.batchnorm == "local" and trained.weights.buffers and not keeps_statistics:
             kept = {**kept, BATCHNORM: Weights({}, trained.weights.buffers)}
-        message = outgoing(message, experiment)
+        message, kept = on_device(outgoing(message, experiment), "cpu"), on_device(kept, "cpu")
+        _check_finite(losses, {**kept, **message, "trained": trained.weights}, round_number, client)
         down, up = _cost(inbox, experiment), _cost(message, experiment)
         return Reply(message, losses, steps, bool(kept), down, up), kept
 
@@ -126,7 +137,7 @@ class Worker:
     def _select(self, phase: Phase) -> list[Tensor]:
         """Set training mode, freeze what the phase does not move, and return what it does."""
         self.module.train()
-        frozen_statistics = self.experiment.config.model.batchnorm == "frozen"
+        frozen_statistics = self.experiment.batchnorm == "frozen"
         for name, layer in self.module.named_modules():
             moves = any(f"{name}.".startswith(prefix) for prefix in phase.trainable)
             if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (frozen_statistics or not moves):
@@ -147,8 +158,8 @@ class Worker:
         if phase.epochs is not None or phase.steps is not None:
             epochs, steps = (phase.epochs or 1, phase.steps)
         for positions in batch_positions(len(indices), config.local.batch_size, epochs, steps, generator):
-            if self.has_batchnorm and len(positions) == 1:
-                continue  # batch statistics of one sample are undefined
+            if len(positions) == 1 and self._uses_batch_statistics():
+                continue  # those of one sample are undefined
             chosen = indices[positions]
             images = normalise(split.images[chosen].to(config.engine.device), meta.mean, meta.std)
             if config.data.augmentation != "none":
@@ -161,14 +172,8 @@ class Worker:
                 }
             yield Batch(images, split.labels[chosen].to(images.device))
 
-    def _check_finite(self, losses: Mapping[str, float], weights: Weights, round_number: int, client: int) -> None:
-        finite = torch.stack([torch.isfinite(tensor).all() for tensor in weights.params.values()]).all()
-        if not finite:
-            terms = ", ".join(f"{name} {value:.3g}" for name, value in losses.items())
-            raise RunError(
-                f"round {round_number}, client {client}: training diverged (mean loss: {terms}); "
-                "lower local.lr or the weight of the growing term"
-            )
+    def _uses_batch_statistics(self) -> bool:
+        return any(layer.training for layer in self._batchnorm_layers)
 
     @torch.no_grad()
     def scores(self, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
@@ -204,7 +209,19 @@ class _Trained:
 
     def features(self) -> tuple[Tensor, Tensor]:
         split = self._worker.experiment.dataset.train
-        return self._worker.features(split.images[self._indices]), split.labels[self._indices]
+        return self._worker.features(split.images[self._indices]).cpu(), split.labels[self._indices]
+
+
+def _check_finite(losses: Mapping[str, float], held: Record, round_number: int, client: int) -> None:
+    """Stop before anything that is not a number is averaged or remembered."""
+    arrays = (tensor for payload in held.values() for tensor in payload.arrays().values())
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in arrays if tensor.is_floating_point())
+    if not finite or not all(math.isfinite(value) for value in losses.values()):
+        terms = ", ".join(f"{name} {value:.3g}" for name, value in losses.items())
+        raise RunError(
+            f"round {round_number}, client {client}: training diverged (mean loss: {terms}); "
+            "lower local.lr or the weight of the growing term"
+        )
 
 
 def batch_positions(
@@ -238,7 +255,7 @@ def starting_weights(weights: Weights, memory: Record, experiment: Experiment) -
 
 def outgoing(message: Record, experiment: Experiment) -> dict[str, Payload]:
     """A message as it leaves: BatchNorm statistics of the model stay at home unless the policy aggregates them."""
-    if experiment.config.model.batchnorm == "aggregate":
+    if experiment.batchnorm == "aggregate":
         return dict(message)
     return {
         name: payload.without_buffers() if name == "model" and isinstance(payload, Weights) else payload

@@ -97,8 +97,8 @@ class PoolExecutor:
                 self._add_worker()
                 if attempt == 2:
                     raise RunError(
-                        f"round {state.round + 1}: two workers died training clients {list(clients)}; "
-                        "memory may be short: try a smaller engine.workers"
+                        f"round {state.round + 1}: two workers died training clients {list(clients)}; see their "
+                        "output above, or, if there is none, memory was short: try a smaller engine.workers"
                     ) from error
             except ProtoflError:
                 self._idle.put(worker)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -53,6 +54,12 @@ class Experiment:
         """The name of this run: configuration, data and partition."""
         return self.config.hash(self.dataset.meta.fingerprint, self.partition.fingerprint)
 
+    @property
+    def batchnorm(self) -> Literal["aggregate", "local", "frozen"]:
+        """The policy for BatchNorm statistics; a trainer that stands at the server has no private ones."""
+        policy = self.config.model.batchnorm
+        return "aggregate" if policy == "local" and self.method.data_scope == "union" else policy
+
     def new_module(self) -> Backbone:
         """A fresh model with the run's initial weights, on the run's device."""
         seed = int(numpy_stream(self.config.seed, "initial weights").integers(2**31))
@@ -80,5 +87,5 @@ class Experiment:
         """Training indices by trainer: each client's own, or for the centralised reference the union under id 0."""
         own = {k: torch.from_numpy(client.train.copy()) for k, client in enumerate(self.partition.clients)}
         if self.method.data_scope == "union":
-            return {0: torch.cat(list(own.values())).sort().values}
+            return {0: torch.unique(torch.cat(list(own.values())))}
         return own

@@ -20,7 +20,8 @@ from torch import Tensor
 from flcore.aggregation import average_weights
 from flcore.engine.client import BATCHNORM, Worker, starting_weights
 from flcore.engine.experiment import Experiment
-from flcore.messages import Record, Weights, payload_of
+from flcore.errors import DataError
+from flcore.messages import Record, Weights, on_device, payload_of
 from flcore.models import load_weights
 
 Memories = Callable[[int], Record]
@@ -82,6 +83,7 @@ class Scorer:
                 answer (costs every client's model on the whole test set).
         """
         data, method, setting = self._data, self._experiment.method, self._experiment.setting
+        server = on_device(server, self._experiment.config.engine.device)
         alone = method.data_scope == "client"
         held = {k: memories(k) if alone else {} for k in range(setting.num_clients)}
         model = self._global_model(server, held)
@@ -153,7 +155,9 @@ def _lay_out(experiment: Experiment) -> _TestData:
     dataset, partition = experiment.dataset, experiment.partition
     if experiment.config.evaluation.split == "validation":
         own = [torch.from_numpy(client.val.copy()) for client in partition.clients]
-        held = torch.cat(own).sort().values
+        held = torch.unique(torch.cat(own))
+        if len(held) == 0:
+            raise DataError("no client has a validation sample; raise partition.validation and partition again")
         rows = [torch.searchsorted(held, indices) for indices in own]
         return _TestData(dataset.train.images[held], dataset.train.labels[held], rows, len(held))
     own = [torch.from_numpy(client.test.copy()) for client in partition.clients]

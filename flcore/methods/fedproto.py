@@ -74,11 +74,12 @@ class FedProto(Method):
         """Logits of the own head, or minus the mean squared distance to each usable prototype."""
         features = model.features(images)
         prototypes = payload_of(Prototypes, server, "prototypes")
-        if self.inference == "classifier" or not prototypes.present.any():
-            return model.classify(features)
         usable = prototypes.present if classes is None else prototypes.present & classes
-        distances = torch.cdist(features, prototypes.means).square() / features.shape[1]
-        return (-distances).masked_fill(~usable, -torch.inf)
+        if self.inference == "classifier" or not usable.any():
+            return model.classify(features)
+        # Distances from differences: by matrix products they would depend on how many images are asked about at once.
+        distances = torch.cdist(features, prototypes.means, compute_mode="donot_use_mm_for_euclid_dist")
+        return (-distances.square() / features.shape[1]).masked_fill(~usable, -torch.inf)
 
 
 def aggregate_prototypes(server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int) -> Record:

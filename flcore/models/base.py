@@ -56,10 +56,11 @@ def dropout(values: Tensor, noise: Tensor, rate: float) -> Tensor:
 
 
 def extract_weights(module: nn.Module) -> Weights:
-    """A snapshot of a module's parameters and persistent buffers, detached and copied."""
-    params = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
+    """A snapshot of a module's parameters and persistent buffers, detached and copied to the CPU."""
+    params = {name: tensor.detach().to("cpu", copy=True) for name, tensor in module.named_parameters()}
     persistent = module.state_dict()
-    buffers = {name: tensor.detach().clone() for name, tensor in module.named_buffers() if name in persistent}
+    named = ((name, tensor) for name, tensor in module.named_buffers() if name in persistent)
+    buffers = {name: tensor.detach().to("cpu", copy=True) for name, tensor in named}
     return Weights(params, buffers)
 
 

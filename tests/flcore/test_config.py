@@ -59,7 +59,7 @@ def refusal(raw: dict[str, Any]) -> str:
             {"method": {"name": "fedavgg"}},
             "method.name = fedavgg: must be one of local, central, fedavg, fedprox, fedproto",
         ),
-        ({"data": {"name": None}}, "data.name = None: must be one of digits,"),
+        ({"data": {"name": None}}, "data.name = null: must be one of digits,"),
         ({"model": {"name": "lenet"}}, "model.name = lenet: must be one of fedgen_cnn,"),
         ({"method": "fedavg"}, "method = fedavg: expected a section with keys"),
         ({"federation": [3]}, "federation = [3]: expected a section"),
@@ -94,16 +94,11 @@ def test_refused(raw: dict[str, Any], words: str) -> None:
     assert refusal(raw).startswith(words)
 
 
-@pytest.mark.parametrize("section", ["federation", "local", "evaluation", "tracking", "compare"])
-@pytest.mark.xfail(strict=True, reason="config: advises '<section>.name', a key that plain sections do not have")
-def test_the_advice_for_a_missing_section_names_a_key_that_exists(section: str) -> None:
-    named = refusal({section: 3}).rpartition(f"such as {section}.")[2]
-    assert named in Config.from_mapping({}).to_mapping()[section]
+@pytest.mark.parametrize("section", ["data", "method", "federation", "compare"])
+def test_a_value_in_the_place_of_a_section_is_refused(section: str) -> None:
+    assert refusal({section: 3}) == f"{section} = 3: expected a section with keys, not a value"
 
 
-@pytest.mark.xfail(
-    strict=True, raises=TypeError, reason="config: a name that is a list or a mapping ends in a TypeError"
-)
 @pytest.mark.parametrize("section", ["data", "partition", "model", "method"])
 def test_a_name_that_is_a_list_is_refused(section: str) -> None:
     assert refusal({section: {"name": ["fedavg"]}}).startswith(f"{section}.name = ")

@@ -133,9 +133,6 @@ def test_other_code_starts_anew(lab: Any, tmp_path: Path, monkeypatch: pytest.Mo
     assert len(code_fingerprint()) == 64
 
 
-@pytest.mark.xfail(
-    strict=True, raises=KeyError, reason="checkpoint: a state of other code with other keys ends in a KeyError"
-)
 def test_a_state_written_by_other_code_counts_as_none(tmp_path: Path) -> None:
     save_record(tmp_path / "state.safetensors", {"n": Count(1)}, {"run": "other", "round_number": 3})
     assert Checkpoint(tmp_path).load("this run") is None
@@ -400,9 +397,6 @@ def test_divergence_names_round_and_client(lab: Any, method: str, tmp_path: Path
     assert Checkpoint(tmp_path / "run").read_state().round == 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="client: only weights are checked, although the docstring promises the loss as well"
-)
 def test_an_infinite_loss_is_a_failure(lab: Any) -> None:
     """Head rows ±2e38 for pixel 0: logits of (1, 0) differ by 4e38, beyond float32; the gradient is finite."""
     dataset = lab.toy_dataset([[1, 0], [0, 1]], [1, 1], None, None)
@@ -608,15 +602,11 @@ def test_a_batch_of_one_is_skipped_where_there_is_batchnorm(lab: Any) -> None:
     assert steps_of(small(lab, [17], local={"batch_size": 16, "steps": 4})) == 2
 
 
-@pytest.mark.xfail(
-    strict=True, reason="client: frozen BatchNorm needs no batch statistics, yet batches of one are skipped"
-)
 def test_a_batch_of_one_is_used_where_batchnorm_is_frozen(lab: Any) -> None:
     """Baselines.md section 0: skip where the model has BatchNorm *in training mode*."""
     assert steps_of(small(lab, [17], model={"name": "fedgen_cnn", "batchnorm": "frozen"})) == 2
 
 
-@pytest.mark.xfail(strict=True, reason="client: local.batch_size = 1 with BatchNorm trains on nothing and says nothing")
 def test_batches_of_one_and_batchnorm_are_refused(lab: Any, tmp_path: Path) -> None:
     try:
         run = lab.run(small(lab, [8, 8], local={"batch_size": 1}), tmp_path / "run")
@@ -691,7 +681,6 @@ def test_a_client_goes_on_from_its_own_statistics(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["local", "fedproto"])
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="client: batchnorm=local shares tensors of the kept model")
 def test_local_statistics_of_a_method_that_keeps_its_model(lab: Any, method: str, tmp_path: Path) -> None:
     """Personal models with private statistics are what they are under any policy: local equals aggregate."""
     changes = {"method__name": method}

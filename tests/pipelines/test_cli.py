@@ -1,6 +1,6 @@
 """The command, run for real in temporary folders: what it writes, what it prints, how it refuses.
 
-Flows run in processes of their own, as a user starts them. Stages and refusals call the same ``main`` here: the import of
+Flows run in processes of their own, as a user starts them. Stages and refusals call the same ``main`` here: importing
 torch, seconds each time, is all that a new process would add.
 """
 

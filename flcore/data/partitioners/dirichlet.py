@@ -42,8 +42,8 @@ class Dirichlet(Partitioner):
 
     All variants are disjoint; all but ``subsampled`` use every sample.
 
-    With ``tasks`` above 1 (DDA of FedMLP, which is ``plain``; data.md 2.6) the shares are drawn over all K · T tasks, and
-    client k has the tasks k · T to k · T + T - 1; or over clients first and then, ``nested``, over each one's tasks.
+    With ``tasks`` above 1 (FedMLP's DDA, which is ``plain``; data.md 2.6) the shares are drawn over all K · T tasks,
+    and client k has tasks k · T to k · T + T - 1; or over clients first and then, ``nested``, over each one's tasks.
     """
 
     name: ClassVar[str] = "dirichlet"

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from flcore.data import SOURCES, Dataset, Meta, Partition, Split, make_partition, prepare
+from flcore.data import SOURCES, Dataset, Imbalance, Meta, Partition, Split, make_partition, prepare
 from flcore.data.client_test import few_shot, label_slices, proportional, stratified_cut
 from flcore.data.partitioners import Assignment, Partitioner
 from flcore.data.partitioners.by_group import ByGroup
@@ -45,6 +45,8 @@ KINDS: dict[str, Partitioner] = {
     "classes_per_client": ClassesPerClient(),
     "classes_per_client nbench": ClassesPerClient(rule="nbench"),
     "dominant": Dominant(),
+    "dirichlet tasks": Dirichlet(alpha=0.3, variant="plain", tasks=3),
+    "dirichlet nested tasks": Dirichlet(alpha=1.0, variant="plain", tasks=3, nested=True),
     "shards": Shards(),
     "shards tasks": Shards(tasks=3),
     "ways_shots": WaysShots(shots=20),
@@ -63,8 +65,10 @@ GOLDEN = {
     "classes_per_client": "fd5854b8988307d1",
     "classes_per_client nbench": "79049262e7f48868",
     "dominant": "a95eabb81a8695c3",
+    "dirichlet tasks": "df7986b655364e22",
+    "dirichlet nested tasks": "f1c0c4839ebb8e15",
     "shards": "8f01529454a55307",
-    "shards tasks": "8e1c1b7787734850",
+    "shards tasks": "dd3e50364200ada5",
     "ways_shots": "c389123a1436b5f7",
     "by_group": "1ff0b3a57861ca39",
 }
@@ -298,6 +302,14 @@ def test_same_bytes_in_another_process_with_other_threads_and_locale(tmp_path: P
 def test_golden_indices(kind: str) -> None:
     made = make_partition(toy(), KINDS[kind], num_clients=10, seed=7, validation=0.1)
     assert index_hash(made)[:16] == GOLDEN[kind]
+
+
+def test_golden_indices_of_a_long_tail_with_cumulative_tests() -> None:
+    made = make_partition(
+        toy(), KINDS["shards tasks"], num_clients=10, seed=7, client_test="task_cumulative",
+        imbalance=Imbalance(0.3, permute_classes=True),
+    )  # fmt: skip
+    assert index_hash(made)[:16] == "0edb9de1ea5ffb86"
 
 
 def cut_short(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
 from flcore.data.partitioners import PARTITIONERS, Assignment, Partitioner
@@ -19,7 +19,8 @@ from flcore.data.partitioners.ways_shots import WaysShots
 from flcore.errors import ConfigError, DataError
 from flcore.params import build, declared
 
-bounded = settings(max_examples=30, deadline=None, derandomize=True)
+bounded = settings(max_examples=60, deadline=None, derandomize=True)
+thorough = settings(max_examples=500, deadline=None)
 
 
 def stream(seed: int) -> np.random.Generator:
@@ -46,6 +47,8 @@ def unbalanced_labels(draw: st.DrawFn) -> np.ndarray:
     return rng.permutation(np.concatenate([np.arange(num_classes), labels]))
 
 
+seeds = st.integers(0, 2**32 - 1)
+
 ANY_NUMBER_OF_CLIENTS: list[Partitioner] = [
     Iid(),
     Iid(stratified=True),
@@ -53,6 +56,8 @@ ANY_NUMBER_OF_CLIENTS: list[Partitioner] = [
     Dirichlet(alpha=1.0, variant="plain"),
     Dirichlet(alpha=1.0, variant="subsampled", ratio=0.5, min_size=1),
     Dirichlet(alpha=1.0, variant="equalised", min_size=1),
+    Dirichlet(alpha=1.0, variant="plain", tasks=3, min_size=1),
+    Dirichlet(alpha=1.0, variant="balanced", tasks=3, min_size=1, nested=True),
     ClassesPerClient(rule="nbench"),
     Shards(shards=2),
     Shards(shards=2, tasks=3),
@@ -62,20 +67,57 @@ ANY_NUMBER_OF_CLIENTS: list[Partitioner] = [
 ]
 
 
+any_request = given(labels=unbalanced_labels(), num_clients=st.integers(2, 20), seed=st.integers(0, 2**32 - 1))
+
+
 @pytest.mark.parametrize("partitioner", ANY_NUMBER_OF_CLIENTS, ids=repr)
 @bounded
-@given(labels=unbalanced_labels(), num_clients=st.integers(2, 20), seed=st.integers(0, 2**32 - 1))
+@any_request
 def test_every_partitioner_keeps_its_promises(
     partitioner: Partitioner, labels: np.ndarray, num_clients: int, seed: int
 ) -> None:
+    check_promises(partitioner, labels, num_clients, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partitioner", ANY_NUMBER_OF_CLIENTS, ids=repr)
+@thorough
+@any_request
+def test_every_partitioner_keeps_its_promises_in_many_cases(
+    partitioner: Partitioner, labels: np.ndarray, num_clients: int, seed: int
+) -> None:
+    check_promises(partitioner, labels, num_clients, seed)
+
+
+# These two need a number of clients that goes with the number of classes.
+WHOLE_CLASSES: list[Partitioner] = [ClassesPerClient(), ClassesPerClient(classes=1), Dominant(), Dominant(share=0.5)]
+whole_request = given(labels=unbalanced_labels(), factor=st.integers(1, 3), seed=st.integers(0, 2**32 - 1))
+
+
+@pytest.mark.parametrize("partitioner", WHOLE_CLASSES, ids=repr)
+@bounded
+@whole_request
+def test_partitioners_by_class_keep_their_promises(
+    partitioner: Partitioner, labels: np.ndarray, factor: int, seed: int
+) -> None:
+    check_promises(partitioner, labels, factor * int(labels.max() + 1), seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partitioner", WHOLE_CLASSES, ids=repr)
+@thorough
+@whole_request
+def test_partitioners_by_class_keep_their_promises_in_many_cases(
+    partitioner: Partitioner, labels: np.ndarray, factor: int, seed: int
+) -> None:
+    check_promises(partitioner, labels, factor * int(labels.max() + 1), seed)
+
+
+def check_promises(partitioner: Partitioner, labels: np.ndarray, num_clients: int, seed: int) -> None:
+    """Valid and disjoint indices, complete where promised, the same again, no global randomness; or a clean refusal."""
     groups = np.arange(len(labels)) % 41
     before = np.random.get_state()[1].copy()  # type: ignore[index]
-    try:
-        made = partitioner.split(labels, num_clients, stream(seed), groups)
-    except DataError as refusal:
-        # A rare class cannot be shared by many clients; nothing else may be refused here.
-        assert "training samples for" in str(refusal) or "which has" in str(refusal)
-        assume(False)
+    made = made_or_refused(partitioner, labels, num_clients, seed, groups)
     assert len(made.clients) == num_clients
     for own in made.clients:
         assert own.dtype == np.int64 and len(own) >= 1
@@ -88,9 +130,50 @@ def test_every_partitioner_keeps_its_promises(
     if made.complete:
         assert (class_counts(labels, made).sum(axis=0) == np.bincount(labels)).all()
 
+    if made.tasks is not None:
+        for own, tasks in zip(made.clients, made.tasks, strict=True):
+            assert np.array_equal(own, np.sort(np.concatenate(tasks))) and min(map(len, tasks)) >= 1
+
     again = partitioner.split(labels, num_clients, stream(seed), groups)
     assert all(np.array_equal(a, b) for a, b in zip(made.clients, again.clients, strict=True))
     assert np.array_equal(before, np.random.get_state()[1])  # type: ignore[index]
+
+
+def made_or_refused(
+    partitioner: Partitioner, labels: np.ndarray, num_clients: int, seed: int, groups: np.ndarray
+) -> Assignment:
+    try:
+        return partitioner.split(labels, num_clients, stream(seed), groups)
+    except DataError as error:
+        # A rare class cannot be shared by many clients, few samples cannot fill many tasks; no other reason is valid.
+        known = ("training samples for", "which has", "would get no samples", "attempts for")
+        if not any(words in str(error) for words in known):
+            raise
+        reject()
+
+
+COUNTS_DEPEND_ON_CLASS_SIZES_ONLY: list[Partitioner] = [
+    Iid(stratified=True),
+    Dirichlet(alpha=1.0, min_size=1),
+    Dirichlet(alpha=1.0, variant="plain", tasks=2, min_size=1),
+    Dirichlet(alpha=1.0, variant="subsampled", ratio=0.5, min_size=1),
+    ClassesPerClient(),
+    Dominant(),
+    Shards(tasks=2),
+    WaysShots(shots=10),
+    ByGroup(min_size=1),
+]
+
+
+@pytest.mark.parametrize("partitioner", COUNTS_DEPEND_ON_CLASS_SIZES_ONLY, ids=repr)
+@given(seed=st.integers(0, 1000))
+@bounded
+def test_class_counts_do_not_depend_on_the_order_of_rows(partitioner: Partitioner, seed: int) -> None:
+    labels, groups = balanced(5, 60), np.arange(300) % 41
+    order = stream(seed).permutation(300)
+    one = class_counts(labels, partitioner.split(labels, 10, stream(seed), groups))
+    other = class_counts(labels[order], partitioner.split(labels[order], 10, stream(seed), groups[order]))
+    assert np.array_equal(one, other)
 
 
 @pytest.mark.parametrize("partitioner", [*ANY_NUMBER_OF_CLIENTS, ClassesPerClient(), Dominant()], ids=repr)
@@ -233,9 +316,41 @@ def test_retries_are_counted() -> None:
     assert made.retries > 0 and min(map(len, made.clients)) >= 30
 
 
-def test_ratio_without_subsampling_is_a_configuration_error() -> None:
+def test_options_that_a_variant_would_ignore_are_configuration_errors() -> None:
     with pytest.raises(ConfigError, match="ratio"):
         build(Dirichlet, {"ratio": 0.5}, "partition")
+    with pytest.raises(ConfigError, match="tasks = 2 needs variant: plain"):
+        build(Dirichlet, {"tasks": 2, "variant": "equalised"}, "partition")
+
+
+@bounded
+@given(
+    labels=unbalanced_labels(), num_clients=st.integers(2, 5), tasks=st.integers(2, 4), nested=st.booleans(), seed=seeds
+)
+def test_dirichlet_tasks_are_disjoint_and_complete_with_two_samples_or_more(
+    labels: np.ndarray, num_clients: int, tasks: int, nested: bool, seed: int
+) -> None:
+    made = Dirichlet(variant="plain", tasks=tasks, nested=nested).split(labels, num_clients, stream(seed))
+    assert made.tasks is not None and [len(own) for own in made.tasks] == [tasks] * num_clients
+    flat = [task for own in made.tasks for task in own]
+    assert min(map(len, flat)) >= 2
+    assert np.array_equal(np.sort(np.concatenate(flat)), np.arange(len(labels)))
+
+
+def test_nested_tasks_do_not_change_who_owns_what() -> None:
+    """Drawn over clients first: owners are those of the plain variant without tasks, as long as nothing is retried."""
+    labels = balanced(10, 200)
+    nested = Dirichlet(alpha=1.0, variant="plain", tasks=3, nested=True).split(labels, 5, stream(3))
+    plain = Dirichlet(alpha=1.0, variant="plain").split(labels, 5, stream(3))
+    assert nested.retries == plain.retries == 0
+    assert all(np.array_equal(a, b) for a, b in zip(nested.clients, plain.clients, strict=True))
+
+
+def test_too_many_tasks_are_refused_with_the_number_of_clients_that_would_do() -> None:
+    with pytest.raises(DataError, match="at most 10 clients"):  # 200 samples, 10 tasks of at least 2
+        Dirichlet(variant="plain", tasks=10).split(balanced(2, 100), 11, stream(0))
+    with pytest.raises(DataError, match="the smallest task never had more than"):
+        Dirichlet(alpha=0.01, variant="plain", tasks=10, max_tries=3).split(balanced(2, 100), 5, stream(0))
 
 
 # classes_per_client

@@ -172,7 +172,10 @@ def _remove(name: str) -> Callable[[Path], None]:
 
 
 def _write(name: str, text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(text) and None
+    def change(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return change
 
 
 @pytest.mark.parametrize(

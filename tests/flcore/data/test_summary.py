@@ -1,0 +1,53 @@
+"""The table and the heatmap of a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from flcore.config import Config
+from flcore.data import Dataset, Imbalance, make_partition, summarise
+from flcore.data.partitioners.classes_per_client import ClassesPerClient
+from flcore.data.partitioners.shards import Shards
+from pipelines import stages
+from pipelines.stages.partition import partition_table
+
+
+def test_table_by_hand(with_labels: Callable[..., Dataset]) -> None:
+    """Two clients with a class each: distance 1; |1 - 1/2| + |0 - 1/2| = 1; half of the classes is missing."""
+    data = with_labels(np.arange(20) % 2, np.arange(8) % 2, 2)
+    made = make_partition(data, ClassesPerClient(classes=1), num_clients=2, seed=0)
+    assert summarise(made) == [
+        ("clients", "2"),
+        ("training samples", "20; per client 10 / 10 / 10"),
+        ("classes per client", "1 / 1 / 1 of 2"),
+        ("test samples", "per client 2 / 2 / 2"),
+        ("missing classes", "50.0 % of all, mean over clients"),
+        ("Jensen-Shannon distance", "1.000, mean over pairs of clients (0 to 1)"),
+        ("earth mover's distance", "1.000 to all clients together, mean (0 to 2)"),
+    ]
+
+
+def test_table_of_a_long_tail_with_tasks(with_labels: Callable[..., Dataset]) -> None:
+    """100, 50 and 25 samples (gamma 0.25), a client with two tasks: all in the first and nothing new, or the like."""
+    data = with_labels(np.arange(300) % 3, np.arange(30) % 3, 3)
+    made = make_partition(
+        data, Shards(shards=1, tasks=2), num_clients=2, seed=0, validation=0.1, imbalance=Imbalance(0.25)
+    )
+    rows = dict(summarise(made))
+    assert rows["samples per class"] == "25 / 50 / 100" and rows["minority classes"] == "2"
+    assert rows["tasks per client"] == "2" and rows["new classes by task"].count(",") == 1
+    lines = partition_table(made)
+    assert len({line.index(rows[name]) for name, line in zip(rows, lines, strict=True)}) == 1
+
+
+def test_the_stage_draws_the_heatmap_beside_the_folder_and_the_same_again(tmp_path: Path) -> None:
+    config = Config.from_mapping({"data": {"limit_per_class": 30}, "partition": {"num_clients": 4, "alpha": 1.0}})
+    stages.prepare(config, tmp_path / "prepared")
+    for place in ("one", "two"):
+        stages.partition(config, tmp_path / "prepared", tmp_path / place)
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["indices.safetensors", "manifest.json"]
+    drawn = (tmp_path / "one.svg").read_bytes()
+    assert drawn == (tmp_path / "two.svg").read_bytes() and b"<svg" in drawn
