@@ -33,7 +33,7 @@ def ask(url: str, body: object | None = None) -> list[dict[str, object]]:
 
 
 def test_the_tasks_of_a_run_carry_the_names_of_its_steps(tmp_path: Path) -> None:
-    """Two rounds with two groups of clients: the counts below are 2 rounds × 2 groups, 2 aggregations, 2 + 1 evaluations."""
+    """Two rounds of two groups of clients: 2 × 2 trainings, 2 aggregations, 2 evaluations and the final one."""
     api = f"http://127.0.0.1:{free_port()}/api"
     environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "home"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     command = [sys.executable, "-m", "pipelines.embedded_server", api.split(":")[2].removesuffix("/api")]
