@@ -33,8 +33,9 @@ _SECTIONS: tuple[tuple[str, type | None, Mapping[str, Any]], ...] = (
 def text() -> str:
     """The whole page."""
     parts = [
-        "# Parameters\n\nWritten by `make docs` from the declarations in `flcore/`; do not edit. `seed` stands by itself,\n"
-        "every other key in a section. Where a section has a `name`, the chosen entry's keys stand beside it.\n"
+        "# Parameters\n\n"
+        "Written by `make docs` from the declarations in `flcore/`; do not edit. `seed` stands by itself, every other\n"
+        "key in a section. Where a section has a `name`, the chosen entry's keys stand beside it.\n"
     ]
     for section, common, registry in _SECTIONS:
         parts.append(f"## {section}\n")
