@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from flcore.data.sources.base import RawDataset, RawSplit, Source
 from flcore.errors import DataError
 
 _CURE = "delete the folder and run the prepare stage again"
-_BLOCK = 1024  # images that are converted at a time
+_BLOCK_BYTES = 32 * 2**20  # of images that are decoded and converted at a time
 _SMALLEST_STD = 1e-4  # a constant channel must not divide by zero
 
 
@@ -208,8 +209,10 @@ class _Form:
         return Split(**read_tensors(path, _CURE))
 
     def _images(self) -> Iterator[Tensor]:
-        for first in range(0, len(self.keep), _BLOCK):
-            block = torch.from_numpy(self.raw.take(self.keep[first : first + _BLOCK]).decoded())
+        found = math.prod(self.raw.images.shape[1:])
+        step = max(1, _BLOCK_BYTES // max(found, self.channels * math.prod(self.size)))
+        for first in range(0, len(self.keep), step):
+            block = torch.from_numpy(self.raw.take(self.keep[first : first + step]).decoded())
             block = block[:, None] if block.ndim == 3 else block.permute(0, 3, 1, 2)
             yield resize(convert_channels(block, self.channels).contiguous(), self.size)
 

@@ -147,7 +147,7 @@ def test_assignments_that_lead_nowhere(assignment: str, message: str) -> None:
         (["method.mu=1"], "method.mu: fedavg has no such parameter; it belongs to"),
         (["method.name=fedpro"], "method.name = fedpro: must be one of"),
         (["seed=-1"], "seed = -1: expected a whole number >= 0"),
-        (["method=fedavg"], "method = fedavg: expected a section with keys, such as method.name"),
+        (["method=fedavg"], "method = fedavg: expected a section with keys, not a value"),
         (["evaluation.split=validation"], "evaluation.split = validation: needs partition.validation above 0"),
     ],
 )

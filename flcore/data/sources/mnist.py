@@ -26,10 +26,8 @@ class Mnist(Source):
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/MNIST/raw``."""
-        from torchvision import datasets  # here, because it takes seconds
-
         train, test = _read_pair(
-            self.name, root, download, "MNIST", ("train", "t10k"), lambda **options: datasets.MNIST(**options)
+            self.name, root, download, "MNIST", ("train", "t10k"), lambda **options: _torchvision().MNIST(**options)
         )
         return RawDataset(
             train,
@@ -51,15 +49,13 @@ class FashionMnist(Source):
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/FashionMNIST/raw``."""
-        from torchvision import datasets
-
         train, test = _read_pair(
-            self.name, root, download, "FashionMNIST", ("train", "t10k"), lambda **o: datasets.FashionMNIST(**o)
+            self.name, root, download, "FashionMNIST", ("train", "t10k"), lambda **o: _torchvision().FashionMNIST(**o)
         )
         return RawDataset(
             train,
             test,
-            class_names=tuple(datasets.FashionMNIST.classes),
+            class_names=tuple(_torchvision().FashionMNIST.classes),
             mean=(0.2860,),
             std=(0.3530,),
             licence="MIT",
@@ -80,13 +76,11 @@ class Emnist(Source):
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/EMNIST/raw``."""
-        from torchvision import datasets
-
         prefixes = (f"emnist-{self.split}-train", f"emnist-{self.split}-test")
         train, test = _read_pair(
-            self.name, root, download, "EMNIST", prefixes, lambda **o: datasets.EMNIST(split=self.split, **o)
+            self.name, root, download, "EMNIST", prefixes, lambda **o: _torchvision().EMNIST(split=self.split, **o)
         )
-        names = datasets.EMNIST.classes_split_dict[self.split]
+        names = _torchvision().EMNIST.classes_split_dict[self.split]
         first = 1 if self.split == "letters" else 0  # letters count from 1, behind a dummy class
         return RawDataset(
             _upright(train, first),
@@ -97,6 +91,12 @@ class Emnist(Source):
             licence="NIST-derived, public domain in the US",
             source=f"EMNIST (Cohen et al., 2017), split {self.split}; images transposed to stand upright",
         )
+
+
+def _torchvision() -> Any:
+    from torchvision import datasets  # here, because it takes seconds, which missing files should not cost
+
+    return datasets
 
 
 def _upright(split: RawSplit, first: int) -> RawSplit:
