@@ -7,6 +7,7 @@ one client can reach the next.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Reply:
 
     Attributes:
         message: what goes up.
-        losses: mean of every loss term over the steps.
+        losses: mean of every loss term over the steps that had it.
         steps: mini-batches trained on.
         remembers: whether the client keeps a memory for its next participation.
         down: cost of the received message by kind. up: of the reply.
@@ -99,10 +100,15 @@ class Worker:
         load_weights(self.module, starting_weights(method.begin(inbox, memory, experiment.setting), memory, experiment))
         context = method.context(inbox, memory, experiment.setting)
         sums: dict[str, Tensor] = {}
+        counts: Counter[str] = Counter()
         steps = 0
         for number, phase in enumerate(method.phases()):
-            steps += self._run_phase(phase, number, round_number, client, context, sums)
-        losses = {name: float(total) / max(steps, 1) for name, total in sums.items()}
+            for terms in self._run_phase(phase, number, round_number, client, context):
+                counts.update(terms.keys())
+                for name, term in terms.items():
+                    sums[name] = sums[name] + term if name in sums else term
+                steps += 1
+        losses = {name: float(total) / counts[name] for name, total in sums.items()}
         trained = _Trained(self, client)
         message, kept = method.reply(trained, inbox, memory, experiment.setting)
         own = kept.get("model")
@@ -115,24 +121,19 @@ class Worker:
         return Reply(message, losses, steps, bool(kept), down, up), kept
 
     def _run_phase(
-        self, phase: Phase, number: int, round_number: int, client: int, context: Context, sums: dict[str, Tensor]
-    ) -> int:
-        """Train one phase, add up its loss terms and return its number of steps."""
+        self, phase: Phase, number: int, round_number: int, client: int, context: Context
+    ) -> Iterator[dict[str, Tensor]]:
+        """Train one phase, a step at a time; yields the loss terms of each."""
         config, method, model = self.experiment.config, self.experiment.method, self.model
         trainable = self._select(phase)
         optimizer = make_optimizer(config.local, round_number, config.federation.rounds)
-        steps = 0
         for batch in self._batches(phase, number, round_number, client):
             terms = method.loss(model, batch, context)
             total = torch.stack(tuple(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
             grads = torch.autograd.grad(total, trainable, allow_unused=True, materialize_grads=True)
             optimizer.step(trainable, list(grads))
-            for name, term in terms.items():
-                value = term.detach()
-                sums[name] = sums[name] + value if name in sums else value
-            steps += 1
+            yield {name: term.detach() for name, term in terms.items()}
         model.noise = None
-        return steps
 
     def _select(self, phase: Phase) -> list[Tensor]:
         """Set training mode, freeze what the phase does not move, and return what it does."""
@@ -154,6 +155,7 @@ class Worker:
         generator = torch_stream(config.seed, "batches", round_number, client, number)
         noise_generator = torch_stream(config.seed, "dropout", round_number, client, number)
         augment_generator = torch_stream(config.seed, "augmentation", round_number, client, number)
+        black = -torch.tensor(meta.mean) / torch.tensor(meta.std)
         epochs, steps = (config.local.epochs, config.local.steps)
         if phase.epochs is not None or phase.steps is not None:
             epochs, steps = (phase.epochs or 1, phase.steps)
@@ -164,7 +166,8 @@ class Worker:
             images = normalise(split.images[chosen].to(config.engine.device), meta.mean, meta.std)
             if config.data.augmentation != "none":
                 draws = draw_augmentation(len(chosen), config.data.augmentation, augment_generator)
-                images = augment(images, config.data.augmentation, draws)
+                # Outside the image is black, as where published code pads before it normalises.
+                images = augment(images, config.data.augmentation, draws, fill=black)
             if self.module.noise_shapes:
                 self.model.noise = {
                     site: torch.rand(len(chosen), *shape, generator=noise_generator).to(images.device)

@@ -15,7 +15,7 @@ from flcore.data import Dataset, Meta, Split
 REPOSITORY = Path(__file__).parents[3]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real images: PROTOFL_DATA, or shared/data beside the repository."""
     return Path(os.environ.get("PROTOFL_DATA") or REPOSITORY.parent / "shared" / "data")
