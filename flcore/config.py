@@ -168,9 +168,11 @@ _PLAIN: dict[str, type] = {
 DEFAULT_METHOD = "fedavg"
 SECTIONS = ("seed", "data", "partition", "model", "method", *_PLAIN)
 
-# What cannot change a result: where data lie, who computes, who watches, what else is compared.
+# What cannot change a result: where data and partitions lie (what they hold is in the hash of a run), who computes, who
+# watches, what else is compared.
 _NOT_IDENTITY = {
     "data": {"root", "download"},
+    "partition": {"path"},
     "engine": {"workers", "clients_per_task"},
     "tracking": None,
     "compare": None,

@@ -113,8 +113,7 @@ def _prepare(config: Config, out: Path, prepared: Path, partition: Path) -> None
 
 def _partition(config: Config, out: Path, prepared: Path, partition: Path) -> None:
     division = stages.partition(config, prepared, out / "partition" if partition == out / "partition" else partition)
-    sizes = division.counts.sum(axis=1)
-    print(f"{config.partitioner.name}: {len(sizes)} clients of {sizes.min()} to {sizes.max()} training samples")
+    print("\n".join(stages.partition_table(division)))
 
 
 def _train(config: Config, out: Path, prepared: Path, partition: Path) -> None:

@@ -5,7 +5,7 @@ DVC calls them through ``protofl stage``, flows call them as tasks; both give th
 
 from pipelines.stages.compare import collect, compare, comparison_runs, partition_folder
 from pipelines.stages.evaluate import evaluate
-from pipelines.stages.partition import partition
+from pipelines.stages.partition import partition, partition_table
 from pipelines.stages.prepare import prepare
 from pipelines.stages.report import report
 from pipelines.stages.train import is_finished, refuse_other_run, train
@@ -18,6 +18,7 @@ __all__ = [
     "is_finished",
     "partition",
     "partition_folder",
+    "partition_table",
     "prepare",
     "refuse_other_run",
     "report",
