@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flcore.config import Config
-from pipelines.comparison import Comparison, load_run, write
-from pipelines.comparison import compare as summarise
-from pipelines.figures import load_partition, write_figures
-from pipelines.report import write_comparison_report
+
+if TYPE_CHECKING:
+    from pipelines.comparison import Comparison
 
 
 def compare(config: Config, runs: Sequence[Path], partitions: Path, directory: Path) -> Comparison:
@@ -24,6 +24,11 @@ def compare(config: Config, runs: Sequence[Path], partitions: Path, directory: P
     Returns:
         The comparison.
     """
+    # Tables and figures take seconds to import, which the other stages need not spend.
+    from pipelines.comparison import write
+    from pipelines.figures import load_partition, write_figures
+    from pipelines.report import write_comparison_report
+
     comparison = collect(config, runs)
     records = comparison.runs
     write(comparison, directory)
@@ -36,6 +41,9 @@ def compare(config: Config, runs: Sequence[Path], partitions: Path, directory: P
 
 def collect(config: Config, runs: Sequence[Path]) -> Comparison:
     """Read finished runs and set them against ``compare.baseline``, methods in the order of the runs."""
+    from pipelines.comparison import compare as summarise
+    from pipelines.comparison import load_run
+
     records = [load_run(run) for run in runs]
     return summarise(records, config.compare.baseline, target_fraction=config.compare.target_fraction)
 
