@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ def run(config: Config, directory: Path, server: EmbeddedServer, *, quiet: bool 
             Console().print(f"{directory}: this run has finished already; nothing to do")
             _say_result(read_json(files.metrics), config, directory)
         return dict(read_json(files.metrics))
-    with _flows(server, quiet=quiet) as flows:
+    with _flows(server, tracking=config.tracking.enabled, quiet=quiet) as flows:
         metrics = flows.federated_experiment(out=str(directory), config=config.to_mapping())
     if not quiet:
         _say_result(metrics, config, directory)
@@ -55,7 +56,7 @@ def compare(
 ) -> None:
     """``protofl compare``: the flow ``sweep``, then the table."""
     config = Config.from_mapping(raw)
-    with _flows(server) as flows:
+    with _flows(server, tracking=config.tracking.enabled) as flows:
         flows.sweep_entries(raw, methods, seeds)
         found = flows.sweep(methods=methods, seeds=seeds, out=str(out), config=dict(raw))
     compared = stages.compare(config, [Path(directory) for directory in found], out / "partitions", out)
@@ -74,7 +75,7 @@ def print_comparison(compared: Any, console: Console) -> None:
 
 
 @contextmanager
-def _flows(server: EmbeddedServer, *, quiet: bool = False) -> Iterator[Any]:
+def _flows(server: EmbeddedServer, *, tracking: bool, quiet: bool = False) -> Iterator[Any]:
     """The flows' module, with a watcher, once the server answers; Prefect loads while it starts."""
     set_mlflow_environment()
     watcher = watcher_for_standard_error(quiet=quiet)
@@ -82,6 +83,10 @@ def _flows(server: EmbeddedServer, *, quiet: bool = False) -> Iterator[Any]:
     try:
         from pipelines import flows
 
+        # Needed at the end of a run, and seconds to import: done here while the server still starts.
+        importlib.import_module("pipelines.report")
+        if tracking:
+            importlib.import_module("mlflow")
         server.wait()
         yield flows
     finally:

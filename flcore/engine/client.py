@@ -150,8 +150,8 @@ class Worker:
     def _batches(self, phase: Phase, number: int, round_number: int, client: int) -> Iterator[Batch]:
         """The mini-batches of a phase, with augmentation; every draw of a step is made here, in the step's order."""
         experiment = self.experiment
-        config, meta, split = experiment.config, experiment.dataset.meta, experiment.dataset.train
-        indices = experiment.trainers[client]
+        config, meta = experiment.config, experiment.dataset.meta
+        samples = _ClientSamples(experiment, client)
         generator = torch_stream(config.seed, "batches", round_number, client, number)
         noise_generator = torch_stream(config.seed, "dropout", round_number, client, number)
         augment_generator = torch_stream(config.seed, "augmentation", round_number, client, number)
@@ -159,21 +159,20 @@ class Worker:
         epochs, steps = (config.local.epochs, config.local.steps)
         if phase.epochs is not None or phase.steps is not None:
             epochs, steps = (phase.epochs or 1, phase.steps)
-        for positions in batch_positions(len(indices), config.local.batch_size, epochs, steps, generator):
+        for positions in batch_positions(len(samples), config.local.batch_size, epochs, steps, generator):
             if len(positions) == 1 and self._uses_batch_statistics():
                 continue  # those of one sample are undefined
-            chosen = indices[positions]
-            images = normalise(split.images[chosen].to(config.engine.device), meta.mean, meta.std)
+            images, labels = samples.take(positions)
             if config.data.augmentation != "none":
-                draws = draw_augmentation(len(chosen), config.data.augmentation, augment_generator)
+                draws = draw_augmentation(len(positions), config.data.augmentation, augment_generator)
                 # Outside the image is black, as where published code pads before it normalises.
                 images = augment(images, config.data.augmentation, draws, fill=black)
             if self.module.noise_shapes:
                 self.model.noise = {
-                    site: torch.rand(len(chosen), *shape, generator=noise_generator).to(images.device)
+                    site: torch.rand(len(positions), *shape, generator=noise_generator).to(images.device)
                     for site, shape in self.module.noise_shapes.items()
                 }
-            yield Batch(images, split.labels[chosen].to(images.device))
+            yield Batch(images, labels)
 
     def _uses_batch_statistics(self) -> bool:
         return any(layer.training for layer in self._batchnorm_layers)
@@ -199,6 +198,38 @@ class Worker:
         meta, device = self.experiment.dataset.meta, self.experiment.config.engine.device
         for batch in torch.split(images, self.experiment.config.evaluation.batch_size):
             yield normalise(batch.to(device), meta.mean, meta.std)
+
+
+class _ClientSamples:
+    """A client's training samples on the device: normalised once, unless that would take too much memory.
+
+    Normalising is element-wise, so when it is done changes no bit.
+    """
+
+    _MOST_BYTES = 256 * 2**20
+
+    def __init__(self, experiment: Experiment, client: int) -> None:
+        self._meta, self._device = experiment.dataset.meta, experiment.config.engine.device
+        self._indices = experiment.trainers[client]
+        self._images, labels = experiment.dataset.train.images, experiment.dataset.train.labels
+        self._labels = labels.index_select(0, self._indices).to(self._device)
+        size = 4 * len(self._indices) * math.prod(self._meta.shape)
+        self._normalised = self._load(self._indices) if size <= self._MOST_BYTES else None
+
+    def _load(self, indices: Tensor) -> Tensor:
+        images = self._images.index_select(0, indices).to(self._device)
+        return normalise(images, self._meta.mean, self._meta.std)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels at positions [B] of the client's data."""
+        here = positions.to(self._device)
+        labels = self._labels.index_select(0, here)
+        if self._normalised is None:
+            return self._load(self._indices.index_select(0, positions)), labels
+        return self._normalised.index_select(0, here), labels
 
 
 class _Trained:

@@ -161,7 +161,13 @@ def test_own_keys() -> None:
     assert own_keys("local") == frozenset()
 
 
-FREE = {("partition", "path"), ("data", "root"), ("data", "download"), ("engine", "workers"), ("engine", "clients_per_task")}
+FREE = {
+    ("partition", "path"),
+    ("data", "root"),
+    ("data", "download"),
+    ("engine", "workers"),
+    ("engine", "clients_per_task"),
+}
 BASE: dict[str, Any] = {"partition": {"validation": 0.1}}
 
 

@@ -852,3 +852,11 @@ def test_a_run_is_named_by_its_data_too(lab: Any) -> None:
     assert lab.experiment(partition=other).hash != lab.experiment().hash
     assert lab.experiment(engine__workers=2).hash == lab.experiment().hash
     assert Config.from_mapping(lab.mapping()).engine.workers == 0
+
+
+def test_when_images_are_normalised_changes_no_bit(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client too large to be normalised whole is normalised batch by batch: element-wise, hence the same."""
+    at_once = lab.run(lab.experiment(), tmp_path / "at-once")
+    monkeypatch.setattr("flcore.engine.client._ClientSamples._MOST_BYTES", 0)
+    by_batch = lab.run(lab.experiment(), tmp_path / "by-batch")
+    assert serialise(at_once.state.server) == serialise(by_batch.state.server)
