@@ -8,7 +8,7 @@ samples over all clients. Clients without test data are left out of means and co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ class Scorer:
         self._data = _lay_out(worker.experiment)
 
     def score(self, server: Record, memories: Memories, *, vote: bool = False) -> Scores:
-        """Score a state.
+        """Score a state. Memories are asked for one client at a time: a large population is never in memory at once.
 
         Args:
             server: what the server holds.
@@ -84,27 +84,30 @@ class Scorer:
         """
         data, method, setting = self._data, self._experiment.method, self._experiment.setting
         server = on_device(server, self._experiment.config.engine.device)
-        alone = method.data_scope == "client"
-        held = {k: memories(k) if alone else {} for k in range(setting.num_clients)}
-        model = self._global_model(server, held)
+        if method.data_scope == "union":
+            memories = _nothing_remembered  # what trained stands at the server
+        model = self._global_model(server, memories)
         shared: Tensor | None = None
         loss: float | None = None
         if model is not None:
             scores = self._scores(model, data.images, server, None)
             shared = scores.argmax(dim=1)
             loss = float(F.cross_entropy(scores[: data.num_shared], data.shared_labels))
-        local = [self._client_correct(k, server, held[k], shared) for k in range(setting.num_clients)]
+        local = [self._client_correct(k, server, memories(k), shared) for k in range(setting.num_clients)]
         if model is None and vote and method.has_vote:
-            shared = self._vote(server, held)
+            shared = self._vote(server, memories)
         correct = None if shared is None else shared[: data.num_shared] == data.shared_labels
         return _summarise(correct, loss, data.shared_labels, local, setting.num_classes)
 
-    def _global_model(self, server: Record, held: Mapping[int, Record]) -> Weights | None:
+    def _global_model(self, server: Record, memories: Memories) -> Weights | None:
         """The global model with the statistics to evaluate it with."""
         method, setting = self._experiment.method, self._experiment.setting
         model = method.global_model(server, setting) if method.has_global_model else None
-        private = {k: payload_of(Weights, memory, BATCHNORM) for k, memory in held.items() if BATCHNORM in memory}
-        if model is None or not private:
+        if model is None or self._experiment.batchnorm != "local":
+            return model
+        remembered = ((k, memories(k)) for k in range(setting.num_clients))
+        private = {k: payload_of(Weights, memory, BATCHNORM) for k, memory in remembered if BATCHNORM in memory}
+        if not private:
             return model
         # Private statistics never travel; for scoring alone they are averaged, as heads are in baselines.md section 21.
         sizes = {k: len(self._experiment.trainers[k]) for k in private}
@@ -132,12 +135,12 @@ class Scorer:
             answers = shared[rows]
         return int((answers == self._data.labels[rows]).sum()), len(rows)
 
-    def _vote(self, server: Record, held: Mapping[int, Record]) -> Tensor:
+    def _vote(self, server: Record, memories: Memories) -> Tensor:
         """Majority vote of every client's model on the shared images; ties go to the smaller class id."""
         num_classes, images = self._experiment.setting.num_classes, self._data.images[: self._data.num_shared]
         votes = torch.zeros(self._data.num_shared, num_classes, dtype=torch.int64)
-        for client, memory in held.items():
-            own = self._own_model(server, memory)
+        for client in range(self._experiment.setting.num_clients):
+            own = self._own_model(server, memories(client))
             if own is not None:
                 answers = self._scores(own, images, server, self._classes(client)).argmax(dim=1)
                 votes += F.one_hot(answers, num_classes)
@@ -149,6 +152,10 @@ class Scorer:
     def _scores(self, weights: Weights, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
         load_weights(self._worker.module, starting_weights(weights, {}, self._experiment))
         return self._worker.scores(images, server, classes)
+
+
+def _nothing_remembered(client: int) -> Record:
+    return {}
 
 
 def _lay_out(experiment: Experiment) -> _TestData:
