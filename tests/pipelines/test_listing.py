@@ -80,7 +80,8 @@ def test_a_search_range_lies_within_what_is_allowed(name: str) -> None:
     for key, search in entry_of("methods", name)["search"].items():
         for value in search.get("choices") or (search["low"], search["high"]):
             is_whole = next(p for p in declared(METHODS[name]) if p.name == key).type.startswith("int")
-            Config.from_mapping({"method": {"name": name, key: int(value) if is_whole else value}})
+            config = Config.from_mapping({"method": {"name": name, key: int(value) if is_whole else value}})
+            assert getattr(config.method, key) == value
 
 
 @pytest.mark.parametrize("kind", listing.KINDS)
