@@ -55,23 +55,18 @@ def compare(
     server: EmbeddedServer,
 ) -> None:
     """``protofl compare``: the flow ``sweep``, then the table."""
+    from pipelines.comparison import print_table  # seconds to import, which no stage needs
+
     config = Config.from_mapping(raw)
     with _flows(server, tracking=config.tracking.enabled) as flows:
         flows.sweep_entries(raw, methods, seeds)
         found = flows.sweep(methods=methods, seeds=seeds, out=str(out), config=dict(raw))
     compared = stages.compare(config, [Path(directory) for directory in found], out / "partitions", out)
     console = Console()
-    print_comparison(compared, console)
+    print_table(compared, console)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     if config.tracking.enabled:
         console.print(f"runs in MLflow: {ui_command(config.tracking.uri)}", soft_wrap=True)
-
-
-def print_comparison(compared: Any, console: Console) -> None:
-    """Print a comparison's tables."""
-    from pipelines.comparison import print_table
-
-    print_table(compared, console)
 
 
 @contextmanager

@@ -77,9 +77,15 @@ def refuse_other_run(config: Config, directory: Path) -> None:
         ConfigError: it does.
     """
     files = RunFiles(directory)
-    if files.config.exists() and read_json(files.config).get("identity") != json.loads(json.dumps(config.identity())):
+    if not files.config.exists():
+        return
+    described, wanted = read_json(files.config), json.loads(json.dumps(config.to_mapping()))
+    # Files elsewhere may hold other images under the same configuration; whether they do, only reading them would tell.
+    places = (("data", "root"), ("partition", "path"))
+    moved = any(described["config"][section].get(key) != wanted[section].get(key) for section, key in places)
+    if moved or described["identity"] != json.loads(json.dumps(config.identity())):
         raise ConfigError(
-            f"{directory}: holds a run with another configuration; choose another --out, or delete that folder"
+            f"{directory}: holds a run with another configuration or other files; choose another --out, or delete that folder"
         )
 
 
@@ -89,8 +95,12 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool) -> bool:
         return True
     if not replace:
         refuse_other_run(experiment.config, files.directory)
+        if files.config.exists() and read_json(files.config)["config_hash"] != experiment.hash:
+            raise ConfigError(
+                f"{files.directory}: holds a run on other data; choose another --out, or delete that folder"
+            )
     files.directory.mkdir(parents=True, exist_ok=True)
-    for path in (files.history, files.metrics):
+    for path in (files.history, files.metrics, files.report):
         path.unlink(missing_ok=True)
     described = {
         "config": experiment.config.to_mapping(),

@@ -121,6 +121,16 @@ def test_a_finished_run_is_not_repeated_and_another_is_refused(
     assert "holds a run with another configuration" in other.stderr
 
 
+def test_the_same_configuration_on_other_files_is_another_run(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    """``data.root`` is not part of a run's identity, its images are: a finished run must not answer for other files."""
+    folder, _ = finished
+    other = protofl(folder, "run", *settings("data.root=elsewhere"), "--out", "run")
+    assert other.returncode == 2
+    assert "holds a run with another configuration" in other.stderr
+
+
 def test_killed_while_training_and_resumed_gives_the_same_bytes(
     finished: tuple[Path, subprocess.CompletedProcess[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
