@@ -85,7 +85,8 @@ def refuse_other_run(config: Config, directory: Path) -> None:
     moved = any(described["config"][section].get(key) != wanted[section].get(key) for section, key in places)
     if moved or described["identity"] != json.loads(json.dumps(config.identity())):
         raise ConfigError(
-            f"{directory}: holds a run with another configuration or other files; choose another --out, or delete that folder"
+            f"{directory}: holds a run with another configuration or other files; "
+            "choose another --out, or delete that folder"
         )
 
 
