@@ -47,7 +47,7 @@ $(READY): infra/requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else "protofl needs Python 3.11 or 3.12, this is %d.%d; try: make PYTHON=python3.11 ..." % v)'
 	@echo "making $(VENV) (once) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.8"
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.8"
 	@$(BIN)/uv pip sync --quiet --require-hashes --python $(BIN)/python infra/requirements.lock
 	@$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --python $(BIN)/python --editable .
 	@touch $@
