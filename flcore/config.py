@@ -19,6 +19,7 @@ from flcore.data.partitioners.base import Partitioner
 from flcore.data.sources import SOURCES
 from flcore.data.sources.base import Source
 from flcore.errors import ConfigError
+from flcore.evaluation.analyses import SUMMARIES
 from flcore.methods import METHODS, Method
 from flcore.models import MODELS, ModelSpec
 from flcore.params import build, declared, param, unknown_key
@@ -88,6 +89,25 @@ class FederationConfig:
     dropout: float = param(
         0.0, "probability that a sampled client is absent: sent nothing, answers nothing", low=0, below=1
     )
+    oversampling: float = param(
+        1.0, "invite this many times the cohort; the fastest are taken, the others' work is lost", low=1, high=100
+    )
+    deadline: float | None = param(
+        None, "simulated seconds after which a round ends without those still at work; null waits for them", above=0
+    )
+    step_seconds: float = param(0.1, "simulated seconds that a mini-batch takes on a client of average speed", above=0)
+    speed_spread: float = param(
+        0.0, "how much clients differ in speed: standard deviation of the logarithm, fixed per client", low=0
+    )
+    speed_jitter: float = param(0.0, "likewise, drawn anew per client and round", low=0)
+    on_client_error: Literal["stop", "drop"] = param(
+        "stop", "a client that fails repeatedly stops the run, or is left out of the round and counted"
+    )
+    task_schedule: Literal["cyclic", "blocked", "none"] = param(
+        "cyclic",
+        "where the partition has tasks, the one of a round: all in turn again and again, or each for a block of "
+        "rounds; none: all tasks' data at once",
+    )
 
 
 @dataclass(frozen=True)
@@ -101,6 +121,7 @@ class LocalConfig:
     lr: float = param(0.01, "learning rate of the first round", above=0)
     momentum: float = param(0.0, "of SGD", low=0, below=1)
     weight_decay: float = param(0.0, "added to the gradient as weight_decay · w", low=0)
+    clip: float | None = param(None, "largest norm of a step's gradient; null leaves it alone", above=0)
     schedule: Literal["constant", "exponential", "step", "cosine"] = param(
         "constant", "of the learning rate over rounds"
     )
@@ -110,12 +131,32 @@ class LocalConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Where the work is done; none of these changes a result on the same device class."""
+    """Where and how the work is done. Workers and grouping never change a result; the rest may change its last bits."""
 
-    name: Literal["local"] = param("local", "local: in this process, or in a pool of processes")
-    workers: int = param(0, "worker processes; 0 trains in the main process", low=0, high=1024)
+    name: Literal["local", "ray"] = param(
+        "local", "local: in this process, or in a pool of processes; ray: Ray actors, on this machine or a cluster"
+    )
+    workers: int | None = param(
+        0,
+        "local: worker processes, 0 trains in the main process; ray: actors, 0 is 1; null: one per physical core",
+        low=0,
+        high=1024,
+    )
     clients_per_task: int | None = param(None, "clients per task; null gives each worker one group", low=1)
     device: Literal["cpu", "cuda"] = param("cpu", "where tensors live")
+    stack: Literal[False, True, "auto"] = param(
+        False, "train clients stacked, many at once: false, true, or auto, which measures both before the first round"
+    )
+    stack_size: int | None = param(None, "most clients in a stack; null: 8 on a CPU, 128 on a GPU", low=1)
+    stack_memory_mb: int = param(2048, "memory that a stack's tensors may take", low=1)
+    precision: Literal["float32", "tf32", "bf16"] = param(
+        "float32", "of matrix products: tf32 on GPUs that have it, bf16 by autocast; weights and messages stay float32"
+    )
+    compile: Literal["none", "default", "reduce-overhead"] = param(
+        "none", "torch.compile of the model's parts; reduce-overhead records CUDA graphs"
+    )
+    ray_address: str | None = param(None, "of a Ray cluster; null starts Ray on this machine")
+    gpus_per_worker: float = param(0.0, "ray: share of a GPU that each actor asks for", low=0)
 
 
 @dataclass(frozen=True)
@@ -125,6 +166,7 @@ class EvaluationConfig:
     every: int = param(1, "evaluate after every this many rounds, and always after the last", low=1)
     split: Literal["test", "validation"] = param("test", "test data, or the clients' validation data (tuning)")
     batch_size: int = param(512, "images per evaluation batch; does not change scores", low=1)
+    analyses: tuple[str, ...] = param((), "analyses of the finished run, for its report; see protofl analyse --help")
 
 
 @dataclass(frozen=True)
@@ -169,11 +211,12 @@ DEFAULT_METHOD = "fedavg"
 SECTIONS = ("seed", "data", "partition", "model", "method", *_PLAIN)
 
 # What cannot change a result: where data and partitions lie (what they hold is in the hash of a run), who computes, who
-# watches, what else is compared.
+# watches, what else is compared, what is looked at afterwards.
 _NOT_IDENTITY = {
     "data": {"root", "download"},
     "partition": {"path"},
-    "engine": {"workers", "clients_per_task"},
+    "evaluation": {"analyses"},
+    "engine": {"name", "workers", "clients_per_task", "ray_address", "gpus_per_worker"},
     "tracking": None,
     "compare": None,
 }
@@ -223,9 +266,20 @@ class Config:
     def _check_together(self) -> None:
         if self.evaluation.split == "validation" and self.partition.validation == 0:
             raise ConfigError("evaluation.split = validation: needs partition.validation above 0, for example 0.2")
+        for name in self.evaluation.analyses:
+            if name not in SUMMARIES:
+                unknown = unknown_key(name, name, SUMMARIES).replace("key", "analysis", 1)
+                raise ConfigError(f"evaluation.analyses: {unknown}")
+        if len(set(self.evaluation.analyses)) < len(self.evaluation.analyses):
+            raise ConfigError(f"evaluation.analyses = {list(self.evaluation.analyses)}: a name stands twice")
         for name in (*self.compare.methods, self.compare.baseline, *self.compare.settings):
             if name not in METHODS:
                 raise ConfigError(f"compare: {unknown_key(name, name, METHODS).replace('key', 'method', 1)}")
+        if self.engine.compile != "none" and self.engine.stack is not False:
+            raise ConfigError(
+                f"engine.compile = {self.engine.compile}: stacked clients are not compiled; use engine.stack=false or "
+                "engine.compile=none"
+            )
         if len(set(self.compare.seeds)) < len(self.compare.seeds):
             raise ConfigError(f"compare.seeds = {list(self.compare.seeds)}: a seed stands twice")
 

@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcore.messages import Prototypes
-
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:
     """Mean cross-entropy of ``logits`` [B, K] against ``labels`` [B]; ``weight`` [B] is 0 for padded samples."""
@@ -34,11 +32,12 @@ def proximal(params: Mapping[str, Tensor], anchor: Mapping[str, Tensor], mu: flo
 
 
 def prototype_distance(
-    features: Tensor, labels: Tensor, prototypes: Prototypes, weight: Tensor | None = None
+    features: Tensor, labels: Tensor, means: Tensor, present: Tensor, weight: Tensor | None = None
 ) -> Tensor:
     """Mean squared distance of features [B, d] to the prototype of their label: a mean over the batch *and* over d.
 
-    Samples whose class has no prototype contribute 0 and still count in the mean (baselines.md section 15).
+    ``means`` [K, d] are the prototypes of the classes that are ``present``, bool [K]. Samples whose class has no
+    prototype contribute 0 and still count in the mean (baselines.md section 15).
     """
-    squared = (features - prototypes.means[labels]).square().mean(dim=1)
-    return weighted_mean(squared * prototypes.present[labels], weight)
+    squared = (features - means[labels]).square().mean(dim=1)
+    return weighted_mean(squared * present[labels], weight)

@@ -98,6 +98,11 @@ class Weights(Payload):
             sizes["_buffers"] = Size(0, _size(self.buffers.values()).bytes)
         return sizes
 
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """Parameters and buffers together, as a frozen model in a loss takes them."""
+        return {**self.params, **self.buffers}
+
     def without_buffers(self) -> Weights:
         """The parameters alone."""
         return Weights(self.params)
@@ -178,7 +183,108 @@ class Count(Payload):
         return cls(int(arrays["value"][0]))
 
 
-PAYLOADS: dict[str, type[Payload]] = {cls.type_name: cls for cls in (Weights, Prototypes, Count)}
+@dataclass(frozen=True)
+class Arrays(Payload):
+    """Named arrays without a type of their own: label counts, virtual images, statistics, an optimiser's state.
+
+    All of them travel and are counted; integers cost bytes and no scalars.
+    """
+
+    type_name: ClassVar[str] = "arrays"
+    named: Mapping[str, Tensor]
+
+    def arrays(self) -> dict[str, Tensor]:
+        """The arrays themselves."""
+        return dict(self.named)
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Arrays:
+        """Keep them."""
+        return cls(dict(sorted(arrays.items())))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """One array."""
+        return self.named[name]
+
+
+@dataclass(frozen=True)
+class Mixtures(Payload):
+    """Mixtures of diagonal Gaussians of some classes, each with components of its own number (GFPL).
+
+    Components of all classes stand behind one another: n·(2d + 1) scalars; class ids, numbers of components and, where
+    given, of samples are integers, 8 bytes each.
+
+    Attributes:
+        classes: int64 ``[k]``, ascending ids.
+        components: int64 ``[k]``, components of each class, at least one; n in all.
+        weights: float32 ``[n]``.
+        means: float32 ``[n, d]``.
+        deviations: float32 ``[n, d]``, standard deviations, not variances.
+        counts: int64 ``[k]``, samples of each class; None where they are not told.
+    """
+
+    type_name: ClassVar[str] = "mixtures"
+    classes: Tensor
+    components: Tensor
+    weights: Tensor
+    means: Tensor
+    deviations: Tensor
+    counts: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what does not belong together."""
+        integers = [value for value in (self.classes, self.components, self.counts) if value is not None]
+        floats = (self.weights, self.means, self.deviations)
+        right = (
+            all(value.dtype == torch.int64 and value.shape == self.classes.shape for value in integers)
+            and all(value.dtype == torch.float32 and len(value) == len(self.weights) for value in floats)
+            and (self.classes.ndim, self.weights.ndim, self.means.ndim) == (1, 1, 2)
+            and self.means.shape == self.deviations.shape
+            and bool((self.components >= 1).all())
+            and int(self.components.sum()) == len(self.weights)
+            and bool((self.classes.diff() > 0).all())
+        )
+        if not right:
+            shapes = ", ".join(f"{value.dtype} {tuple(value.shape)}" for value in (*integers, *floats))
+            raise ValueError(
+                "mixtures need ascending classes, components (and counts) int64 [k], and weights [n], means and "
+                f"deviations [n, d] float32 with n components in all, got {shapes}"
+            )
+
+    def arrays(self) -> dict[str, Tensor]:
+        """All of them."""
+        named = {name: getattr(self, name) for name in ("classes", "components", "weights", "means", "deviations")}
+        return named if self.counts is None else {**named, "counts": self.counts}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Mixtures:
+        """Keep them."""
+        return cls(**arrays)
+
+
+@dataclass(frozen=True)
+class Facts(Payload):
+    """Figures that a server stage measured on its way (a loss, a distance, a number of clusters); never sent.
+
+    The engine writes the server's payload ``facts`` into the record of every evaluated round.
+    """
+
+    type_name: ClassVar[str] = "facts"
+    values: Mapping[str, float]
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Float64 scalars by name."""
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.values.items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Facts:
+        """Read them back."""
+        return cls({name: float(value) for name, value in sorted(arrays.items())})
+
+
+PAYLOADS: dict[str, type[Payload]] = {
+    cls.type_name: cls for cls in (Weights, Prototypes, Count, Arrays, Mixtures, Facts)
+}
 
 Record = Mapping[str, Payload]
 

@@ -13,6 +13,7 @@ import torch
 
 from flcore.config import Config
 from flcore.engine.rounds import code_fingerprint
+from flcore.engine.workers import worker_count
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "safetensors", "prefect", "mlflow", "dvc", "optuna")
@@ -27,7 +28,7 @@ def environment(config: Config) -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "device": _device(config),
         "engine": config.engine.name,
-        "workers": config.engine.workers,
+        "workers": worker_count(config.engine),
         "code_hash": code_fingerprint(),
         "code_version": _git_commit(),
         "lock_hash": _lock_hash(),

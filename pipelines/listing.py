@@ -14,7 +14,10 @@ from flcore.params import declared
 
 KINDS = ("methods", "datasets", "partitioners", "models", "engines")
 
-_ENGINES = {"local": "in the main process (workers: 0), or in a pool of processes on this machine"}
+_ENGINES = {
+    "local": "in the main process (workers: 0), or in a pool of processes on this machine",
+    "ray": "in Ray actors with their share of CPUs and GPUs, on this machine or on a cluster (protofl[ray])",
+}
 
 
 def describe(kind: str) -> list[dict[str, Any]]:

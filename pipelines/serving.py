@@ -20,9 +20,10 @@ from safetensors.torch import load_file
 
 from flcore.config import Config
 from flcore.data.images import normalise
-from flcore.engine.client import SerialModel
+from flcore.engine.training import ModelView
 from flcore.messages import Weights, load_record
 from flcore.models import build_model, load_weights
+from flcore.models.network import Network
 
 
 class Predictor:
@@ -38,12 +39,14 @@ class Predictor:
             server: ``server.safetensors``, for methods that predict with more than the model.
         """
         checked = Config.from_mapping(config)
-        module = build_model(checked.model_spec, tuple(dataset["shape"]), dataset["num_classes"]).eval()
+        classes = dataset["num_classes"]
+        outputs, extra = checked.method.num_outputs(classes), checked.method.extra_layers
+        module = build_model(checked.model_spec, tuple(dataset["shape"]), classes, outputs=outputs, extra=extra).eval()
         arrays, parameters = load_file(weights), dict(module.named_parameters())
         params = {name: array for name, array in arrays.items() if name in parameters}
         buffers = {name: array for name, array in arrays.items() if name not in parameters}
         load_weights(module, Weights(params, buffers))
-        self._model = SerialModel(module)
+        self._model = ModelView(module, Network(module), parameters)
         self._method = checked.method
         self._server = load_record(server)[0]
         self._mean, self._std = dataset["mean"], dataset["std"]

@@ -527,11 +527,10 @@ class RunTracker:
             for name, value in summary_metrics(metrics, record.timing).items()
         ]
         for entry in record.timing.get("rounds") or []:
-            seconds = entry.get("seconds") or {}
             points += [
-                Metric(f"time/{phase}", float(value), target.started_ms, entry["round"])
-                for phase, value in seconds.items()
-                if value is not None
+                Metric(f"{group}/{phase}", float(value), target.started_ms, entry["round"])
+                for group, kind in (("time", "seconds"), ("energy", "joules"))
+                for phase, value in (entry.get(kind) or {}).items()
             ]
         for start in range(0, len(points), _BATCH_METRICS):
             client.log_batch(target.run_id, metrics=points[start : start + _BATCH_METRICS])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +20,11 @@ from flcore.data.partition import ClientSplit, Partition, make_partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources.base import RawDataset, RawSplit, Source
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.executors import InlineExecutor
+from flcore.engine.client import Failure, Place, Reply, Worker
+from flcore.engine.executors import InlineExecutor, local_pool
 from flcore.engine.experiment import Experiment
-from flcore.engine.rounds import Observers, PlainSteps, run_rounds
+from flcore.engine.rounds import Observers, PlainSteps, Steps, run_rounds
+from flcore.messages import Record
 from flcore.models import Backbone
 
 
@@ -145,11 +148,15 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _run(experiment: Experiment, directory: Path, executor: Any = None) -> SimpleNamespace:
-    """All rounds in this process: final state, history, the checkpoint and the committed bytes."""
+def _run(experiment: Experiment, directory: Path, executor: Any = None, steps: Steps | None = None) -> SimpleNamespace:
+    """All rounds, in this process if no executor is given: final state, history, the checkpoint, committed bytes."""
     checkpoint = Checkpoint(directory)
     state = run_rounds(
-        experiment, checkpoint, executor or InlineExecutor(experiment, checkpoint), PlainSteps(), Observers()
+        experiment,
+        checkpoint,
+        executor or InlineExecutor(experiment, checkpoint),
+        steps or PlainSteps(),
+        Observers(),
     )
     return SimpleNamespace(
         state=state,
@@ -158,6 +165,53 @@ def _run(experiment: Experiment, directory: Path, executor: Any = None) -> Simpl
         memory=lambda client: checkpoint.memory(client, state.memories),
         bytes=_committed(directory),
     )
+
+
+def _train(
+    experiment: Experiment,
+    client: int = 0,
+    *,
+    number: int = 1,
+    leg: int = 0,
+    server: Record | None = None,
+    memory: Record | None = None,
+    worker: Worker | None = None,
+) -> tuple[Any, Record]:
+    """One client's turn, by default its first and in a new worker: its reply (or failure) and what it remembers."""
+    found = _train_stack(
+        experiment, [client], {client: memory or {}}, number=number, leg=leg, server=server, worker=worker
+    )
+    result = found[client]
+    return (result, {}) if isinstance(result, Failure) else result
+
+
+def _train_stack(
+    experiment: Experiment,
+    clients: Sequence[int],
+    memories: Mapping[int, Record] | None = None,
+    *,
+    number: int = 1,
+    leg: int = 0,
+    server: Record | None = None,
+    worker: Worker | None = None,
+) -> dict[int, tuple[Reply, Record] | Failure]:
+    """One turn of some clients: all at once where they are stacked, else one after the other in the same worker."""
+    worker = worker or Worker(experiment)
+    if server is None:
+        server = experiment.method.start_server(experiment.setting)
+    groups = [list(clients)] if experiment.stacked else [[client] for client in clients]
+    results: dict[int, tuple[Reply, Record] | Failure] = {}
+    for group in groups:
+        results |= worker.train(Place(number, leg), group, server, lambda client: (memories or {}).get(client, {}))
+    return results
+
+
+class Threaded(PlainSteps):
+    """Tasks run on threads at once, as under an orchestrator."""
+
+    def map(self, name: str, function: Any, items: Any) -> list[Any]:
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(function, items))
 
 
 def _committed(directory: Path) -> dict[str, bytes]:
@@ -171,10 +225,12 @@ def _committed(directory: Path) -> dict[str, bytes]:
 class Lab:
     """Builders of small federations; a fixture, since test modules cannot import each other."""
 
-    TinySource, ToySpec = TinySource, ToySpec
+    TinySource, ToySpec, Threaded = TinySource, ToySpec, Threaded
     toy_dataset = staticmethod(_toy_dataset)
     by_hand = staticmethod(_by_hand)
     run = staticmethod(_run)
+    train = staticmethod(_train)
+    train_stack = staticmethod(_train_stack)
     committed = staticmethod(_committed)
 
     def __init__(self, prepared: Path, partition: Path) -> None:
@@ -205,6 +261,15 @@ class Lab:
         if algorithm is not None:
             config = replace(config, method=algorithm)
         return Experiment(config, dataset or self.dataset, partition or self.partition)
+
+    def run_in_pool(self, directory: Path, steps: Steps | None = None, **changes: Any) -> SimpleNamespace:
+        """All rounds of a run of the tiny data, trained by worker processes."""
+        experiment = self.experiment(**changes)
+        executor = local_pool(experiment, self.prepared, self.partition_folder, Checkpoint(directory))
+        try:
+            return _run(experiment, directory, executor, steps or Threaded())
+        finally:
+            executor.close()
 
 
 @pytest.fixture(scope="session")

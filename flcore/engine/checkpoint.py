@@ -3,14 +3,14 @@
 ::
 
     checkpoint/
-      state.safetensors            server state after the last complete round; replaced atomically: the one commit point
-      history.jsonl                a record per evaluated round        timing.jsonl   seconds per round
-      clients/0003.0007.safetensors   what client 3 remembers since round 7
-      rounds/0008/0003.safetensors    the reply of client 3 in the round under way
+      state.safetensors            server state after the last complete leg; replaced atomically: the one commit point
+      history.jsonl                a record per evaluated round        timing.jsonl   seconds per leg
+      clients/0003.0007.safetensors   what client 3 remembers since the run's 7th leg
+      legs/0008/0003.safetensors      the reply of client 3 in the leg under way (0003.json: why it failed)
 
-The state names the round and, per client, the round of its current memory. Whatever else lies around (a memory of the
-interrupted round, history lines behind the state) is either found again and used, or dropped; nothing is trusted before
-the state says so. No pickle: safetensors and JSON.
+A round has one leg with nearly every method; then legs count rounds. The state names the leg and, per client, the leg
+of its current memory. Whatever else lies around (a memory of the interrupted leg, history lines behind the state) is
+either found again and used, or dropped; nothing is trusted before the state says so. No pickle: safetensors and JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flcore.engine.client import Reply
+from flcore.engine.client import Failure, Place, Reply
 from flcore.errors import DataError
 from flcore.messages import Record, Size, load_record, save_record
 
@@ -32,14 +32,19 @@ Traffic = Mapping[str, Size]
 
 @dataclass(frozen=True)
 class RunState:
-    """A run between two rounds.
+    """A run between two legs.
 
     Attributes:
         round: the last complete round; 0 before the first.
         server: what the server holds.
-        memories: client id to the round whose participation left its current memory.
+        memories: client id to the leg (counted over the run, from 1) that left its current memory.
         up: cumulative cost of all replies by kind. down: of all broadcasts.
         steps: mini-batches trained on, by all clients together.
+        leg: complete legs of the round after ``round``.
+        legs: complete legs of the run.
+        failures: (round, client, cause) of every client left out because it failed.
+        simulated_seconds: since the start, where clients' speeds are simulated.
+        run: names the run and the code.
     """
 
     round: int
@@ -48,6 +53,16 @@ class RunState:
     up: Traffic = field(default_factory=dict)
     down: Traffic = field(default_factory=dict)
     steps: int = 0
+    leg: int = 0
+    legs: int = 0
+    failures: tuple[tuple[int, int, str], ...] = ()
+    simulated_seconds: float = 0.0
+    run: str = ""
+
+    @property
+    def place(self) -> Place:
+        """The leg to do next."""
+        return Place(self.round + 1, self.leg)
 
 
 class Checkpoint:
@@ -62,19 +77,19 @@ class Checkpoint:
         """The committed state."""
         return self.directory / "state.safetensors"
 
-    def reply_file(self, round_number: int, client: int) -> Path:
-        """Where a client's reply of a round lies."""
-        return self.directory / "rounds" / f"{round_number:04d}" / f"{client:04d}.safetensors"
+    def reply_file(self, leg: int, client: int) -> Path:
+        """Where a client's reply of a leg (counted over the run, from 1) lies."""
+        return self.directory / "legs" / f"{leg:04d}" / f"{client:04d}.safetensors"
 
-    def memory_file(self, client: int, round_number: int) -> Path:
-        """What a client remembers since its participation in a round."""
-        return self.directory / "clients" / f"{client:04d}.{round_number:04d}.safetensors"
+    def memory_file(self, client: int, leg: int) -> Path:
+        """What a client remembers since its turn in a leg."""
+        return self.directory / "clients" / f"{client:04d}.{leg:04d}.safetensors"
 
-    def start(self, state: RunState, run: str) -> None:
-        """Begin anew: whatever was here is dropped. ``run`` names the run and the code, see :meth:`load`."""
+    def start(self, state: RunState) -> None:
+        """Begin anew: whatever was here is dropped."""
         shutil.rmtree(self.directory, ignore_errors=True)
         (self.directory / "clients").mkdir(parents=True, exist_ok=True)
-        self._write_state(state, run)
+        self._write_state(state)
 
     def load(self, run: str) -> RunState | None:
         """The last complete round of the run named ``run``; None where there is none, or another run's.
@@ -108,28 +123,37 @@ class Checkpoint:
             up={kind: Size(**size) for kind, size in extra["up"].items()},
             down={kind: Size(**size) for kind, size in extra["down"].items()},
             steps=extra["steps"],
+            leg=extra["leg"],
+            legs=extra["legs"],
+            failures=tuple((number, client, cause) for number, client, cause in extra["failures"]),
+            simulated_seconds=extra["simulated_seconds"],
+            run=extra["run"],
         )
 
-    def commit(self, state: RunState, run: str, history: Mapping[str, Any] | None, timing: Mapping[str, Any]) -> None:
-        """Close a round: append its records, replace the state, and clear what the round no longer needs."""
+    def commit(self, state: RunState, history: Mapping[str, Any] | None, timing: Mapping[str, Any]) -> None:
+        """Close a leg: append its records, replace the state, and clear what is no longer needed."""
         if history is not None:
             self._append("history.jsonl", history)
         self._append("timing.jsonl", timing)
-        self._write_state(state, run)
-        shutil.rmtree(self.directory / "rounds", ignore_errors=True)
+        self._write_state(state)
+        shutil.rmtree(self.directory / "legs", ignore_errors=True)
         for path in (self.directory / "clients").iterdir():
             client, number = path.name.split(".")[:2]
             if client.isdigit() and state.memories.get(int(client)) != int(number):
                 path.unlink()
 
-    def _write_state(self, state: RunState, run: str) -> None:
+    def _write_state(self, state: RunState) -> None:
         extra = {
-            "run": run,
+            "run": state.run,
             "round": state.round,
             "steps": state.steps,
             "memories": {str(client): number for client, number in state.memories.items()},
             "up": {kind: vars(size) for kind, size in state.up.items()},
             "down": {kind: vars(size) for kind, size in state.down.items()},
+            "leg": state.leg,
+            "legs": state.legs,
+            "failures": list(state.failures),
+            "simulated_seconds": state.simulated_seconds,
         }
         save_record(self.state_file, state.server, extra, durable=True)
 
@@ -166,14 +190,15 @@ class Checkpoint:
         """What a client remembers; empty before its first participation, or where its method keeps nothing."""
         return load_record(self.memory_file(client, memories[client]))[0] if client in memories else {}
 
-    def save_reply(self, round_number: int, client: int, reply: Reply, memory: Record) -> None:
+    def save_reply(self, leg: int, client: int, reply: Reply, memory: Record, run: str = "") -> None:
         """Keep a client's reply and memory; the reply is written last, so that a reply on disk is complete."""
         if reply.remembers:
             # As durable as the state that will name it.
-            save_record(self.memory_file(client, round_number), memory, durable=True)
-        path = self.reply_file(round_number, client)
+            save_record(self.memory_file(client, leg), memory, durable=True)
+        path = self.reply_file(leg, client)
         path.parent.mkdir(parents=True, exist_ok=True)
         extra = {
+            "run": run,
             "losses": dict(reply.losses),
             "steps": reply.steps,
             "remembers": reply.remembers,
@@ -182,16 +207,35 @@ class Checkpoint:
         }
         save_record(path, reply.message, extra)
 
-    def load_reply(self, round_number: int, client: int) -> Reply | None:
-        """A reply that is already there; None where there is none, or it is damaged."""
-        path = self.reply_file(round_number, client)
+    def save_failure(self, leg: int, client: int, failure: Failure, run: str = "") -> None:
+        """Keep why a client is left out of a leg."""
+        path = self.reply_file(leg, client).with_suffix(".json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        down = {kind: vars(size) for kind, size in failure.down.items()}
+        temporary.write_text(json.dumps({"run": run, "cause": failure.cause, "down": down}, sort_keys=True))
+        temporary.replace(path)
+
+    def load_reply(self, leg: int, client: int, run: str | None = None) -> Reply | Failure | None:
+        """A reply or failure that is already there; None where there is none, or it is damaged or another ``run``'s.
+
+        A worker whose parent was killed finishes its task, perhaps in a folder where another run has begun since.
+        """
+        path = self.reply_file(leg, client)
+        if path.with_suffix(".json").exists():
+            kept = json.loads(path.with_suffix(".json").read_text())
+            if run is not None and kept["run"] != run:
+                return None
+            return Failure(kept["cause"], {kind: Size(**size) for kind, size in kept["down"].items()})
         if not path.exists():
             return None
         try:
             message, extra = load_record(path)
         except DataError:
             return None
-        if extra["remembers"] and not self.memory_file(client, round_number).exists():
+        if run is not None and extra["run"] != run:
+            return None
+        if extra["remembers"] and not self.memory_file(client, leg).exists():
             return None
         down, up = ({kind: Size(**size) for kind, size in extra[way].items()} for way in ("down", "up"))
         return Reply(message, extra["losses"], extra["steps"], extra["remembers"], down, up)

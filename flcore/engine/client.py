@@ -1,42 +1,41 @@
-"""The one loop of local training, serial: the reference that every faster engine must agree with.
+"""A client's turn: receive, train, answer. A :class:`Worker` does it for one client, or for a stack of them.
 
-A :class:`Worker` owns a module that clients use in turn; all state comes in and goes out as records, so that nothing of
-one client can reach the next.
+All state comes in and goes out as records, so that nothing of one client can reach the next.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from flcore.data.augment import augment, draw_augmentation
 from flcore.data.images import normalise
 from flcore.engine.experiment import Experiment
-from flcore.engine.optimizers import make_optimizer
-from flcore.errors import ConfigError, RunError
+from flcore.engine.stacked import StackedTrainer
+from flcore.engine.training import ModelView, Outcome, SerialTrainer, Trainer
+from flcore.errors import RunError
 from flcore.messages import Payload, Record, Size, Weights, measure, on_device, payload_of
-from flcore.methods.base import Batch, Context, Phase
-from flcore.models import Backbone, Noise, extract_weights, load_weights
-from flcore.rng import torch_stream
+from flcore.methods.base import Leg, LocalModel, Predict, Turn
+from flcore.models import load_weights
 
 BATCHNORM = "batchnorm"
 """Name of a client's private BatchNorm statistics in its memory (policy ``local``); the engine's, not a method's."""
 
+Memories = Callable[[int], Record]
+
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server learns of one client's participation, and what it cost.
+    """What the server learns of one client's turn, and what it cost.
 
     Attributes:
         message: what goes up.
         losses: mean of every loss term over the steps that had it.
         steps: mini-batches trained on.
-        remembers: whether the client keeps a memory for its next participation.
+        remembers: whether the client keeps a memory for its next turn.
         down: cost of the received message by kind. up: of the reply.
     """
 
@@ -48,151 +47,109 @@ class Reply:
     up: Mapping[str, Size]
 
 
-class SerialModel:
-    """A module as a loss sees it; ``noise`` is the dropout noise of the current step, None in evaluation."""
+@dataclass(frozen=True)
+class Failure:
+    """A client that could not finish its turn; ``cause`` is for people. It received its message all the same."""
 
-    def __init__(self, module: Backbone) -> None:
-        """View a module."""
-        self.module = module
-        self.params: Mapping[str, Tensor] = dict(module.named_parameters())
-        self.noise: Noise | None = None
+    cause: str
+    down: Mapping[str, Size]
 
-    def features(self, images: Tensor) -> Tensor:
-        """Images to features."""
-        return self.module.features(images, self.noise)
 
-    def classify(self, features: Tensor) -> Tensor:
-        """Features to logits."""
-        return self.module.classify(features, self.noise)
+@dataclass(frozen=True)
+class Place:
+    """Where a run is: the round under way (1-based) and the leg of it (0-based)."""
+
+    round: int
+    leg: int
 
 
 class Worker:
-    """Trains clients one after the other in this process, on one intra-op thread."""
+    """Trains clients in this process, on one intra-op thread, and evaluates models."""
 
     def __init__(self, experiment: Experiment) -> None:
-        """Build the module; the experiment's data are used in place."""
+        """Build the modules; the experiment's data are used in place."""
         self.experiment = experiment
-        self.module = experiment.new_module()
-        self.model = SerialModel(self.module)
-        self._batchnorm_layers = [
-            layer for layer in self.module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
-        ]
-        if self._batchnorm_layers and experiment.config.local.batch_size == 1 and experiment.batchnorm != "frozen":
-            raise ConfigError(
-                "local.batch_size = 1: BatchNorm needs 2 samples or more; change it, or set model.batchnorm=frozen"
-            )
+        serial = SerialTrainer(experiment)
+        self._trainer: Trainer = StackedTrainer(experiment) if experiment.stacked else serial
+        self.module = serial.module
+        self._server: tuple[Record, Record] = ({}, {})
+        self.model: LocalModel = ModelView(
+            self.module, experiment.setting.network, dict(self.module.named_parameters())
+        )
 
-    def train(self, round_number: int, client: int, server: Record, memory: Record) -> tuple[Reply, Record]:
-        """One participation: receive, train, reply. Returns the reply and what the client remembers.
+    def train(
+        self, place: Place, clients: Sequence[int], server: Record, memories: Memories
+    ) -> dict[int, tuple[Reply, Record] | Failure]:
+        """One leg's turns of a stack of clients: per client the reply and what it remembers, or why it failed.
 
         Args:
-            round_number: 1-based. client: trainer id.
-            server: what the server holds at the start of the round.
-            memory: what this client kept; empty at its first participation.
-
-        Raises:
-            RunError: the loss or a weight stopped being finite; names client and round.
+            place: the round and leg.
+            clients: ids; more than one only where clients are stacked.
+            server: what the server holds at the start of the leg.
+            memories: client id to what it kept; empty at its first turn.
         """
         experiment, method = self.experiment, self.experiment.method
+        if server is not self._server[0]:
+            # Once per leg, so that clients share the very tensors of a broadcast: what is shared is not stacked.
+            self._server = (server, on_device(server, experiment.config.engine.device))
+        server = self._server[1]
+        legs = method.legs(place.round, experiment.setting)
+        leg = legs[place.leg]
+        turns = [self.receive(place.round, leg, client, server, memories(client)) for client in clients]
+        starts = [starting_weights(method.begin(turn), turn.memory, experiment) for turn in turns]
+        before = sum(len(earlier.phases) for earlier in legs[: place.leg])
+        outcomes = self._trainer.train(turns, starts, leg.phases, before)
+        return {turn.client: self._answer(turn, outcome) for turn, outcome in zip(turns, outcomes, strict=True)}
+
+    def receive(self, round_number: int, leg: Leg, client: int, server: Record, memory: Record) -> Turn:
+        """A client's turn, with the message it is sent."""
+        experiment = self.experiment
         device = experiment.config.engine.device
-        inbox = on_device(outgoing(method.broadcast(server, client, experiment.setting), experiment), device)
-        memory = on_device(memory, device)
-        load_weights(self.module, starting_weights(method.begin(inbox, memory, experiment.setting), memory, experiment))
-        context = method.context(inbox, memory, experiment.setting)
-        sums: dict[str, Tensor] = {}
-        counts: Counter[str] = Counter()
-        steps = 0
-        for number, phase in enumerate(method.phases()):
-            for terms in self._run_phase(phase, number, round_number, client, context):
-                counts.update(terms.keys())
-                for name, term in terms.items():
-                    sums[name] = sums[name] + term if name in sums else term
-                steps += 1
-        losses = {name: float(total) / counts[name] for name, total in sums.items()}
-        trained = _Trained(self, client)
-        message, kept = method.reply(trained, inbox, memory, experiment.setting)
+        inbox = outgoing(experiment.method.broadcast(server, client, experiment.setting), experiment)
+        return Turn(
+            setting=experiment.setting,
+            round=round_number,
+            leg=leg.name,
+            client=client,
+            counts=experiment.label_counts(client, round_number),
+            inbox=on_device(inbox, device),
+            memory=on_device(memory, device),
+            task=experiment.task(round_number),
+        )
+
+    def _answer(self, turn: Turn, outcome: Outcome) -> tuple[Reply, Record] | Failure:
+        experiment = self.experiment
+        down = _cost(turn.inbox, experiment)
+        cause = _not_finite(outcome)
+        if cause is not None:
+            return Failure(cause, down)
+        trained = _Trained(self, turn, outcome)
+        message, kept = experiment.method.reply(turn, trained)
         own = kept.get("model")
         keeps_statistics = isinstance(own, Weights) and bool(own.buffers)
-        if experiment.batchnorm == "local" and trained.weights.buffers and not keeps_statistics:
-            kept = {**kept, BATCHNORM: Weights({}, trained.weights.buffers)}
+        if experiment.batchnorm == "local" and outcome.weights.buffers and not keeps_statistics:
+            kept = {**kept, BATCHNORM: Weights({}, outcome.weights.buffers)}
         message, kept = on_device(outgoing(message, experiment), "cpu"), on_device(kept, "cpu")
-        _check_finite(losses, {**kept, **message, "trained": trained.weights}, round_number, client)
-        down, up = _cost(inbox, experiment), _cost(message, experiment)
-        return Reply(message, losses, steps, bool(kept), down, up), kept
-
-    def _run_phase(
-        self, phase: Phase, number: int, round_number: int, client: int, context: Context
-    ) -> Iterator[dict[str, Tensor]]:
-        """Train one phase, a step at a time; yields the loss terms of each."""
-        config, method, model = self.experiment.config, self.experiment.method, self.model
-        trainable = self._select(phase)
-        optimizer = make_optimizer(config.local, round_number, config.federation.rounds)
-        for batch in self._batches(phase, number, round_number, client):
-            terms = method.loss(model, batch, context)
-            total = torch.stack(tuple(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
-            grads = torch.autograd.grad(total, trainable, allow_unused=True, materialize_grads=True)
-            optimizer.step(trainable, list(grads))
-            yield {name: term.detach() for name, term in terms.items()}
-        model.noise = None
-
-    def _select(self, phase: Phase) -> list[Tensor]:
-        """Set training mode, freeze what the phase does not move, and return what it does."""
-        self.module.train()
-        frozen_statistics = self.experiment.batchnorm == "frozen"
-        for name, layer in self.module.named_modules():
-            moves = any(f"{name}.".startswith(prefix) for prefix in phase.trainable)
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (frozen_statistics or not moves):
-                layer.eval()
-        for name, parameter in self.model.params.items():
-            parameter.requires_grad_(any(name.startswith(prefix) for prefix in phase.trainable))
-        return [parameter for parameter in self.model.params.values() if parameter.requires_grad]
-
-    def _batches(self, phase: Phase, number: int, round_number: int, client: int) -> Iterator[Batch]:
-        """The mini-batches of a phase, with augmentation; every draw of a step is made here, in the step's order."""
-        experiment = self.experiment
-        config, meta = experiment.config, experiment.dataset.meta
-        samples = _ClientSamples(experiment, client)
-        generator = torch_stream(config.seed, "batches", round_number, client, number)
-        noise_generator = torch_stream(config.seed, "dropout", round_number, client, number)
-        augment_generator = torch_stream(config.seed, "augmentation", round_number, client, number)
-        black = -torch.tensor(meta.mean) / torch.tensor(meta.std)
-        epochs, steps = (config.local.epochs, config.local.steps)
-        if phase.epochs is not None or phase.steps is not None:
-            epochs, steps = (phase.epochs or 1, phase.steps)
-        for positions in batch_positions(len(samples), config.local.batch_size, epochs, steps, generator):
-            if len(positions) == 1 and self._uses_batch_statistics():
-                continue  # those of one sample are undefined
-            images, labels = samples.take(positions)
-            if config.data.augmentation != "none":
-                draws = draw_augmentation(len(positions), config.data.augmentation, augment_generator)
-                # Outside the image is black, as where published code pads before it normalises.
-                images = augment(images, config.data.augmentation, draws, fill=black)
-            if self.module.noise_shapes:
-                self.model.noise = {
-                    site: torch.rand(len(positions), *shape, generator=noise_generator).to(images.device)
-                    for site, shape in self.module.noise_shapes.items()
-                }
-            yield Batch(images, labels)
-
-    def _uses_batch_statistics(self) -> bool:
-        return any(layer.training for layer in self._batchnorm_layers)
+        for name, payload in {**kept, **message}.items():
+            if not _finite(payload):
+                return Failure(f"its {name} holds values that are not finite", down)
+        reply = Reply(message, outcome.losses, outcome.steps, bool(kept), down, _cost(message, experiment))
+        return reply, kept
 
     @torch.no_grad()
-    def scores(self, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+    def scores(self, images: Tensor, server: Record, classes: Tensor | None, predict: Predict | None = None) -> Tensor:
         """The method's scores for uint8 images [N, C, H, W], in batches, with the weights now in the module."""
         self.module.eval()
+        answer = predict or self.experiment.method.predict
         return torch.cat(
-            [
-                self.experiment.method.predict(self.model, batch, server, classes).cpu()
-                for batch in self._evaluation_batches(images)
-            ]
+            [answer(self.model, batch, server, classes).cpu() for batch in self._evaluation_batches(images)]
         )
 
     @torch.no_grad()
-    def features(self, images: Tensor) -> Tensor:
-        """Features [N, d] of uint8 images, in evaluation mode."""
+    def over_images(self, images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """A function of normalised images, in evaluation mode and in batches, over uint8 images [N, C, H, W]."""
         self.module.eval()
-        return torch.cat([self.module.features(batch) for batch in self._evaluation_batches(images)])
+        return torch.cat([function(batch) for batch in self._evaluation_batches(images)])
 
     def _evaluation_batches(self, images: Tensor) -> Iterator[Tensor]:
         meta, device = self.experiment.dataset.meta, self.experiment.config.engine.device
@@ -200,82 +157,49 @@ class Worker:
             yield normalise(batch.to(device), meta.mean, meta.std)
 
 
-class _ClientSamples:
-    """A client's training samples on the device: normalised once, unless that would take too much memory.
-
-    Normalising is element-wise, so when it is done changes no bit.
-    """
-
-    _MOST_BYTES = 256 * 2**20
-
-    def __init__(self, experiment: Experiment, client: int) -> None:
-        self._meta, self._device = experiment.dataset.meta, experiment.config.engine.device
-        self._indices = experiment.trainers[client]
-        self._images, labels = experiment.dataset.train.images, experiment.dataset.train.labels
-        self._labels = labels.index_select(0, self._indices).to(self._device)
-        size = 4 * len(self._indices) * math.prod(self._meta.shape)
-        self._normalised = self._load(self._indices) if size <= self._MOST_BYTES else None
-
-    def _load(self, indices: Tensor) -> Tensor:
-        images = self._images.index_select(0, indices).to(self._device)
-        return normalise(images, self._meta.mean, self._meta.std)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels at positions [B] of the client's data."""
-        here = positions.to(self._device)
-        labels = self._labels.index_select(0, here)
-        if self._normalised is None:
-            return self._load(self._indices.index_select(0, positions)), labels
-        return self._normalised.index_select(0, here), labels
-
-
 class _Trained:
     """A client after local training, for :meth:`Method.reply`."""
 
-    def __init__(self, worker: Worker, client: int) -> None:
-        self._worker = worker
-        self._indices = worker.experiment.trainers[client]
-        self.weights = extract_weights(worker.module)
+    def __init__(self, worker: Worker, turn: Turn, outcome: Outcome) -> None:
+        self._worker, self._outcome = worker, outcome
+        self._indices = worker.experiment.training_indices(turn.client, turn.round)
+        self.weights, self.steps = outcome.weights, outcome.steps
         self.num_samples = len(self._indices)
 
-    def features(self) -> tuple[Tensor, Tensor]:
-        split = self._worker.experiment.dataset.train
-        return self._worker.features(split.images[self._indices]).cpu(), split.labels[self._indices]
+    def features(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
+        return self._over_samples(self._worker.model.features, weights)
+
+    def encoded(self) -> tuple[Tensor, Tensor]:
+        return self._over_samples(self._worker.model.encode, None)
+
+    def drawn_labels(self) -> Tensor:
+        return self._outcome.drawn
+
+    def _over_samples(self, part: Callable[[Tensor], Tensor], weights: Weights | None) -> tuple[Tensor, Tensor]:
+        worker = self._worker
+        chosen = self.weights if weights is None else starting_weights(weights, {}, worker.experiment)
+        load_weights(worker.module, chosen)
+        split = worker.experiment.dataset.train
+        values = worker.over_images(split.images[self._indices], part).cpu()
+        return values, split.labels[self._indices]
 
 
-def _check_finite(losses: Mapping[str, float], held: Record, round_number: int, client: int) -> None:
-    """Stop before anything that is not a number is averaged or remembered."""
-    arrays = (tensor for payload in held.values() for tensor in payload.arrays().values())
-    finite = all(bool(torch.isfinite(tensor).all()) for tensor in arrays if tensor.is_floating_point())
-    if not finite or not all(math.isfinite(value) for value in losses.values()):
-        terms = ", ".join(f"{name} {value:.3g}" for name, value in losses.items())
-        raise RunError(
-            f"round {round_number}, client {client}: training diverged (mean loss: {terms}); "
-            "lower local.lr or the weight of the growing term"
-        )
+def _not_finite(outcome: Outcome) -> str | None:
+    """Why a client must be stopped before anything that is not a number is averaged or remembered."""
+    if _finite(outcome.weights) and all(math.isfinite(value) for value in outcome.losses.values()):
+        return None
+    terms = ", ".join(f"{name} {value:.3g}" for name, value in outcome.losses.items())
+    return f"training diverged (mean loss: {terms}); lower local.lr or the weight of the growing term"
 
 
-def batch_positions(
-    size: int, batch_size: int, epochs: int, steps: int | None, generator: torch.Generator
-) -> Iterator[Tensor]:
-    """Positions of each mini-batch in a client's data: shuffled passes, the last batch of a pass may be smaller.
+def _finite(payload: Payload) -> bool:
+    tensors = payload.arrays().values()
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point())
 
-    With ``steps``, passes are chained and cut after so many batches.
-    """
-    if steps is None:
-        for _ in range(epochs):
-            yield from torch.split(torch.randperm(size, generator=generator), batch_size)
-        return
-    taken = 0
-    while taken < steps:
-        for positions in torch.split(torch.randperm(size, generator=generator), batch_size):
-            yield positions
-            taken += 1
-            if taken == steps:
-                return
+
+def failed(place: Place, client: int, cause: str) -> RunError:
+    """The error that stops a run for one client."""
+    return RunError(f"round {place.round}, client {client}: {cause}")
 
 
 def starting_weights(weights: Weights, memory: Record, experiment: Experiment) -> Weights:
@@ -295,6 +219,11 @@ def outgoing(message: Record, experiment: Experiment) -> dict[str, Payload]:
         name: payload.without_buffers() if name == "model" and isinstance(payload, Weights) else payload
         for name, payload in message.items()
     }
+
+
+def download(server: Record, client: int, experiment: Experiment) -> dict[str, Size]:
+    """What a client's broadcast costs, whether or not it ever answers."""
+    return _cost(outgoing(experiment.method.broadcast(server, client, experiment.setting), experiment), experiment)
 
 
 def _cost(message: Record, experiment: Experiment) -> dict[str, Size]:

@@ -1,7 +1,7 @@
-"""Where clients are trained: in this process, or in a pool of long-lived processes. Same interface, same bytes.
+"""Where clients are trained: in this process, or by long-lived workers. Same interface, same bytes.
 
-An executor is handed a group of clients and returns their results by client id. Results are on disk before they are
-returned, and a result found there is not computed again.
+An executor is handed a task, that is some stacks of clients, and returns their results by client id. Results are on
+disk before they are returned, and a result found there is not computed again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import multiprocessing
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,23 +21,27 @@ import torch
 
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint, RunState
-from flcore.engine.client import Reply, Worker
+from flcore.engine.client import Failure, Reply, Worker, download, failed
 from flcore.engine.experiment import Experiment
+from flcore.engine.workers import worker_count
 from flcore.errors import ProtoflError, RunError
+
+Task = Sequence[Sequence[int]]
+Replies = Mapping[int, Reply | Failure]
 
 
 class Executor(Protocol):
-    """Trains groups of clients; safe to call from several threads."""
+    """Trains tasks; safe to call from several threads."""
 
-    def train(self, state: RunState, clients: Sequence[int]) -> Mapping[int, Reply]:
-        """Results of the round after ``state.round`` for the given clients."""
+    def train(self, state: RunState, task: Task) -> Replies:
+        """Results of the leg after ``state`` for the clients of a task."""
 
     def close(self) -> None:
         """End workers."""
 
 
 class InlineExecutor:
-    """Trains in the calling process, one client at a time."""
+    """Trains in the calling process, one stack at a time."""
 
     def __init__(self, experiment: Experiment, checkpoint: Checkpoint) -> None:
         """Build the one worker."""
@@ -43,84 +49,155 @@ class InlineExecutor:
         self._checkpoint = checkpoint
         self._one_at_a_time = threading.Lock()
 
-    def train(self, state: RunState, clients: Sequence[int]) -> Mapping[int, Reply]:
-        """Train the group on this thread."""
+    def train(self, state: RunState, task: Task) -> Replies:
+        """Train the task on this thread."""
         with self._one_at_a_time:
-            return {client: _reply(self._worker, self._checkpoint, state, client) for client in clients}
+            return train_task(self._worker, self._checkpoint, state, task)
 
     def close(self) -> None:
         """Nothing to end."""
 
 
-def _reply(worker: Worker, checkpoint: Checkpoint, state: RunState, client: int) -> Reply:
-    """A client's reply in the round after ``state``: the one on disk, else trained now and put there."""
-    reply = checkpoint.load_reply(state.round + 1, client)
-    if reply is None:
-        memory = checkpoint.memory(client, state.memories)
-        reply, kept = worker.train(state.round + 1, client, state.server, memory)
-        checkpoint.save_reply(state.round + 1, client, reply, kept)
-    return reply
+def train_task(worker: Worker, checkpoint: Checkpoint, state: RunState, task: Task) -> dict[int, Reply | Failure]:
+    """Results of a task in the leg after ``state``: those on disk, else trained now and put there.
+
+    Raises:
+        RunError: a client failed and ``federation.on_client_error`` is ``stop``.
+    """
+    leg, drop = state.legs + 1, worker.experiment.config.federation.on_client_error == "drop"
+    replies: dict[int, Reply | Failure] = {}
+    for stack in task:
+        found = {client: checkpoint.load_reply(leg, client, state.run) for client in stack}
+        if all(reply is not None for reply in found.values()):
+            replies |= {client: reply for client, reply in found.items() if reply is not None}
+            continue
+        memories = partial(checkpoint.memory, memories=state.memories)
+        # A stack with a reply missing is trained whole: the same bytes again for those that are there.
+        for client, result in worker.train(state.place, stack, state.server, memories).items():
+            if isinstance(result, Failure):
+                if not drop:
+                    raise failed(state.place, client, result.cause)
+                checkpoint.save_failure(leg, client, result, state.run)
+                replies[client] = result
+            else:
+                checkpoint.save_reply(leg, client, *result, state.run)
+                replies[client] = result[0]
+    return replies
+
+
+class WorkerLostError(Exception):
+    """A worker died while it had work."""
+
+
+class WorkerHandle(ABC):
+    """A long-lived worker somewhere, as a pool sees it."""
+
+    @abstractmethod
+    def train(self, state: RunState, task: Task) -> None:
+        """Have a task trained and its results on disk.
+
+        Raises:
+            WorkerLostError: the worker died. RunError: training failed.
+        """
+
+    @abstractmethod
+    def end(self) -> None:
+        """End the worker, dead or alive."""
 
 
 class PoolExecutor:
-    """Trains in ``workers`` processes that load the data once and live as long as the run.
+    """Trains on workers that load the data once and live as long as the run.
 
-    Only paths and ids go through the pipes: a worker reads the committed state, once a round, and writes replies. A
-    worker that dies is replaced and its group is trained again, once; a second death stops the run.
+    A worker that dies is replaced and its task trained again, without what is on disk already; after a second death the
+    task's clients are tried one stack at a time, and a stack that costs two more workers is what fails.
     """
 
-    def __init__(self, config: Config, prepared: Path, partition: Path, checkpoint: Checkpoint) -> None:
-        """Start the processes; they load their data while the caller goes on."""
-        self._arguments = (config.to_mapping(), str(prepared), str(partition), str(checkpoint.directory))
-        self._checkpoint = checkpoint
-        # Not fork: the parent has threads (and perhaps CUDA), which a forked child inherits in an unknown state.
-        self._context = multiprocessing.get_context("spawn")
-        self._idle: queue.SimpleQueue[_WorkerProcess] = queue.SimpleQueue()
-        self._all: list[_WorkerProcess] = []
-        for _ in range(config.engine.workers):
-            self._add_worker()
+    def __init__(
+        self, start: Callable[[int], WorkerHandle], workers: int, experiment: Experiment, checkpoint: Checkpoint
+    ) -> None:
+        """Start the workers; they load their data while the caller goes on.
 
-    def _add_worker(self) -> None:
-        process = _WorkerProcess(self._context, self._arguments)
-        self._all.append(process)
-        self._idle.put(process)
+        Args:
+            start: makes the worker in a place from 0 to ``workers`` - 1.
+            workers: how many.
+            experiment: the run. checkpoint: its folder.
+        """
+        self._start, self._experiment, self._checkpoint = start, experiment, checkpoint
+        self._idle: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._workers = {place: start(place) for place in range(workers)}
+        for place in range(workers):
+            self._idle.put(place)
 
-    def train(self, state: RunState, clients: Sequence[int]) -> Mapping[int, Reply]:
-        """Hand the group to the next idle worker and wait for it."""
-        for attempt in (1, 2):
-            worker = self._idle.get()
+    def train(self, state: RunState, task: Task) -> Replies:
+        """Hand the task to the next idle worker and wait for it."""
+        if not self._try_twice(state, task):
+            for stack in task:
+                if not self._missing(state, stack) or self._try_twice(state, [stack]):
+                    continue
+                self._give_up(state, stack)
+        return self._collect(state, task)
+
+    def _try_twice(self, state: RunState, task: Task) -> bool:
+        """Train a task, once more if the worker dies; False if the second one died too."""
+        for _ in range(2):
+            place = self._idle.get()
             try:
-                worker.request((state.round, list(clients)))
-            except (EOFError, ConnectionError) as error:
-                worker.end()
-                self._all.remove(worker)
-                self._add_worker()
-                if attempt == 2:
-                    raise RunError(
-                        f"round {state.round + 1}: two workers died training clients {list(clients)}; see their "
-                        "output above, or, if there is none, memory was short: try a smaller engine.workers"
-                    ) from error
-            except ProtoflError:
-                self._idle.put(worker)
-                raise
+                self._workers[place].train(state, task)
+            except WorkerLostError:
+                self._workers[place].end()
+                self._workers[place] = self._start(place)
+                continue
             else:
-                self._idle.put(worker)
-                break
-        replies: dict[int, Reply] = {}
-        for client in clients:
-            reply = self._checkpoint.load_reply(state.round + 1, client)
+                return True
+            finally:
+                self._idle.put(place)
+        return False
+
+    def _missing(self, state: RunState, stack: Sequence[int]) -> bool:
+        return any(self._checkpoint.load_reply(state.legs + 1, client, state.run) is None for client in stack)
+
+    def _give_up(self, state: RunState, stack: Sequence[int]) -> None:
+        cause = (
+            "workers died again and again training it; see their output above, or, if there is none, memory was short: "
+            "try a smaller engine.workers or engine.stack_size"
+        )
+        if self._experiment.config.federation.on_client_error == "stop":
+            raise failed(state.place, stack[0], cause)
+        for client in stack:
+            down = download(state.server, client, self._experiment)
+            self._checkpoint.save_failure(state.legs + 1, client, Failure(cause, down), state.run)
+
+    def _collect(self, state: RunState, task: Task) -> dict[int, Reply | Failure]:
+        replies: dict[int, Reply | Failure] = {}
+        for client in (client for stack in task for client in stack):
+            reply = self._checkpoint.load_reply(state.legs + 1, client, state.run)
             if reply is None:
-                raise RunError(f"round {state.round + 1}, client {client}: the worker's reply is missing on disk")
+                raise failed(state.place, client, "the worker's reply is missing on disk")
             replies[client] = reply
         return replies
 
     def close(self) -> None:
         """End all workers."""
-        for worker in self._all:
+        for worker in self._workers.values():
             worker.end()
 
 
-class _WorkerProcess:
+def local_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint: Checkpoint) -> PoolExecutor:
+    """A pool of processes on this machine.
+
+    Only ids go through the pipes: a worker reads the committed state from disk, once a leg, and writes its replies
+    there. The data are mapped from the prepared files, so all processes share their pages.
+    """
+    config = experiment.config
+    # Not fork: the parent has threads (and perhaps CUDA), which a forked child inherits in an unknown state.
+    context = multiprocessing.get_context("spawn")
+    arguments = (config.to_mapping(), experiment.stacked, str(prepared), str(partition), str(checkpoint.directory))
+    return PoolExecutor(
+        lambda place: _Process(context, (place, *arguments)), worker_count(config.engine), experiment, checkpoint
+    )
+
+
+class _Process(WorkerHandle):
     def __init__(self, context: Any, arguments: tuple[Any, ...]) -> None:
         self._pipe: Connection
         self._pipe, theirs = context.Pipe()
@@ -128,14 +205,12 @@ class _WorkerProcess:
         self._process.start()
         theirs.close()
 
-    def request(self, message: Any) -> None:
-        """Send work and wait; errors of the worker are raised here.
-
-        Raises:
-            EOFError: the process died. RunError: training failed.
-        """
-        self._pipe.send(message)
-        failure = self._pipe.recv()
+    def train(self, state: RunState, task: Task) -> None:
+        try:
+            self._pipe.send((state.legs, [list(stack) for stack in task]))
+            failure = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise WorkerLostError from error
         if failure is not None:
             raise RunError(failure)
 
@@ -147,28 +222,50 @@ class _WorkerProcess:
             self._process.join()
 
 
-def _serve(pipe: Connection, config: Mapping[str, Any], prepared: str, partition: str, directory: str) -> None:
+def _serve(
+    pipe: Connection,
+    place: int,
+    config: Mapping[str, Any],
+    stacked: bool,
+    prepared: str,
+    partition: str,
+    folder: str,
+) -> None:
     """A worker's life: load, then answer requests until the parent is gone.
 
     What the user can mend goes back as a message; anything else ends the process, with its traceback on standard error.
     """
-    torch.set_num_threads(1)
-    run_config, checkpoint = Config.from_mapping(config), Checkpoint(Path(directory))
+    run_config, checkpoint = Config.from_mapping(config), Checkpoint(Path(folder))
+    prepare_process(place, run_config.engine.precision)
     worker: Worker | None = None
     state: RunState | None = None
     while True:
         try:
-            last_round, clients = pipe.recv()
+            legs, task = pipe.recv()
         except (EOFError, KeyboardInterrupt):
             return
         failure = None
         try:
             if worker is None:
-                worker = Worker(Experiment.open(run_config, Path(prepared), Path(partition)))
-            if state is None or state.round != last_round:
+                worker = Worker(Experiment.open(run_config, Path(prepared), Path(partition), stack=stacked))
+            if state is None or state.legs != legs:
                 state = checkpoint.read_state()
-            for client in clients:
-                _reply(worker, checkpoint, state, client)
+            train_task(worker, checkpoint, state, task)
         except ProtoflError as error:
             failure = str(error)
         pipe.send(failure)
+
+
+def set_precision(name: str) -> None:
+    """Let this process's float32 matrix products run as TF32 where ``engine.precision`` is ``tf32``, else exactly."""
+    tf32 = name == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+def prepare_process(place: int, precision: str) -> None:
+    """One intra-op thread; and of several GPUs the one that falls to this worker."""
+    torch.set_num_threads(1)
+    set_precision(precision)
+    if torch.cuda.is_available() and torch.cuda.device_count() > 1:
+        torch.cuda.set_device(place % torch.cuda.device_count())

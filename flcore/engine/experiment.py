@@ -12,24 +12,30 @@ import torch
 from torch import Tensor
 
 from flcore.config import Config
-from flcore.data.dataset import Dataset
+from flcore.data.dataset import Dataset, Split
 from flcore.data.partition import Partition
+from flcore.data.tasks import task_of_round
 from flcore.errors import ConfigError
 from flcore.methods.base import Method, Setting
 from flcore.models import Backbone, build_model, extract_weights
+from flcore.models.network import Network
 from flcore.rng import numpy_stream
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything a process needs to take part in a run."""
+    """Everything a process needs to take part in a run.
+
+    ``stack`` is what was decided where ``engine.stack`` is ``auto`` (`flcore/engine/stacking.py`); None: nothing yet.
+    """
 
     config: Config
     dataset: Dataset
     partition: Partition
+    stack: bool | None = None
 
     @classmethod
-    def open(cls, config: Config, prepared: Path, partition: Path) -> Experiment:
+    def open(cls, config: Config, prepared: Path, partition: Path, *, stack: bool | None = None) -> Experiment:
         """Load the artefacts of the first two stages.
 
         Raises:
@@ -39,10 +45,63 @@ class Experiment:
         dataset = Dataset.load(prepared)
         division = Partition.load(partition)
         division.check_matches(dataset)
-        experiment = cls(config, dataset, division)
+        experiment = cls(config, dataset, division, stack)
         if config.engine.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("engine.device = cuda: no CUDA device on this machine; use engine.device=cpu")
+        experiment._check_tasks()
         return experiment
+
+    def _check_tasks(self) -> None:
+        if self._tasks and self.config.federation.rounds < self._tasks:
+            raise ConfigError(
+                f"federation.rounds = {self.config.federation.rounds}: the partition has {self._tasks} tasks, and each "
+                "needs a round; raise it, or set federation.task_schedule=none"
+            )
+
+    @property
+    def _tasks(self) -> int:
+        """Tasks of each client that rounds go through; 0 where data do not change."""
+        if self.config.federation.task_schedule == "none" or self.method.data_scope == "union":
+            return 0
+        return len(self.partition.clients[0].tasks)
+
+    def task(self, round_number: int) -> int | None:
+        """The task, from 0, of a round; None where data do not change."""
+        schedule, rounds = self.config.federation.task_schedule, self.config.federation.rounds
+        if not self._tasks or schedule == "none":
+            return None
+        return task_of_round(round_number, schedule, self._tasks, rounds)
+
+    def training_indices(self, trainer: int, round_number: int) -> Tensor:
+        """The training samples of a trainer in a round, int64, ascending: all of its own, or those of the task."""
+        task = self.task(round_number)
+        if task is None:
+            return self.trainers[trainer]
+        return torch.from_numpy(self.partition.clients[trainer].tasks[task].copy())
+
+    def label_counts(self, trainer: int, round_number: int) -> Tensor:
+        """int64 [C]: a trainer's training samples per class in a round."""
+        labels = self.dataset.train.labels[self.training_indices(trainer, round_number)]
+        return torch.bincount(labels, minlength=self.dataset.meta.num_classes)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether clients are trained in stacks.
+
+        Raises:
+            ValueError: that is to be decided by measuring, and nobody has.
+        """
+        if self.config.engine.stack != "auto":
+            return self.config.engine.stack
+        if self.stack is None:
+            raise ValueError("engine.stack = auto is not decided yet")
+        return self.stack
+
+    @cached_property
+    def resident_train(self) -> Split:
+        """The training split on the device, uint8; on a CPU the files' own pages, which all processes share."""
+        train, device = self.dataset.train, self.config.engine.device
+        return train if device == "cpu" else Split(train.images.to(device), train.labels.to(device))
 
     @property
     def method(self) -> Method:
@@ -64,7 +123,9 @@ class Experiment:
         """A fresh model with the run's initial weights, on the run's device."""
         seed = int(numpy_stream(self.config.seed, "initial weights").integers(2**31))
         try:
-            module = build_model(self.config.model_spec, self.dataset.meta.shape, self.dataset.meta.num_classes, seed)
+            meta = self.dataset.meta
+            outputs, extra = self.method.num_outputs(meta.num_classes), self.method.extra_layers
+            module = build_model(self.config.model_spec, meta.shape, meta.num_classes, seed, outputs, extra)
         except ValueError as error:
             raise ConfigError(f"model.name = {self.config.model_spec.name}: {error}") from error
         return module.to(self.config.engine.device)
@@ -79,7 +140,13 @@ class Experiment:
             num_classes=self.dataset.meta.num_classes,
             feature_dim=module.feature_dim,
             rounds=self.config.federation.rounds,
+            batch_size=self.config.local.batch_size,
+            image_shape=self.dataset.meta.shape,
+            pixel_mean=self.dataset.meta.mean,
+            pixel_std=self.dataset.meta.std,
             initial=extract_weights(module),
+            network=Network(module),
+            device=self.config.engine.device,
         )
 
     @cached_property

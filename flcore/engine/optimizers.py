@@ -22,6 +22,9 @@ class Optimizer(Protocol):
     def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
         """One step; ``grads`` may be overwritten."""
 
+    def keep(self, count: int) -> None:
+        """Of a stack [A, ...], only the first ``count`` clients go on."""
+
 
 @dataclass
 class Sgd:
@@ -45,6 +48,11 @@ class Sgd:
                 torch._foreach_add_(self._velocity, grads)
             grads = self._velocity
         torch._foreach_add_(params, grads, alpha=-self.lr)
+
+    def keep(self, count: int) -> None:
+        """Drop the velocity of clients behind ``count``."""
+        if self._velocity is not None:
+            self._velocity = [velocity[:count] for velocity in self._velocity]
 
 
 @dataclass
@@ -73,6 +81,28 @@ class Adam:
         torch._foreach_div_(denominators, math.sqrt(1 - 0.999**self._count))
         torch._foreach_add_(denominators, 1e-8)
         torch._foreach_addcdiv_(params, self._first, denominators, value=-self.lr / (1 - 0.9**self._count))
+
+    def keep(self, count: int) -> None:
+        """Drop the moments of clients behind ``count``."""
+        if self._first is not None and self._second is not None:
+            self._first = [moment[:count] for moment in self._first]
+            self._second = [moment[:count] for moment in self._second]
+
+
+def clip_gradients(grads: list[Tensor], limit: float, *, stacked: bool) -> None:
+    """Scale gradients in place to a global norm of at most ``limit``, as `torch.nn.utils.clip_grad_norm_` does.
+
+    Args:
+        grads: of all parameters that move; with ``stacked`` each [A, ...], and every client has its own norm.
+        limit: largest norm.
+        stacked: whether a leading dimension counts clients.
+    """
+    start = 1 if stacked else 0
+    squares = [grad.square().reshape(*grad.shape[:start], -1).sum(dim=start) for grad in grads]
+    norm = torch.stack(squares).sum(dim=0).sqrt()
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        grad.mul_(factor.reshape(factor.shape + (1,) * (grad.ndim - start)))
 
 
 def make_optimizer(local: LocalConfig, round_number: int, rounds: int) -> Optimizer:

@@ -1,4 +1,4 @@
-"""The round, written once: sample a cohort, train it, let the server work, score, commit.
+"""The round, written once: per leg, select a cohort, train it, let the server work, commit; then score.
 
 Who watches is not known here. Each piece of work is handed to a :class:`Steps`, which may simply call it, or show it as
 a task of an orchestrator; records of evaluated rounds go to a callback.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,19 +19,20 @@ import torch
 
 import flcore
 from flcore.engine.checkpoint import Checkpoint, RunState, Traffic
-from flcore.engine.client import Reply, Worker
+from flcore.engine.client import Failure, Reply, Worker, download
+from flcore.engine.cohort import Cohort, select_cohort, stacks, tasks
+from flcore.engine.energy import Clock, Meter, Stopwatch, no_meter
 from flcore.engine.executors import Executor
 from flcore.engine.experiment import Experiment
+from flcore.engine.workers import worker_count
 from flcore.errors import RunError
 from flcore.evaluation.scoring import Scorer
-from flcore.messages import Record, Size
-from flcore.methods.base import Stage
-from flcore.rng import numpy_stream
+from flcore.messages import Facts, Record, Size
+from flcore.methods.base import Leg, Stage
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 RoundRecord = Mapping[str, Any]
-Clock = Callable[[], float]
 
 
 class Steps(Protocol):
@@ -58,10 +59,11 @@ class PlainSteps:
 
 @dataclass(frozen=True)
 class Observers:
-    """Who is told of progress: ``on_round`` after every round (round, its record or None), ``clock`` for durations."""
+    """Who is told of progress: ``on_round`` after every round (round, its record or None); what measures it."""
 
     on_round: Callable[[int, RoundRecord | None], None] = lambda number, record: None
     clock: Clock = time.perf_counter
+    meter: Meter = no_meter
 
 
 def run_rounds(
@@ -77,11 +79,11 @@ def run_rounds(
     run = run_name(experiment)
     state = checkpoint.load(run)
     if state is None:
-        state = RunState(0, experiment.method.start_server(experiment.setting))
-        checkpoint.start(state, run)
+        state = RunState(0, experiment.method.start_server(experiment.setting), run=run)
+        checkpoint.start(state)
     scorer = Scorer(Worker(experiment))
     for number in range(state.round + 1, experiment.config.federation.rounds + 1):
-        state, record = _run_round(experiment, checkpoint, executor, steps, scorer, state, run, observers.clock)
+        state, record = _run_round(experiment, checkpoint, executor, steps, scorer, state, observers)
         observers.on_round(number, record)
     return state
 
@@ -107,40 +109,74 @@ def _run_round(
     steps: Steps,
     scorer: Scorer,
     state: RunState,
-    run: str,
-    clock: Clock,
+    observers: Observers,
 ) -> tuple[RunState, RoundRecord | None]:
+    """The rest of the round under way, leg by leg; each ends with a commit."""
+    number, config = state.round + 1, experiment.config
+    legs = experiment.method.legs(number, experiment.setting)
+    record: RoundRecord | None = None
+    for leg in legs[state.leg :]:
+        last = state.leg == len(legs) - 1
+        watch = Stopwatch(observers.clock, observers.meter)
+        after, done = _run_leg(experiment, executor, steps, state, leg, watch, last=last)
+        if last and (number % config.evaluation.every == 0 or number == config.federation.rounds):
+            memory = partial(checkpoint.memory, memories=after.memories)
+            scores = steps.call("evaluate", scorer.score, after.server, memory)
+            record = {"round": number, **scores.to_mapping(), **_round_facts(done, after)}
+            watch.lap("evaluate")
+        checkpoint.commit(after, record, {"round": number, **watch.record()})
+        state = after
+    return state, record
+
+
+@dataclass(frozen=True)
+class _LegDone:
+    cohort: Cohort
+    replies: Mapping[int, Reply]
+    failures: Mapping[int, Failure]
+
+
+def _run_leg(
+    experiment: Experiment, executor: Executor, steps: Steps, state: RunState, leg: Leg, watch: Stopwatch, *, last: bool
+) -> tuple[RunState, _LegDone]:
     number, config, method = state.round + 1, experiment.config, experiment.method
-    seconds: dict[str, float] = {}
-    mark = clock()
-    groups = client_groups(sample_cohort(experiment, number), config.engine.workers, config.engine.clients_per_task)
-    replies: dict[int, Reply] = {}
-    for group in steps.map("train-clients", partial(executor.train, state), groups):
-        replies |= group
-    replies = dict(sorted(replies.items()))
-    seconds["train-clients"], mark = clock() - mark, clock()
+    cohort = select_cohort(experiment, number, leg)
+    groups = tasks(
+        stacks(experiment, number, leg, cohort.trainers), worker_count(config.engine), config.engine.clients_per_task
+    )
+    results: dict[int, Reply | Failure] = {}
+    for result in steps.map(leg.name, partial(executor.train, state), groups):
+        results |= result
+    results = dict(sorted(results.items()))
+    replies = {client: result for client, result in results.items() if isinstance(result, Reply)}
+    failures = {client: result for client, result in results.items() if isinstance(result, Failure)}
+    watch.lap(leg.name)
 
     server = state.server
     messages = {client: reply.message for client, reply in replies.items()}
-    for name, stage in method.stages().items() if messages else ():
-        server = steps.call(name, partial(_run_stage, stage, name), server, messages, experiment, number)
-        seconds[name], mark = clock() - mark, clock()
+    stages = method.stages()
+    for name in leg.stages if leg.stages is not None else stages:
+        if messages:
+            server = steps.call(name, partial(_run_stage, stages[name], name), server, messages, experiment, number)
+            watch.lap(name)
 
+    stragglers = [download(state.server, client, experiment) for client in cohort.stragglers]
+    received = [result.down for result in results.values()] + stragglers
+    this_leg = state.legs + 1
     after = RunState(
-        round=number,
+        round=number if last else state.round,
         server=server,
-        memories={**state.memories, **{client: number for client, reply in replies.items() if reply.remembers}},
+        memories={**state.memories, **{client: this_leg for client, reply in replies.items() if reply.remembers}},
         up=_add(state.up, (reply.up for reply in replies.values())),
-        down=_add(state.down, (reply.down for reply in replies.values())),
+        down=_add(state.down, received),
         steps=state.steps + sum(reply.steps for reply in replies.values()),
+        leg=0 if last else state.leg + 1,
+        legs=this_leg,
+        failures=(*state.failures, *((number, client, failure.cause) for client, failure in failures.items())),
+        simulated_seconds=state.simulated_seconds + cohort.seconds,
+        run=state.run,
     )
-    record = None
-    if number % config.evaluation.every == 0 or number == config.federation.rounds:
-        scores = steps.call("evaluate", scorer.score, server, partial(checkpoint.memory, memories=after.memories))
-        record = {"round": number, **scores.to_mapping(), **_round_facts(replies, after)}
-        seconds["evaluate"], mark = clock() - mark, clock()
-    checkpoint.commit(after, run, record, {"round": number, "seconds": seconds})
-    return after, record
+    return after, _LegDone(cohort, replies, failures)
 
 
 def _run_stage(
@@ -152,18 +188,27 @@ def _run_stage(
         raise RunError(f"round {number}, server stage {name}: {error}") from error
 
 
-def _round_facts(replies: Mapping[int, Reply], after: RunState) -> dict[str, Any]:
+def _round_facts(done: _LegDone, after: RunState) -> dict[str, Any]:
     """Of the round: who took part and their mean losses; since the start: bytes and scalars by direction and kind."""
-    names = sorted({name for reply in replies.values() for name in reply.losses})
-    losses = {name: [reply.losses[name] for reply in replies.values() if name in reply.losses] for name in names}
-    return {
-        "participants": list(replies),
+    replies = done.replies.values()
+    names = sorted({name for reply in replies for name in reply.losses})
+    losses = {name: [reply.losses[name] for reply in replies if name in reply.losses] for name in names}
+    record: dict[str, Any] = {
+        "participants": list(done.replies),
         "train_loss": {name: float(np.mean(values)) for name, values in losses.items()},
         "bytes_up": {kind: size.bytes for kind, size in after.up.items()},
         "bytes_down": {kind: size.bytes for kind, size in after.down.items()},
         "scalars_up": sum(size.scalars for size in after.up.values()),
         "steps": after.steps,
     }
+    if done.cohort.stragglers or after.simulated_seconds:
+        record |= {"stragglers": list(done.cohort.stragglers), "simulated_seconds": after.simulated_seconds}
+    if after.failures:
+        record["failures"] = [list(failure) for failure in after.failures]
+    facts = after.server.get("facts")
+    if isinstance(facts, Facts):
+        record["server"] = dict(facts.values)
+    return record
 
 
 def _add(total: Traffic, more: Iterable[Traffic]) -> dict[str, Size]:
@@ -172,32 +217,6 @@ def _add(total: Traffic, more: Iterable[Traffic]) -> dict[str, Size]:
         for kind, size in traffic.items():
             sums[kind] = sums.get(kind, Size()) + size
     return dict(sorted(sums.items()))
-
-
-def sample_cohort(experiment: Experiment, round_number: int) -> list[int]:
-    """The trainers of a round, ascending: a function of (seed, round), the same for every method that samples.
-
-    ``max(1, round(participation · K))`` clients without replacement; simulated drop-out then removes each with its
-    probability, from a stream of its own, so that switching it on changes nobody else's sample.
-    """
-    trainers, federation = sorted(experiment.trainers), experiment.config.federation
-    if experiment.method.trains == "all":
-        return trainers
-    size = max(1, round(federation.participation * len(trainers)))
-    chosen = numpy_stream(experiment.config.seed, "cohort", round_number).choice(trainers, size, replace=False)
-    cohort = sorted(int(client) for client in chosen)
-    if federation.dropout == 0:
-        return cohort
-    stays = numpy_stream(experiment.config.seed, "client dropout", round_number).random(len(trainers))
-    return [client for client in cohort if stays[client] >= federation.dropout]
-
-
-def client_groups(cohort: Sequence[int], workers: int, clients_per_task: int | None) -> list[list[int]]:
-    """Cut a cohort into tasks: of ``clients_per_task``, or one per worker, of nearly equal size."""
-    if not cohort:
-        return []
-    count = min(max(workers, 1), len(cohort)) if clients_per_task is None else -(-len(cohort) // clients_per_task)
-    return [part.tolist() for part in np.array_split(np.asarray(cohort), count)]
 
 
 def single_thread() -> None:

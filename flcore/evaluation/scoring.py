@@ -8,8 +8,8 @@ samples over all clients. Clients without test data are left out of means and co
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from flcore.engine.client import BATCHNORM, Worker, starting_weights
 from flcore.engine.experiment import Experiment
 from flcore.errors import DataError
 from flcore.messages import Record, Weights, on_device, payload_of
+from flcore.methods.base import Predict
 from flcore.models import load_weights
 
 Memories = Callable[[int], Record]
@@ -35,6 +36,8 @@ class Scores:
         class_accuracy: per class of the global answer, None for classes without test samples.
         local_accuracy: per client.
         client_std: population standard deviation of ``local_accuracy``.
+        alternatives: per other way to predict (:meth:`flcore.methods.base.Method.alternatives`) its ``top1_global``,
+            ``mean_local`` and ``pooled_local``.
     """
 
     top1_global: float | None
@@ -44,10 +47,12 @@ class Scores:
     mean_local: float | None
     pooled_local: float | None
     client_std: float | None
+    alternatives: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON values."""
-        return dict(vars(self))
+        """As JSON values; without ``alternatives`` where a method has none."""
+        values = {name: value for name, value in vars(self).items() if name != "alternatives"}
+        return values | ({"alternatives": dict(self.alternatives)} if self.alternatives else {})
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class Scorer:
         self._worker = worker
         self._experiment = worker.experiment
         self._data = _lay_out(worker.experiment)
+        self._predict: Predict = worker.experiment.method.predict
 
     def score(self, server: Record, memories: Memories, *, vote: bool = False) -> Scores:
         """Score a state. Memories are asked for one client at a time: a large population is never in memory at once.
@@ -82,10 +88,22 @@ class Scorer:
             vote: for methods without a global model, also take the majority vote of all clients' models as the global
                 answer (costs every client's model on the whole test set).
         """
-        data, method, setting = self._data, self._experiment.method, self._experiment.setting
+        method = self._experiment.method
         server = on_device(server, self._experiment.config.engine.device)
         if method.data_scope == "union":
             memories = _nothing_remembered  # what trained stands at the server
+        scores = self._score_with(method.predict, server, memories, vote=vote)
+        others = {
+            name: self._score_with(predict, server, memories, vote=False)
+            for name, predict in method.alternatives().items()
+        }
+        kept = ("top1_global", "mean_local", "pooled_local")
+        alternatives = {name: {key: getattr(other, key) for key in kept} for name, other in others.items()}
+        return replace(scores, alternatives=alternatives)
+
+    def _score_with(self, predict: Predict, server: Record, memories: Memories, *, vote: bool) -> Scores:
+        data, setting = self._data, self._experiment.setting
+        self._predict = predict
         model = self._global_model(server, memories)
         shared: Tensor | None = None
         loss: float | None = None
@@ -94,7 +112,7 @@ class Scorer:
             shared = scores.argmax(dim=1)
             loss = float(F.cross_entropy(scores[: data.num_shared], data.shared_labels))
         local = [self._client_correct(k, server, memories(k), shared) for k in range(setting.num_clients)]
-        if model is None and vote and method.has_vote:
+        if model is None and vote and self._experiment.method.has_vote:
             shared = self._vote(server, memories)
         correct = None if shared is None else shared[: data.num_shared] == data.shared_labels
         return _summarise(correct, loss, data.shared_labels, local, setting.num_classes)
@@ -117,7 +135,8 @@ class Scorer:
         """The model that answers for one client alone; None where the global one does."""
         method, setting = self._experiment.method, self._experiment.setting
         own = method.client_model(server, memory, setting)
-        if own is None and BATCHNORM in memory:
+        if own is None and self._experiment.batchnorm == "local" and setting.initial.buffers:
+            # Everybody has statistics of its own; those of a client that was never sampled are the initial ones.
             shared = method.global_model(server, setting)
             own = None if shared is None else shared.without_buffers()
         return None if own is None else starting_weights(own, memory, self._experiment)
@@ -151,7 +170,7 @@ class Scorer:
 
     def _scores(self, weights: Weights, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
         load_weights(self._worker.module, starting_weights(weights, {}, self._experiment))
-        return self._worker.scores(images, server, classes)
+        return self._worker.scores(images, server, classes, self._predict)
 
 
 def _nothing_remembered(client: int) -> Record:

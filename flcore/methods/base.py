@@ -2,25 +2,34 @@
 
 A method is a frozen dataclass of hyper-parameters with a few pure functions. It holds no state: the server's and the
 clients' are records (`flcore/messages.py`) that go in and come out. Everything random comes from a stream that is
-handed in, or
-from
-``Setting.seed`` with the round and client.
+handed in, or from ``seed`` with the round and client.
+
+A round is one *leg*, or several: clients receive, train and answer, then the server's stages work on the answers. What
+the clients of the next leg receive is what those stages left. Nearly every method has one leg.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from flcore.losses import cross_entropy
 from flcore.messages import Record, Weights, payload_of
+from flcore.models.network import Network, Values
+from flcore.rng import torch_stream
 
 Context = Mapping[str, Any]
+"""Constants of a loss: tensors, mappings of tensors, or plain numbers that are the same for every client of a leg."""
+
 Stage = Callable[[Record, Mapping[int, Record], "Setting", int], Record]
+
+Predict = Callable[["LocalModel", Tensor, Record, Tensor | None], Tensor]
+"""(model, images, server, classes) → scores, see :meth:`Method.predict`."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,12 @@ class Setting:
         num_classes: C.
         feature_dim: d, the length of the model's features.
         rounds: R, for schedules that need it.
+        batch_size: B, of local training.
+        image_shape: (channels, height, width).
+        pixel_mean: per channel, on the scale 0 to 1; models read (pixel - mean) / std. pixel_std: likewise.
         initial: the initial weights, the same for every party.
+        network: the model's parts as functions of weights, in evaluation mode; for work on the server.
+        device: where heavy work belongs; records that a stage is given lie on the CPU.
     """
 
     seed: int
@@ -41,16 +55,95 @@ class Setting:
     num_classes: int
     feature_dim: int
     rounds: int
+    batch_size: int
+    image_shape: tuple[int, int, int]
+    pixel_mean: tuple[float, ...]
+    pixel_std: tuple[float, ...]
     initial: Weights
+    network: Network
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One client's part in one leg of a round: all that its method may look at.
+
+    Attributes:
+        setting: common knowledge.
+        round: 1-based.
+        leg: name of the leg.
+        client: id of the client.
+        counts: int64 [C], its training samples per class in this round.
+        inbox: the message it received.
+        memory: what it kept from its last turn; empty at the first.
+        task: 0-based task of the stream that it meets in this round; None where data do not change.
+    """
+
+    setting: Setting
+    round: int
+    leg: str
+    client: int
+    counts: Tensor
+    inbox: Record
+    memory: Record
+    task: int | None = None
+
+    def stream(self, purpose: str, *keys: int) -> torch.Generator:
+        """A generator of this client's and round's own, for one purpose of the method."""
+        return torch_stream(self.setting.seed, purpose, self.round, self.client, *keys)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Normalised ``images`` [B, C, H, W], ``labels`` [B] and, where padded, ``weight`` [B] (1 real, 0 padding)."""
+    """What the loss of one step sees.
+
+    Attributes:
+        images: normalised, [B, C, H, W]; in a phase with a ``source`` its inputs, such as pseudo-features [B, d].
+        labels: int64 [B].
+        weight: float [B], 1 for a sample, 0 for padding; None where nothing is padded.
+        draws: the random numbers of the step, from :meth:`Method.draws`.
+    """
 
     images: Tensor
     labels: Tensor
     weight: Tensor | None = None
+    draws: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class LocalModel(Protocol):
+    """The model as a loss sees it; dropout noise of the step is inside. The same for one client or a stack of many.
+
+    Every part takes other ``weights`` (parameters and buffers by name, constants of the context) to ask a frozen model
+    instead, in evaluation mode; names that are not given are those of the initial model.
+
+    Images may stand behind those of the batch in one call: they are not padding, and have no dropout. Other images
+    alone go through :meth:`beside`.
+    """
+
+    @property
+    def params(self) -> Mapping[str, Tensor]:
+        """Parameters by name."""
+
+    def encode(self, images: Tensor, weights: Values | None = None) -> Tensor:
+        """Images [B, C, H, W] to what the projection reads [B, e]; the features where there is no projection."""
+
+    def project(self, encoded: Tensor, weights: Values | None = None) -> Tensor:
+        """Encoded images [B, e] to features [B, d]."""
+
+    def features(self, images: Tensor, weights: Values | None = None) -> Tensor:
+        """Images [B, C, H, W] to features [B, d]."""
+
+    def classify(self, features: Tensor, weights: Values | None = None) -> Tensor:
+        """Features [B, d] to logits [B, K]."""
+
+    def apply_extra(self, name: str, features: Tensor, weights: Values | None = None) -> Tensor:
+        """Features [B, d] through the layer ``name`` of :meth:`Method.extra_layers`, without dropout."""
+
+    def beside(self) -> LocalModel:
+        """The same model in training for inputs that are not the batch's: none is padding; without dropout."""
+
+
+Loss = Callable[[LocalModel, Batch, Context], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -60,25 +153,33 @@ class Phase:
     Attributes:
         trainable: prefixes of parameter names that move (``head.``); the rest is frozen, BatchNorm statistics included.
         epochs: passes over the client's data; ``steps``: mini-batches instead. Both None: as configured in ``local``.
+        source: batches of what: None for the client's images, else the name of a context entry ``{"inputs": [n, ...],
+            "labels": [n]}``, such as pseudo-features.
+        loss: of this phase; None for :meth:`Method.loss`.
     """
 
     trainable: tuple[str, ...] = ("",)
     epochs: int | None = None
     steps: int | None = None
+    source: str | None = None
+    loss: Loss | None = None
 
 
-class LocalModel(Protocol):
-    """The model as a loss sees it; dropout noise of the step is inside. The same for one client or a stack of many."""
+@dataclass(frozen=True)
+class Leg:
+    """One exchange of a round.
 
-    @property
-    def params(self) -> Mapping[str, Tensor]:
-        """Parameters by name."""
+    Attributes:
+        name: of the clients' work, as an orchestrator shows it.
+        who: the sampled cohort, or all clients.
+        phases: of local training; empty where clients only answer.
+        stages: names of the server stages (of :meth:`Method.stages`) that follow, in order; None: all of them.
+    """
 
-    def features(self, images: Tensor) -> Tensor:
-        """Images [B, C, H, W] to features [B, d]."""
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Features [B, d] to logits [B, K]."""
+    name: str = "train-clients"
+    who: Literal["cohort", "all"] = "cohort"
+    phases: tuple[Phase, ...] = (Phase(),)
+    stages: tuple[str, ...] | None = None
 
 
 class TrainedClient(Protocol):
@@ -92,8 +193,21 @@ class TrainedClient(Protocol):
     def num_samples(self) -> int:
         """n_k, the number of training samples."""
 
-    def features(self) -> tuple[Tensor, Tensor]:
-        """Features [n, d] and labels [n] of all training samples: evaluation mode, no augmentation, no gradient."""
+    @property
+    def steps(self) -> int:
+        """Mini-batches trained on in this leg."""
+
+    def features(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
+        """Features [n, d] and labels [n] of all training samples: evaluation mode, no augmentation, no gradient.
+
+        With ``weights`` those of another model.
+        """
+
+    def encoded(self) -> tuple[Tensor, Tensor]:
+        """What the projection reads [n, e] and labels [n], likewise."""
+
+    def drawn_labels(self) -> Tensor:
+        """int64 [C], how often a sample of each class was in a mini-batch of this leg."""
 
 
 class Method(ABC):
@@ -119,30 +233,44 @@ class Method(ABC):
     has_global_model: ClassVar[bool] = True
     has_vote: ClassVar[bool] = False
 
+    def num_outputs(self, num_classes: int) -> int:
+        """Outputs of the model's head: one per class, and those of classes that only the method knows behind them."""
+        return num_classes
+
+    def extra_layers(self, feature_dim: int, num_classes: int) -> Mapping[str, nn.Module]:
+        """Fresh layers that read features beside the head, by name; they are a part of every model of the run.
+
+        Their parameters are called ``extra.<name>.…``. They are made after everything else, whose initial weights are
+        those of other methods.
+        """
+        return {}
+
     def start_server(self, setting: Setting) -> Record:
         """What the server holds before the first round."""
         return {}
+
+    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
+        """The exchanges of a round, in order."""
+        return (Leg(who=self.trains, phases=self.phases()),)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """The stretches of local training of a method with one leg, in order."""
+        return (Phase(),)
 
     def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
         """The message that goes down to a client."""
         return {}
 
-    def begin(self, inbox: Record, memory: Record, setting: Setting) -> Weights:
-        """The weights from which a client's local training starts: those received, else those it kept.
+    def begin(self, turn: Turn) -> Weights:
+        """The weights from which a client's turn starts: those received, else those it kept."""
+        return payload_of(Weights, turn.inbox, "model") if "model" in turn.inbox else own_model(turn)
 
-        Args:
-            inbox: the received message.
-            memory: what this client kept from its last participation; empty at the first.
-            setting: common knowledge.
-        """
-        return payload_of(Weights, inbox, "model") if "model" in inbox else own_model(memory, setting)
+    def context(self, turn: Turn) -> Context:
+        """Constants of this turn's loss (anchors, prototypes, ...), of the same shapes for every client of a leg."""
+        return {}
 
-    def phases(self) -> tuple[Phase, ...]:
-        """The stretches of local training, in order."""
-        return (Phase(),)
-
-    def context(self, inbox: Record, memory: Record, setting: Setting) -> Context:
-        """Constants of this round's loss (anchors, prototypes, ...), prepared once per client and round."""
+    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """Random numbers of the loss for all steps of a phase at once, each [steps, ...]."""
         return {}
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
@@ -154,11 +282,11 @@ class Method(ABC):
         return {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
 
     @abstractmethod
-    def reply(self, trained: TrainedClient, inbox: Record, memory: Record, setting: Setting) -> tuple[Record, Record]:
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
         """The message that goes up, and what the client remembers."""
 
     def stages(self) -> Mapping[str, Stage]:
-        """The server's work on a round's replies, in order: (server, client id → message, setting, round) → server."""
+        """The server's work on replies by name: (server, client id → message, setting, round) → server."""
         return {}
 
     def global_model(self, server: Record, setting: Setting) -> Weights | None:
@@ -167,7 +295,9 @@ class Method(ABC):
 
     def client_model(self, server: Record, memory: Record, setting: Setting) -> Weights | None:
         """The model that answers for one client; None where that is the global one."""
-        return None if self.has_global_model else own_model(memory, setting)
+        if self.has_global_model:
+            return None
+        return payload_of(Weights, memory, "model") if "model" in memory else setting.initial
 
     def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
         """Scores [B, K], the largest of which is the prediction.
@@ -180,7 +310,27 @@ class Method(ABC):
         """
         return model.classify(model.features(images))
 
+    def alternatives(self) -> Mapping[str, Predict]:
+        """Other ways to predict by name, scored beside :meth:`predict` (heads, nearest prototypes, their fusion)."""
+        return {}
 
-def own_model(memory: Record, setting: Setting) -> Weights:
-    """The model a client kept, or the common initial one before its first participation."""
-    return payload_of(Weights, memory, "model") if "model" in memory else setting.initial
+    def generated_features(
+        self, server: Record, setting: Setting, count: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor] | None:
+        """What the server's generator (or mixtures, or virtual images through the global model) makes, for analyses.
+
+        Args:
+            server: what the server holds, on the setting's device.
+            setting: common knowledge.
+            count: features per class, of every class that can be generated.
+            generator: of the noise.
+
+        Returns:
+            Features [n, d] and labels int64 [n], grouped by class; None where the method generates none.
+        """
+        return None
+
+
+def own_model(turn: Turn) -> Weights:
+    """The model a client kept, or the common initial one before its first turn."""
+    return payload_of(Weights, turn.memory, "model") if "model" in turn.memory else turn.setting.initial

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from flcore.aggregation import average_weights
 from flcore.messages import Count, Record, Weights, payload_of
-from flcore.methods.base import Method, Setting, Stage, TrainedClient
+from flcore.methods.base import Method, Setting, Stage, TrainedClient, Turn
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class FedAvg(Method):
         """The global model."""
         return {"model": server["model"]}
 
-    def reply(self, trained: TrainedClient, inbox: Record, memory: Record, setting: Setting) -> tuple[Record, Record]:
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
         """The trained weights with n_k; nothing is remembered."""
         return {"model": trained.weights, "num_samples": Count(trained.num_samples)}, {}
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flcore.losses import cross_entropy, prototype_distance
 from flcore.messages import Prototypes, Record, payload_of
-from flcore.methods.base import Batch, Context, LocalModel, Method, Setting, Stage, TrainedClient
+from flcore.methods.base import Batch, Context, LocalModel, Method, Setting, Stage, TrainedClient, Turn
 from flcore.params import Search, param
 from flcore.prototypes import average_prototypes, class_means
 
@@ -49,22 +49,23 @@ class FedProto(Method):
         """The prototypes of the classes that have one."""
         return {"prototypes": server["prototypes"]}
 
-    def context(self, inbox: Record, memory: Record, setting: Setting) -> Context:
+    def context(self, turn: Turn) -> Context:
         """The global prototypes, fixed during the round."""
-        return {"prototypes": inbox["prototypes"]}
+        prototypes = payload_of(Prototypes, turn.inbox, "prototypes")
+        return {"means": prototypes.means, "present": prototypes.present}
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Cross-entropy and the distance to the prototype of the label."""
         features = model.features(batch.images)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if self.weight > 0:
-            distance = prototype_distance(features, batch.labels, context["prototypes"], batch.weight)
+            distance = prototype_distance(features, batch.labels, context["means"], context["present"], batch.weight)
             terms["alignment"] = self.weight * distance
         return terms
 
-    def reply(self, trained: TrainedClient, inbox: Record, memory: Record, setting: Setting) -> tuple[Record, Record]:
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
         """The client's class means; its model stays with it."""
-        return {"prototypes": class_means(*trained.features(), setting.num_classes)}, {"model": trained.weights}
+        return {"prototypes": class_means(*trained.features(), turn.setting.num_classes)}, {"model": trained.weights}
 
     def stages(self) -> Mapping[str, Stage]:
         """One stage: the prototypes' mean over clients."""

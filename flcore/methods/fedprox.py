@@ -12,8 +12,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from flcore.losses import proximal
-from flcore.messages import Record, Weights, payload_of
-from flcore.methods.base import Batch, Context, LocalModel, Setting
+from flcore.messages import Weights, payload_of
+from flcore.methods.base import Batch, Context, LocalModel, Turn
 from flcore.methods.fedavg import FedAvg
 from flcore.params import Search, param
 
@@ -28,9 +28,9 @@ class FedProx(FedAvg):
 
     mu: float = param(0.01, "weight μ of the proximal term", low=0, search=Search(1e-3, 1.0, log=True))
 
-    def context(self, inbox: Record, memory: Record, setting: Setting) -> Context:
+    def context(self, turn: Turn) -> Context:
         """The anchor w_g."""
-        return {"anchor": payload_of(Weights, inbox, "model").params}
+        return {"anchor": payload_of(Weights, turn.inbox, "model").params}
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Cross-entropy and, unless switched off, the proximal term."""

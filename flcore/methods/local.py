@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from flcore.messages import Record
-from flcore.methods.base import Method, Setting, TrainedClient
+from flcore.methods.base import Method, TrainedClient, Turn
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,6 @@ class Local(Method):
     trains: ClassVar[Literal["cohort", "all"]] = "all"
     has_global_model: ClassVar[bool] = False
 
-    def reply(self, trained: TrainedClient, inbox: Record, memory: Record, setting: Setting) -> tuple[Record, Record]:
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
         """Nothing goes up; the model is kept."""
         return {}, {"model": trained.weights}

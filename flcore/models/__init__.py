@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
+from torch import nn
 
-from flcore.models.base import Backbone, Noise, extract_weights, load_weights
+from flcore.models.base import Backbone, Noise, extract_weights, load_weights, widen_head
 from flcore.models.cnn import FedCspcCnn, FedGenCnn, FedProtoCnn
+from flcore.models.pfl_cnn import PflCnn
 from flcore.models.resnet import ResNet18
 
 __all__ = [
@@ -36,14 +39,28 @@ class ModelSpec(Protocol):
         """Assemble the network for images of ``shape`` (C, H, W)."""
 
 
-MODELS: dict[str, type] = {spec.name: spec for spec in (FedGenCnn, FedProtoCnn, FedCspcCnn, ResNet18)}
+MODELS: dict[str, type] = {spec.name: spec for spec in (FedGenCnn, FedProtoCnn, FedCspcCnn, PflCnn, ResNet18)}
 
 
-def build_model(spec: ModelSpec, shape: tuple[int, int, int], num_classes: int, seed: int = 0) -> Backbone:
+def build_model(
+    spec: ModelSpec,
+    shape: tuple[int, int, int],
+    num_classes: int,
+    seed: int = 0,
+    outputs: int | None = None,
+    extra: Callable[[int, int], Mapping[str, nn.Module]] | None = None,
+) -> Backbone:
     """Build a model with PyTorch's default initialisation, as a function of ``seed`` alone.
 
     PyTorch initialises from the global generator; it is forked and put back, so that building a model disturbs nobody.
+    With more ``outputs`` than classes, whatever does not belong to the additional ones starts the same; so does
+    everything else with ``extra`` layers (:meth:`flcore.methods.base.Method.extra_layers`), which are made last.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return spec.build(shape, num_classes)
+        module = spec.build(shape, num_classes)
+        if outputs is not None and outputs > num_classes:
+            widen_head(module, outputs)
+        if extra is not None:
+            module.extra.update(extra(module.feature_dim, num_classes))
+        return module

@@ -1,8 +1,9 @@
 """One rule for every model: images → encoder → (projection) → feature of stated dimension → head → logits.
 
-The *feature* is the head's input; methods tap it. Names of parameters begin with ``encoder.``, ``projection.`` or
-``head.``, which is how a method says what is shared, personal or frozen. Nothing inside a model draws random numbers:
-dropout takes its uniform noise as an argument, so that a step gives the same result in any engine.
+The *feature* is the head's input; methods tap it, and may put layers of their own beside the head. Names of parameters
+begin with ``encoder.``, ``projection.``, ``head.`` or ``extra.``, which is how a method says what is shared, personal
+or frozen. Nothing inside a model draws random numbers: dropout takes its uniform noise as an argument, so that a step
+gives the same result in any engine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Noise = Mapping[str, Tensor]
 
 
 class Backbone(nn.Module):
-    """An encoder, a projection (identity where there is none) and a linear head.
+    """An encoder, a projection (identity where there is none), a linear head, and a method's own layers beside it.
 
     Attributes:
         feature_dim: d, the length of a feature.
@@ -32,16 +33,29 @@ class Backbone(nn.Module):
         """Assemble the parts; the head's input is the feature."""
         super().__init__()
         self.encoder, self.projection, self.head = encoder, projection, head
+        self.extra = nn.ModuleDict()
         self.feature_dim = head.in_features
         self.num_classes = head.out_features
 
+    def encode(self, images: Tensor, noise: Noise | None = None) -> Tensor:
+        """Normalised images ``[B, C, H, W]`` to what the projection reads; ``noise`` while training with dropout."""
+        return self.encoder(images)
+
+    def project(self, encoded: Tensor, noise: Noise | None = None) -> Tensor:
+        """Encoded images to features ``[B, d]``."""
+        return self.projection(encoded)
+
     def features(self, images: Tensor, noise: Noise | None = None) -> Tensor:
-        """Normalised images ``[B, C, H, W]`` to features ``[B, d]``; ``noise`` is given while training with dropout."""
-        return self.projection(self.encoder(images))
+        """Normalised images ``[B, C, H, W]`` to features ``[B, d]``."""
+        return self.project(self.encode(images, noise), noise)
 
     def classify(self, features: Tensor, noise: Noise | None = None) -> Tensor:
         """Features ``[B, d]`` to logits ``[B, K]``."""
         return self.head(features)
+
+    def apply_extra(self, name: str, features: Tensor) -> Tensor:
+        """Features ``[B, d]`` through the method's own layer ``name``, without dropout."""
+        return self.extra[name](features)
 
     def forward(self, images: Tensor, noise: Noise | None = None) -> tuple[Tensor, Tensor]:
         """Features and logits of a batch."""
@@ -50,8 +64,14 @@ class Backbone(nn.Module):
 
 
 def dropout(values: Tensor, noise: Tensor, rate: float) -> Tensor:
-    """Zero where ``noise`` (uniform in [0, 1), shared by trailing dimensions) is below ``rate``; rescale the rest."""
+    """Zero where ``noise`` (uniform in [0, 1), shared by trailing dimensions) is below ``rate``; rescale the rest.
+
+    Rows of ``values`` behind those of the noise stay as they are.
+    """
     keep = (noise[: values.shape[0]] >= rate).to(values.dtype) / (1.0 - rate)
+    behind = values.shape[0] - keep.shape[0]
+    if behind:
+        keep = torch.cat([keep, keep.new_ones(behind, *keep.shape[1:])])
     return values * keep.reshape(keep.shape + (1,) * (values.ndim - keep.ndim))
 
 
@@ -62,6 +82,15 @@ def extract_weights(module: nn.Module) -> Weights:
     named = ((name, tensor) for name, tensor in module.named_buffers() if name in persistent)
     buffers = {name: tensor.detach().to("cpu", copy=True) for name, tensor in named}
     return Weights(params, buffers)
+
+
+@torch.no_grad()
+def widen_head(module: Backbone, outputs: int) -> None:
+    """Give a model's head more outputs, in place; the first ones keep their weights, the others are drawn as usual."""
+    narrow, module.head = module.head, nn.Linear(module.feature_dim, outputs)
+    module.head.weight[: module.num_classes] = narrow.weight
+    module.head.bias[: module.num_classes] = narrow.bias
+    module.num_classes = outputs
 
 
 @torch.no_grad()

@@ -45,7 +45,7 @@ class DropoutCnn(Backbone):
     noise_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"channels": (20,), "features": (50,)}
     rate = 0.5
 
-    def features(self, images: Tensor, noise: Noise | None = None) -> Tensor:
+    def encode(self, images: Tensor, noise: Noise | None = None) -> Tensor:
         """Conv-pool-ReLU twice, then linear with ReLU; channel dropout between convolution 2 and its pooling."""
         first, second, linear = self.encoder.children()
         hidden = second(F.relu(F.max_pool2d(first(images), 2)))

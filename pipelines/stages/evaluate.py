@@ -30,7 +30,7 @@ def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -
     if not files.history.exists():
         raise DataError(f"{directory}: no finished run there (history.jsonl is missing); run the train stage first")
     history = [json.loads(line) for line in files.history.read_text().splitlines()]
-    experiment = Experiment.open(config, prepared, partition)
+    experiment = Experiment.open(config, prepared, partition, stack=False)  # nothing is trained here
     server, _ = load_record(files.server)
 
     def memory(client: int) -> Record:

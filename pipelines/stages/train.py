@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint, RunState
-from flcore.engine.executors import Executor, InlineExecutor, PoolExecutor
+from flcore.engine.energy import machine_meter
+from flcore.engine.executors import Executor, InlineExecutor, local_pool, set_precision
 from flcore.engine.experiment import Experiment
+from flcore.engine.ray_pool import ray_pool
 from flcore.engine.rounds import Observers, PlainSteps, Steps, run_rounds, single_thread
+from flcore.engine.stacking import decide, default_cache
+from flcore.engine.workers import worker_count
 from flcore.errors import ConfigError
 from flcore.messages import save_record
 from pipelines.environment import environment
@@ -49,15 +55,23 @@ def train(
         RunError: training failed.
     """
     single_thread()
+    set_precision(config.engine.precision)
     experiment = Experiment.open(config, prepared, partition)
     files = RunFiles(directory)
-    if _claim(files, experiment, replace):
+    if is_finished(files.directory, experiment.hash):
         return False
+    experiment = _claim(files, experiment, replace)
     on_start(experiment)
     checkpoint = Checkpoint(files.checkpoint)
-    executor = _executor(config, experiment, prepared, partition, checkpoint)
+    executor = _executor(experiment, prepared, partition, checkpoint)
     try:
-        state = run_rounds(experiment, checkpoint, executor, steps or PlainSteps(), observers or Observers())
+        state = run_rounds(
+            experiment,
+            checkpoint,
+            executor,
+            steps or PlainSteps(),
+            observers or Observers(meter=machine_meter(config.engine.device)),
+        )
     finally:
         executor.close()
     _finish(files, experiment, checkpoint, state)
@@ -90,10 +104,8 @@ def refuse_other_run(config: Config, directory: Path) -> None:
         )
 
 
-def _claim(files: RunFiles, experiment: Experiment, replace: bool) -> bool:
-    """Make the directory this run's own; True if the run has already finished there."""
-    if is_finished(files.directory, experiment.hash):
-        return True
+def _claim(files: RunFiles, experiment: Experiment, replace: bool) -> Experiment:
+    """Make the directory this run's own; returns the experiment with ``engine.stack: auto`` decided."""
     if not replace:
         refuse_other_run(experiment.config, files.directory)
         if files.config.exists() and read_json(files.config)["config_hash"] != experiment.hash:
@@ -101,6 +113,7 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool) -> bool:
                 f"{files.directory}: holds a run on other data; choose another --out, or delete that folder"
             )
     files.directory.mkdir(parents=True, exist_ok=True)
+    decision = _stack_decision(files, experiment)
     for path in (files.history, files.metrics, files.report):
         path.unlink(missing_ok=True)
     described = {
@@ -108,17 +121,30 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool) -> bool:
         "identity": experiment.config.identity(),
         "config_hash": experiment.hash,
         "environment": environment(experiment.config),
+        "stack": decision,
     }
     write_json(files.config, described)
-    return False
+    return dataclasses.replace(experiment, stack=None if decision is None else decision["stack"])
 
 
-def _executor(
-    config: Config, experiment: Experiment, prepared: Path, partition: Path, checkpoint: Checkpoint
-) -> Executor:
-    if config.engine.workers == 0:
+def _stack_decision(files: RunFiles, experiment: Experiment) -> dict[str, Any] | None:
+    """With ``engine.stack: auto`` the decision this run began with, else one found or measured now."""
+    if experiment.config.engine.stack != "auto":
+        return None
+    if files.config.exists() and files.checkpoint.exists():
+        described = read_json(files.config)
+        if described["config_hash"] == experiment.hash and described.get("stack"):
+            return dict(described["stack"])
+    return dict(vars(decide(experiment, default_cache())))
+
+
+def _executor(experiment: Experiment, prepared: Path, partition: Path, checkpoint: Checkpoint) -> Executor:
+    engine = experiment.config.engine
+    if engine.name == "ray":
+        return ray_pool(experiment, prepared, partition, checkpoint)
+    if worker_count(engine) == 0:
         return InlineExecutor(experiment, checkpoint)
-    return PoolExecutor(config, prepared, partition, checkpoint)
+    return local_pool(experiment, prepared, partition, checkpoint)
 
 
 def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, state: RunState) -> None:
@@ -134,11 +160,19 @@ def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, sta
     for client in sorted(state.memories):
         save_record(files.clients / f"{client:04d}.safetensors", checkpoint.memory(client, state.memories))
     rounds = checkpoint.records("timing.jsonl")
-    seconds: dict[str, float] = {}
-    for record in rounds:
-        for phase, spent in record["seconds"].items():
-            seconds[phase] = seconds.get(phase, 0.0) + spent
+    seconds, joules = _sums(rounds, "seconds"), _sums(rounds, "joules")
     speed = state.steps / seconds["train-clients"] if seconds.get("train-clients") else None
-    write_json(files.timing, {"rounds": rounds, "seconds": seconds, "steps_per_second": speed, "joules": None})
+    write_json(
+        files.timing, {"rounds": rounds, "seconds": seconds, "steps_per_second": speed, "joules": joules or None}
+    )
     write_text(files.history, (files.checkpoint / "history.jsonl").read_text())
     shutil.rmtree(files.checkpoint)
+
+
+def _sums(rounds: Sequence[Mapping[str, Any]], kind: str) -> dict[str, float]:
+    """Seconds or joules of all rounds by phase."""
+    sums: dict[str, float] = {}
+    for record in rounds:
+        for phase, spent in record[kind].items():
+            sums[phase] = sums.get(phase, 0.0) + spent
+    return sums

@@ -85,8 +85,8 @@ def refusal(raw: dict[str, Any]) -> str:
         ({"data": {"channels": 2}}, "data.channels = 2: expected one of 1, 3, null"),
         ({"evaluation": {"split": "validation"}}, "evaluation.split = validation: needs partition.validation above 0"),
         ({"compare": {"methods": ["fedavgg"]}}, "compare: fedavgg: unknown method; did you mean 'fedavg'?"),
-        ({"compare": {"baseline": "best"}}, "compare: best: unknown method; allowed here: central,"),
-        ({"compare": {"settings": {"moon": {}}}}, "compare: moon: unknown method"),
+        ({"compare": {"baseline": "best"}}, "compare: best: unknown method; allowed here: ccvr, central,"),
+        ({"compare": {"settings": {"feddane": {}}}}, "compare: feddane: unknown method"),
         ({"compare": {"seeds": [1, 2, 1]}}, "compare.seeds = [1, 2, 1]: a seed stands twice"),
     ],
 )
@@ -166,7 +166,16 @@ FREE = {
     ("data", "root"),
     ("data", "download"),
     ("engine", "workers"),
+    ("engine", "name"),
     ("engine", "clients_per_task"),
+    ("engine", "ray_address"),
+    ("engine", "gpus_per_worker"),
+    ("evaluation", "analyses"),
+}
+# Values that go together with another one only.
+NEEDS: dict[tuple[str, str], dict[str, Any]] = {
+    ("partition", "ratio"): {"variant": "subsampled"},
+    ("method", "proto_noise"): {"proto_clip": 1.0},
 }
 BASE: dict[str, Any] = {"partition": {"validation": 0.1}}
 
@@ -199,9 +208,9 @@ def another(declared_as: Param, value: Any) -> Any:
     kinds = {
         "bool": [not value],
         "int": [declared_as.low or 0, (declared_as.low or 0) + 1],
-        "float": [0.25, 0.75],
+        "float": [share + int(declared_as.low or 0) for share in (0.25, 0.75)],
         "str": ["elsewhere" if declared_as.name != "baseline" else "local"],
-        "list of str": [["fedavg"]],
+        "list of str": [["tsne"] if declared_as.name == "analyses" else ["fedavg"]],
         "list of int": [[7]],
         "mapping": [{"fedprox": {"method.mu": 0.5}}],
     }
@@ -213,13 +222,12 @@ def test_a_run_is_named_by_what_can_change_its_result(name: str, section: str, k
     raw = json.loads(json.dumps(BASE))
     if name:
         raw.setdefault(section, {})["name"] = name
-    if (section, key) == ("partition", "ratio"):
-        raw["partition"]["variant"] = "subsampled"  # the only one that has a ratio
+    raw.setdefault(section, {}).update(NEEDS.get((section, key), {}))
     before = Config.from_mapping(raw)
     if len(declaration(before, section, key).choices or (0, 0)) == 1:
         pytest.skip("one choice only")
     value = another(declaration(before, section, key), before.to_mapping()[section][key])
-    raw.setdefault(section, {})[key] = value
+    raw[section][key] = value
     after = Config.from_mapping(raw)
     assert after != before
     same = section in ("tracking", "compare") or (section, key) in FREE

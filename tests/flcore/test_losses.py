@@ -50,16 +50,16 @@ def test_proximal_sums_over_all_parameters() -> None:
 
 def test_prototype_distance() -> None:
     """Features (1,2), (3,4), prototypes (0,0), (3,0): ((1 + 4)/2 + (0 + 16)/2)/2 = (2.5 + 8)/2 = 5.25."""
-    prototypes = Prototypes(torch.tensor([[0.0, 0.0], [3.0, 0.0]]), torch.tensor([True, True]))
+    means, present = torch.tensor([[0.0, 0.0], [3.0, 0.0]]), torch.tensor([True, True])
     features = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert prototype_distance(features, torch.tensor([0, 1]), prototypes).item() == pytest.approx(5.25)
+    assert prototype_distance(features, torch.tensor([0, 1]), means, present).item() == pytest.approx(5.25)
 
 
 def test_a_class_without_prototype_adds_nothing_and_still_counts() -> None:
     """As above with class 1 missing: (2.5 + 0)/2 = 1.25, not 2.5; its samples get no gradient."""
-    prototypes = Prototypes(torch.zeros(2, 2), torch.tensor([True, False]))
+    means, present = torch.zeros(2, 2), torch.tensor([True, False])
     features = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
-    distance = prototype_distance(features, torch.tensor([0, 1]), prototypes)
+    distance = prototype_distance(features, torch.tensor([0, 1]), means, present)
     assert distance.item() == pytest.approx(1.25)
     (gradient,) = torch.autograd.grad(distance, features)
     # d/df of mean over 2 samples and 2 dimensions of (f - 0)²: 2f/4 for the first row, zero for the second.
@@ -67,7 +67,8 @@ def test_a_class_without_prototype_adds_nothing_and_still_counts() -> None:
 
 
 def test_no_prototypes_no_distance() -> None:
-    assert prototype_distance(torch.ones(2, 3), torch.tensor([0, 1]), Prototypes.empty(2, 3)).item() == 0.0
+    none = Prototypes.empty(2, 3)
+    assert prototype_distance(torch.ones(2, 3), torch.tensor([0, 1]), none.means, none.present).item() == 0.0
 
 
 @given(
@@ -85,13 +86,13 @@ def test_padding_with_weight_zero_changes_nothing(real: int, padding: int, class
     features = torch.randn(count, dim, generator=generator)
     labels = torch.randint(classes, (count,), generator=generator)
     present = torch.rand(classes, generator=generator) < 0.5
-    prototypes = Prototypes(torch.randn(classes, dim, generator=generator), present)
+    means = torch.randn(classes, dim, generator=generator)
     weight = (torch.arange(count) < real).float()
     assert cross_entropy(logits, labels, weight).item() == pytest.approx(
         cross_entropy(logits[:real], labels[:real]).item(), abs=1e-6
     )
-    assert prototype_distance(features, labels, prototypes, weight).item() == pytest.approx(
-        prototype_distance(features[:real], labels[:real], prototypes).item(), abs=1e-6
+    assert prototype_distance(features, labels, means, present, weight).item() == pytest.approx(
+        prototype_distance(features[:real], labels[:real], means, present).item(), abs=1e-6
     )
 
 

@@ -191,7 +191,10 @@ def private(mean: float) -> Record:
 
 
 def test_private_statistics_are_averaged_for_the_global_model(lab: Any) -> None:
-    """Clients 0 and 1 hold 43 and 50 samples: mean (43·1 + 50·2)/93 = 143/93; clients 2 and 3 never took part."""
+    """Clients 0 and 1 hold 43 and 50 samples: mean (43·1 + 50·2)/93 = 143/93.
+
+    Clients 2 and 3 never took part: they answer with the statistics everybody starts from, mean 0.
+    """
     assert [len(client.train) for client in lab.partition.clients][:2] == [43, 50]
     experiment = lab.experiment(model__batchnorm="local")
     worker = Worker(experiment)
@@ -205,7 +208,7 @@ def test_private_statistics_are_averaged_for_the_global_model(lab: Any) -> None:
 
     worker.scores = scores  # type: ignore[method-assign]
     Scorer(worker).score(server, {0: private(1.0), 1: private(2.0), 2: {}, 3: {}}.__getitem__)
-    assert seen == pytest.approx([143 / 93, 1.0, 2.0])  # the global answer, then each client that has its own
+    assert seen == pytest.approx([143 / 93, 1.0, 2.0, 0.0, 0.0])  # the global answer, then each client's
 
 
 def test_the_centralised_model_is_scored_with_its_own_statistics(lab: Any, tmp_path: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flcore.evaluation.scoring import Scores
-from flcore.evaluation.summaries import best_round, summarise
+from flcore.evaluation.summaries import best_round, mean_of_best, summarise
 
 
 def history(*accuracies: float | None, every: int = 1) -> list[dict[str, Any]]:
@@ -20,6 +20,8 @@ def history(*accuracies: float | None, every: int = 1) -> list[dict[str, Any]]:
             {
                 "round": done,
                 "top1_global": accuracy,
+                "pooled_local": None if accuracy is None else accuracy / 2,
+                "mean_local": None if accuracy is None else accuracy / 4,
                 "bytes_up": {"model": 8 * done, "num_samples": 2 * done},
                 "bytes_down": {"model": 4 * done},
                 "scalars_up": 3 * done,
@@ -51,6 +53,20 @@ def test_fewer_than_ten_are_all_and_said(lab: Any) -> None:
     found = summarise(lab.experiment(federation__rounds=6), FINAL, history(0.2, 0.6, 0.4, every=2))
     assert found["last10_top1_global"] == pytest.approx(0.4)
     assert (found["last10_rounds"], found["best_round"]) == (3, 4)
+
+
+def test_mean_of_the_five_best_rounds(lab: Any) -> None:
+    """0.9, 0.1, 0.8, 0.3, 0.7, 0.6, 0.5: the five best are 0.9, 0.8, 0.7, 0.6, 0.5, mean 0.7; halves and quarters."""
+    found = summarise(lab.experiment(federation__rounds=7), FINAL, history(0.9, 0.1, 0.8, 0.3, 0.7, 0.6, 0.5))
+    assert found["top5_pooled_local"] == pytest.approx(0.35)
+    assert found["top5_mean_local"] == pytest.approx(0.175)
+
+
+def test_fewer_than_five_rounds_are_all_taken() -> None:
+    """0.2 and 0.4: 0.3; a round without the figure does not count; equal rounds both do."""
+    assert mean_of_best(history(0.2, None, 0.4), "top1_global") == pytest.approx(0.3)
+    assert mean_of_best(history(0.4, 0.4, 0.1), "top1_global", 2) == pytest.approx(0.4)
+    assert mean_of_best(history(None), "pooled_local") is None
 
 
 def test_traffic_totals_and_per_round(lab: Any) -> None:

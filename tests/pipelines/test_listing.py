@@ -41,7 +41,7 @@ def own_hook(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_json_has_every_entry_once_and_survives_a_round_trip(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     entries = listed(kind, capsys)
     names = [entry["name"] for entry in entries]
-    assert names == list(REGISTRIES.get(kind, {"local": EngineConfig}))
+    assert names == list(REGISTRIES.get(kind, {"local": EngineConfig, "ray": EngineConfig}))
     assert entries == json.loads(json.dumps(listing.describe(kind)))
 
 
@@ -95,9 +95,8 @@ def test_people_see_a_line_per_entry_and_per_parameter(kind: str, capsys: pytest
 
 def test_a_parameters_line_says_type_default_range_and_meaning() -> None:
     assert "    mu (float, default 0.01, >= 0): weight μ of the proximal term" in listing.lines("methods")
-    assert "    workers (int, default 0, >= 0 and <= 1024): worker processes; 0 trains in the main process" in (
-        listing.lines("engines")
-    )
+    meaning = "local: worker processes, 0 trains in the main process; ray: actors, 0 is 1; null: one per physical core"
+    assert f"    workers (int or null, default 0, >= 0 and <= 1024): {meaning}" in listing.lines("engines")
 
 
 def test_an_unknown_kind_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

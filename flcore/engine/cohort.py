@@ -1,0 +1,122 @@
+"""Who takes part in a leg, and in what groups: functions of (seed, round), the same for every method that samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flcore.engine.experiment import Experiment
+from flcore.engine.tape import planned_steps
+from flcore.methods.base import Leg
+from flcore.rng import numpy_stream
+
+DEFAULT_STACK = {"cpu": 8, "cuda": 128}
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The trainers of a leg, ascending.
+
+    Attributes:
+        trainers: whose work counts.
+        stragglers: who were sent the message but are not waited for.
+        seconds: simulated, from the broadcast to the last reply that counts.
+    """
+
+    trainers: tuple[int, ...]
+    stragglers: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+
+def select_cohort(experiment: Experiment, round_number: int, leg: Leg) -> Cohort:
+    """The trainers of a leg.
+
+    ``max(1, round(participation · K))`` clients without replacement, or ``oversampling`` times as many, of which the
+    fastest are taken; those not done at the ``deadline`` are not waited for. Simulated drop-out removes each with its
+    probability before that. Every influence has a stream of its own, so that switching one on changes nobody else's
+    draw.
+    """
+    trainers, federation, seed = sorted(experiment.trainers), experiment.config.federation, experiment.config.seed
+    if leg.who == "all":
+        return Cohort(tuple(trainers))
+    wanted = max(1, round(federation.participation * len(trainers)))
+    invited = min(len(trainers), max(wanted, math.ceil(wanted * federation.oversampling - 1e-9)))
+    chosen = numpy_stream(seed, "cohort", round_number).choice(trainers, invited, replace=False)
+    cohort = sorted(int(client) for client in chosen)
+    if federation.dropout > 0:
+        stays = numpy_stream(seed, "client dropout", round_number).random(len(trainers))
+        cohort = [client for client in cohort if stays[client] >= federation.dropout]
+    speeds = federation.speed_spread > 0 or federation.speed_jitter > 0
+    if not (speeds or federation.deadline is not None or federation.oversampling > 1):
+        return Cohort(tuple(cohort))
+    return _fastest(cohort, _seconds(experiment, round_number, leg, cohort), wanted, federation.deadline)
+
+
+def _fastest(cohort: Sequence[int], seconds: Sequence[float], wanted: int, deadline: float | None) -> Cohort:
+    """The first ``wanted`` to finish, none of them after the deadline; ties go to the smaller id."""
+    finish = sorted(zip(seconds, cohort, strict=True))
+    taken = [(time, client) for time, client in finish[:wanted] if deadline is None or time <= deadline]
+    trainers = sorted(client for _, client in taken)
+    waited = deadline if deadline is not None and len(taken) < wanted else max((time for time, _ in taken), default=0.0)
+    return Cohort(tuple(trainers), tuple(client for client in cohort if client not in trainers), waited)
+
+
+def _seconds(experiment: Experiment, round_number: int, leg: Leg, cohort: Sequence[int]) -> list[float]:
+    """Simulated seconds of each client's turn: steps × ``step_seconds`` × its speed × the round's jitter."""
+    federation, seed = experiment.config.federation, experiment.config.seed
+    count = len(experiment.trainers)
+    speeds = numpy_stream(seed, "client speed").normal(0.0, 1.0, count) * federation.speed_spread
+    jitters = numpy_stream(seed, "client jitter", round_number).normal(0.0, 1.0, count) * federation.speed_jitter
+    return [
+        leg_steps(experiment, round_number, leg, client)
+        * federation.step_seconds
+        * float(np.exp(speeds[client] + jitters[client]))
+        for client in cohort
+    ]
+
+
+def leg_steps(experiment: Experiment, round_number: int, leg: Leg, client: int) -> int:
+    """Mini-batches of a client's turn over its own images, as planned."""
+    size = len(experiment.training_indices(client, round_number))
+    local = experiment.config.local
+    return sum(planned_steps(size, local, phase) for phase in leg.phases if phase.source is None)
+
+
+def stacks(experiment: Experiment, round_number: int, leg: Leg, trainers: Sequence[int]) -> list[list[int]]:
+    """Who is trained together: each alone, or in stacks of nearly equal size whose members have similar step counts.
+
+    A function of the cohort alone: workers and tasks get whole stacks, so that no result depends on them.
+    """
+    if not experiment.stacked:
+        return [[client] for client in trainers]
+    engine = experiment.config.engine
+    limit = engine.stack_size or DEFAULT_STACK[engine.device]
+    limit = min(limit, max(1, engine.stack_memory_mb * 2**20 // _bytes_per_client(experiment)))
+    if not trainers:
+        return []
+    ordered = sorted(trainers, key=lambda client: (-leg_steps(experiment, round_number, leg, client), client))
+    return [part.tolist() for part in np.array_split(np.asarray(ordered), -(-len(ordered) // limit))]
+
+
+def _bytes_per_client(experiment: Experiment) -> int:
+    """Of tensors while a client trains in a stack: weights, gradients and two moments; activations by experience.
+
+    Activations are taken as what the first layers yield at most: 64 values per input value and sample.
+    """
+    initial, meta = experiment.setting.initial, experiment.dataset.meta
+    weights = sum(tensor.numel() * 4 for tensor in initial.params.values())
+    activations = 64 * 4 * experiment.config.local.batch_size * math.prod(meta.shape)
+    return 4 * weights + activations
+
+
+def tasks(whole: Sequence[Sequence[int]], workers: int, clients_per_task: int | None) -> list[list[list[int]]]:
+    """Put stacks into tasks: of about ``clients_per_task`` clients, or one per worker, of nearly equal size."""
+    if not whole:
+        return []
+    clients = sum(len(stack) for stack in whole)
+    count = max(workers, 1) if clients_per_task is None else -(-clients // clients_per_task)
+    parts = np.array_split(np.arange(len(whole)), min(count, len(whole)))
+    return [[list(whole[int(index)]) for index in part] for part in parts]

@@ -1,0 +1,123 @@
+"""Energy by phase of a round (evaluation.md section 4): from counters where the machine has them, else nothing.
+
+A meter is read at the phases' borders, like the clock; nothing is estimated from a processor's rating. What a meter
+sees is the whole processor or GPU, whoever uses it: a figure means something on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+Meter = Callable[[], float | None]
+"""Joules since some moment; None where nobody can tell."""
+
+Clock = Callable[[], float]
+
+
+def no_meter() -> float | None:
+    """There is no meter."""
+    return None
+
+
+def machine_meter(device: str) -> Meter:
+    """The GPU's power for runs on one, else the processor packages' counters, else no meter."""
+    if device == "cuda":
+        return _gpu_meter()
+    counters = PackageCounters(Path("/sys/class/powercap"))
+    return counters if counters() is not None else no_meter
+
+
+class PackageCounters:
+    """Sum of the processor packages' energy counters (Linux powercap, RAPL), which count microjoules and wrap."""
+
+    def __init__(self, root: Path) -> None:
+        """Find the packages below ``root``."""
+        self._packages = [
+            folder for folder in sorted(root.glob("*-rapl:*")) if _read(folder / "name").startswith("package")
+        ]
+        self._last: dict[Path, int] = {}
+        self._total = 0
+
+    def __call__(self) -> float | None:
+        """Joules since the first call; None where there is no counter, or it may not be read."""
+        if not self._packages:
+            return None
+        for folder in self._packages:
+            text = _read(folder / "energy_uj")
+            if not text:
+                return None
+            now = int(text)
+            step = now - self._last.get(folder, now)
+            if step < 0:
+                step += int(_read(folder / "max_energy_range_uj") or 0)
+            self._total += step
+            self._last[folder] = now
+        return self._total / 1e6
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+class PowerIntegral:
+    """Energy from samples of power, by the trapezoid rule, taken in a thread at least five times a second."""
+
+    def __init__(self, watts: Callable[[], float], clock: Clock = time.perf_counter, period: float = 0.1) -> None:
+        """Begin to sample."""
+        self._watts, self._clock = watts, clock
+        self._lock = threading.Lock()
+        self._time, self._power, self._joules = clock(), watts(), 0.0
+        self._period = period
+        threading.Thread(target=self._sample_for_ever, name="power", daemon=True).start()
+
+    def _sample_for_ever(self) -> None:
+        while True:
+            time.sleep(self._period)
+            self()
+
+    def __call__(self) -> float:
+        """Joules since the start, a sample taken now included."""
+        with self._lock:
+            now, power = self._clock(), self._watts()
+            self._joules += (now - self._time) * (power + self._power) / 2
+            self._time, self._power = now, power
+            return self._joules
+
+
+def _gpu_meter() -> Meter:
+    try:
+        torch.cuda.power_draw()
+    except (RuntimeError, ImportError, AttributeError):  # no NVML bindings, or a GPU that does not say
+        return no_meter
+    return PowerIntegral(lambda: torch.cuda.power_draw() / 1000)
+
+
+class Stopwatch:
+    """Seconds and joules between laps, by name."""
+
+    def __init__(self, clock: Clock, meter: Meter) -> None:
+        """Start."""
+        self._clock, self._meter = clock, meter
+        self.seconds: dict[str, float] = {}
+        self.joules: dict[str, float] = {}
+        self._time, self._energy = clock(), meter()
+
+    def lap(self, name: str) -> None:
+        """Add what passed since the last lap to ``name``."""
+        now, energy = self._clock(), self._meter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._time
+        if energy is not None and self._energy is not None:
+            self.joules[name] = self.joules.get(name, 0.0) + energy - self._energy
+        self._time, self._energy = now, energy
+
+    def record(self) -> dict[str, dict[str, float]]:
+        """Both, as JSON values."""
+        return {"seconds": dict(self.seconds), "joules": dict(self.joules)}

@@ -1,0 +1,182 @@
+"""The mini-batches of one client's phase, laid out before the first step: which samples, and every random draw.
+
+Drawing ahead keeps the step loop free of Python that can be hoisted, and makes a client's randomness the same whether
+it is trained alone or in a stack: each kind of draw has a stream of (seed, round, client, phase) of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flcore.config import LocalConfig
+from flcore.data.augment import draw_augmentation
+from flcore.data.images import normalise
+from flcore.engine.experiment import Experiment
+from flcore.methods.base import Phase, Turn
+from flcore.models import Backbone
+from flcore.rng import torch_stream
+
+
+@dataclass(frozen=True)
+class Tape:
+    """All steps of a phase.
+
+    Attributes:
+        positions: int64 [S, B], rows of the client's samples; a row of fewer than B is padded with zeros.
+        sizes: how many of each row count.
+        noise: per dropout site uniform noise [S, B, ...].
+        augmentation: draws of `flcore.data.augment`, each [S, B, ...]; empty without augmentation.
+        draws: of the method, each [S, ...].
+    """
+
+    positions: Tensor
+    sizes: tuple[int, ...]
+    noise: Mapping[str, Tensor]
+    augmentation: Mapping[str, Tensor]
+    draws: Mapping[str, Tensor]
+
+    def __len__(self) -> int:
+        """S, the number of steps."""
+        return len(self.sizes)
+
+
+class Samples(Protocol):
+    """Inputs and labels that batches are taken from, on the device."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs [n, ...] and labels [n] at positions [n]."""
+
+
+class ClientImages:
+    """Training images of one client, or of several behind one another: normalised once where memory allows.
+
+    Normalising is element-wise, so when it is done changes no bit.
+    """
+
+    _MOST_BYTES = 256 * 2**20
+
+    def __init__(self, experiment: Experiment, indices: Tensor) -> None:
+        """Take the samples at ``indices`` of the training set."""
+        self._experiment = experiment
+        self._indices = indices.to(experiment.config.engine.device)
+        self._labels = experiment.resident_train.labels.index_select(0, self._indices)
+        size = 4 * len(indices) * math.prod(experiment.dataset.meta.shape)
+        self._normalised = self._load(self._indices) if size <= self._MOST_BYTES else None
+
+    def _load(self, indices: Tensor) -> Tensor:
+        meta = self._experiment.dataset.meta
+        return normalise(self._experiment.resident_train.images.index_select(0, indices), meta.mean, meta.std)
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self._indices)
+
+    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised images and labels at positions [n]."""
+        labels = self._labels.index_select(0, positions)
+        if self._normalised is None:
+            return self._load(self._indices.index_select(0, positions)), labels
+        return self._normalised.index_select(0, positions), labels
+
+
+@dataclass(frozen=True)
+class GivenSamples:
+    """Inputs that the method made itself, such as pseudo-features."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.labels)
+
+    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and labels at positions [n]."""
+        return self.inputs.index_select(0, positions), self.labels.index_select(0, positions)
+
+
+def record_tape(
+    experiment: Experiment, module: Backbone, turn: Turn, phase: Phase, number: int, size: int, *, skip_single: bool
+) -> Tape:
+    """Lay out a phase.
+
+    Args:
+        experiment: the run.
+        module: its model, for the dropout sites.
+        turn: the client's turn. phase: what to do. number: of the phase within the round.
+        size: how many samples the client has to go through.
+        skip_single: leave out mini-batches of one sample: batch statistics of one are undefined.
+    """
+    config, keys = experiment.config, (turn.round, turn.client, number)
+    batch_size, device = config.local.batch_size, config.engine.device
+    generator = torch_stream(config.seed, "batches", *keys)
+    rows = list(batch_positions(size, batch_size, *passes(config.local, phase), generator))
+    rows = [row for row in rows if len(row) > 1 or not skip_single]
+    positions = torch.zeros(len(rows), batch_size, dtype=torch.int64)
+    for step, row in enumerate(rows):
+        positions[step, : len(row)] = row
+    steps, images = len(rows), phase.source is None
+    noise_generator = torch_stream(config.seed, "dropout", *keys)
+    noise = {
+        site: torch.rand(steps, batch_size, *shape, generator=noise_generator)
+        for site, shape in module.noise_shapes.items()
+    }
+    augmentation: Mapping[str, Tensor] = {}
+    if images and config.data.augmentation != "none":
+        augment_generator = torch_stream(config.seed, "augmentation", *keys)
+        flat = draw_augmentation(steps * batch_size, config.data.augmentation, augment_generator)
+        augmentation = {name: draw.reshape(steps, batch_size, *draw.shape[1:]) for name, draw in flat.items()}
+    draws = experiment.method.draws(turn, steps, torch_stream(config.seed, "draws", *keys))
+    return Tape(
+        positions=positions.to(device),
+        sizes=tuple(len(row) for row in rows),
+        noise={name: draw.to(device) for name, draw in noise.items()},
+        augmentation={name: draw.to(device) for name, draw in augmentation.items()},
+        draws={name: draw.to(device) for name, draw in draws.items()},
+    )
+
+
+def passes(local: LocalConfig, phase: Phase) -> tuple[int, int | None]:
+    """(epochs, steps) of a phase: its own, else those configured; steps go before epochs."""
+    if phase.epochs is None and phase.steps is None:
+        return local.epochs, local.steps
+    return phase.epochs or 1, phase.steps
+
+
+def planned_steps(size: int, local: LocalConfig, phase: Phase) -> int:
+    """How many mini-batches a phase over ``size`` samples has (single ones that BatchNorm skips included)."""
+    epochs, steps = passes(local, phase)
+    if size == 0:
+        return 0
+    return steps if steps is not None else epochs * -(-size // local.batch_size)
+
+
+def batch_positions(
+    size: int, batch_size: int, epochs: int, steps: int | None, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """Positions of each mini-batch in a client's data: shuffled passes, the last batch of a pass may be smaller.
+
+    With ``steps``, passes are chained and cut after so many batches. Without data there are none.
+    """
+    if size == 0:
+        return
+    if steps is None:
+        for _ in range(epochs):
+            yield from torch.split(torch.randperm(size, generator=generator), batch_size)
+        return
+    taken = 0
+    while taken < steps:
+        for positions in torch.split(torch.randperm(size, generator=generator), batch_size):
+            yield positions
+            taken += 1
+            if taken == steps:
+                return

@@ -1,0 +1,242 @@
+"""The one loop of local training, for one client at a time: the reference that the stacked engine must agree with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from flcore.data.augment import augment
+from flcore.engine.experiment import Experiment
+from flcore.engine.optimizers import clip_gradients, make_optimizer
+from flcore.engine.tape import ClientImages, GivenSamples, Samples, Tape, record_tape
+from flcore.errors import ConfigError
+from flcore.messages import Weights
+from flcore.methods.base import Batch, Context, Phase, Turn
+from flcore.models import Backbone, Noise, extract_weights, load_weights
+from flcore.models.network import Network, Values
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What local training leaves.
+
+    Attributes:
+        weights: the trained model with its buffers, on the CPU.
+        losses: mean of every loss term over the steps that had it.
+        steps: mini-batches trained on.
+        drawn: int64 [C], how often a sample of each class was in a mini-batch.
+    """
+
+    weights: Weights
+    losses: Mapping[str, float]
+    steps: int
+    drawn: Tensor
+
+
+class Trainer(Protocol):
+    """Trains some clients of one leg from given weights."""
+
+    def train(
+        self, turns: Sequence[Turn], starts: Sequence[Weights], phases: Sequence[Phase], first_phase: int
+    ) -> list[Outcome]:
+        """One outcome per turn, in order. ``first_phase``: number of the leg's first phase within the round."""
+
+
+class ModelView:
+    """A module as a loss sees it; ``noise`` is the dropout noise of the step, None in evaluation."""
+
+    def __init__(self, module: Backbone, network: Network, params: Values, noise: Noise | None = None) -> None:
+        """View a module whose parameters are ``params``; other weights are asked through ``network``."""
+        self._module, self._network = module, network
+        self.params: Mapping[str, Tensor] = params
+        self.noise = noise
+
+    def encode(self, images: Tensor, weights: Values | None = None) -> Tensor:
+        """Images to what the projection reads."""
+        if weights is not None:
+            return self._network.encode(images, weights)
+        return self._module.encode(images, self.noise)
+
+    def project(self, encoded: Tensor, weights: Values | None = None) -> Tensor:
+        """Encoded images to features."""
+        if weights is not None:
+            return self._network.project(encoded, weights)
+        return self._module.project(encoded, self.noise)
+
+    def features(self, images: Tensor, weights: Values | None = None) -> Tensor:
+        """Images to features."""
+        if weights is not None:
+            return self._network.features(images, weights)
+        return self._module.features(images, self.noise)
+
+    def classify(self, features: Tensor, weights: Values | None = None) -> Tensor:
+        """Features to logits."""
+        if weights is not None:
+            return self._network.classify(features, weights)
+        return self._module.classify(features, self.noise)
+
+    def apply_extra(self, name: str, features: Tensor, weights: Values | None = None) -> Tensor:
+        """Features through a layer of the method's own."""
+        if weights is not None:
+            return self._network.apply_extra(name, features, weights)
+        return self._module.apply_extra(name, features)
+
+    def beside(self) -> ModelView:
+        """The same module without dropout noise; one client alone has no padding."""
+        return ModelView(self._module, self._network, self.params)
+
+
+class SerialTrainer:
+    """Trains clients one after the other in one module."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        """Build the module."""
+        self.experiment = experiment
+        self.module = experiment.new_module()
+        self.model = ModelView(self.module, experiment.setting.network, dict(self.module.named_parameters()))
+        if experiment.config.engine.compile != "none":
+            compile_parts(self.module, experiment.config.engine.compile)
+        refuse_single_batches(experiment, self.module)
+
+    def train(
+        self, turns: Sequence[Turn], starts: Sequence[Weights], phases: Sequence[Phase], first_phase: int
+    ) -> list[Outcome]:
+        """One outcome per turn, in order."""
+        pairs = zip(turns, starts, strict=True)
+        return [self._train_client(turn, start, phases, first_phase) for turn, start in pairs]
+
+    def _train_client(self, turn: Turn, start: Weights, phases: Sequence[Phase], first_phase: int) -> Outcome:
+        load_weights(self.module, start)
+        context = self.experiment.method.context(turn) if phases else {}
+        sums: dict[str, Tensor] = {}
+        counts: Counter[str] = Counter()
+        drawn = torch.zeros(turn.setting.num_classes, dtype=torch.int64)
+        steps = 0
+        for number, phase in enumerate(phases, start=first_phase):
+            tape, samples = self._prepare(turn, phase, number, context)
+            self._run_phase(turn, phase, tape, samples, loss_context(context, phases), sums, counts)
+            steps += len(tape)
+            drawn += drawn_labels(tape, samples, len(drawn))
+        self.model.noise = None
+        losses = {name: float(total) / counts[name] for name, total in sums.items()}
+        return Outcome(extract_weights(self.module), losses, steps, drawn)
+
+    def _prepare(self, turn: Turn, phase: Phase, number: int, context: Context) -> tuple[Tape, Samples]:
+        set_mode(self.module, phase, self.experiment.batchnorm)
+        samples = phase_samples(self.experiment, turn, phase, context)
+        skip = uses_batch_statistics(self.module)
+        tape = record_tape(self.experiment, self.module, turn, phase, number, len(samples), skip_single=skip)
+        return tape, samples
+
+    def _run_phase(
+        self,
+        turn: Turn,
+        phase: Phase,
+        tape: Tape,
+        samples: Samples,
+        context: Context,
+        sums: dict[str, Tensor],
+        counts: Counter[str],
+    ) -> None:
+        config, model = self.experiment.config, self.model
+        loss = phase.loss or self.experiment.method.loss
+        trainable = [parameter for parameter in model.params.values() if parameter.requires_grad]
+        optimizer = make_optimizer(config.local, turn.round, config.federation.rounds)
+        for step, size in enumerate(tape.sizes):
+            images, labels = samples.take(tape.positions[step, :size])
+            images = augmented(self.experiment, images, {k: draw[step, :size] for k, draw in tape.augmentation.items()})
+            model.noise = {site: noise[step, :size] for site, noise in tape.noise.items()} or None
+            draws = {name: draw[step] for name, draw in tape.draws.items()}
+            with precision(self.experiment):
+                terms = loss(model, Batch(images, labels, None, draws), context)
+            total = torch.stack(tuple(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
+            grads = list(torch.autograd.grad(total, trainable, allow_unused=True, materialize_grads=True))
+            if config.local.clip is not None:
+                clip_gradients(grads, config.local.clip, stacked=False)
+            optimizer.step(trainable, grads)
+            counts.update(terms.keys())
+            for name, term in terms.items():
+                sums[name] = sums[name] + term.detach() if name in sums else term.detach()
+
+
+def phase_samples(experiment: Experiment, turn: Turn, phase: Phase, context: Context) -> Samples:
+    """What a phase goes through: the client's images of this round, or a source of the method's own."""
+    if phase.source is None:
+        return ClientImages(experiment, experiment.training_indices(turn.client, turn.round))
+    given = context[phase.source]
+    return GivenSamples(given["inputs"], given["labels"])
+
+
+def loss_context(context: Context, phases: Sequence[Phase]) -> Context:
+    """The context without the samples of phases, which no loss reads."""
+    sources = {phase.source for phase in phases}
+    return {name: value for name, value in context.items() if name not in sources}
+
+
+def drawn_labels(tape: Tape, samples: Samples, num_classes: int) -> Tensor:
+    """int64 [C]: how often each class was in the mini-batches of a tape."""
+    if not len(tape):
+        return torch.zeros(num_classes, dtype=torch.int64)
+    width = tape.positions.shape[1]
+    real = torch.arange(width) < torch.tensor(tape.sizes)[:, None]
+    _, labels = samples.take(tape.positions[real.to(tape.positions.device)])
+    return torch.bincount(labels.cpu(), minlength=num_classes)
+
+
+def set_mode(module: Backbone, phase: Phase, batchnorm: str) -> None:
+    """Training mode for what a phase moves; the rest is frozen, BatchNorm statistics included."""
+    module.train()
+    for name, layer in module.named_modules():
+        moves = any(f"{name}.".startswith(prefix) for prefix in phase.trainable)
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (batchnorm == "frozen" or not moves):
+            layer.eval()
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(any(name.startswith(prefix) for prefix in phase.trainable))
+
+
+def uses_batch_statistics(module: nn.Module) -> bool:
+    """Whether a BatchNorm layer normalises with the statistics of the mini-batch now."""
+    return any(layer.training for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
+
+
+def refuse_single_batches(experiment: Experiment, module: nn.Module) -> None:
+    """BatchNorm cannot train on batches of one.
+
+    Raises:
+        ConfigError: it would have to.
+    """
+    has_batchnorm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
+    if has_batchnorm and experiment.config.local.batch_size == 1 and experiment.batchnorm != "frozen":
+        raise ConfigError(
+            "local.batch_size = 1: BatchNorm needs 2 samples or more; change it, or set model.batchnorm=frozen"
+        )
+
+
+def augmented(experiment: Experiment, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+    """Images [n, C, H, W] augmented by their draws; outside is black, as if padded before normalising."""
+    if not draws:
+        return images
+    meta = experiment.dataset.meta
+    black = -torch.tensor(meta.mean) / torch.tensor(meta.std)
+    return augment(images, experiment.config.data.augmentation, draws, fill=black)
+
+
+def precision(experiment: Experiment) -> AbstractContextManager[object]:
+    """bfloat16 where the engine is told to: parameters, gradients and messages stay float32."""
+    engine = experiment.config.engine
+    if engine.precision == "bf16":
+        return torch.autocast(engine.device, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+def compile_parts(module: Backbone, mode: str) -> None:
+    """Compile the model's parts (`torch.compile`; ``reduce-overhead`` records CUDA graphs)."""
+    for name in ("encode", "project", "classify"):
+        compiled = torch.compile(getattr(module, name), mode=None if mode == "default" else mode)
+        setattr(module, name, compiled)

@@ -1,0 +1,31 @@
+"""How many workers a configuration asks for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from flcore.config import EngineConfig
+
+
+def worker_count(engine: EngineConfig) -> int:
+    """Workers of the pool: ``engine.workers``, one per physical core where it is null, at least one with Ray.
+
+    0 means no pool: training in the main process.
+    """
+    count = physical_cores() if engine.workers is None else engine.workers
+    return max(count, 1) if engine.name == "ray" else count
+
+
+def physical_cores() -> int:
+    """Physical cores that this process may use; logical ones where the machine does not say."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = set()
+    for cpu in usable:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            package, core = ((topology / name).read_text().strip() for name in ("physical_package_id", "core_id"))
+        except OSError:
+            return len(usable)
+        cores.add((package, core))
+    return len(cores)

@@ -1,0 +1,124 @@
+"""What the tests of the engine share: sudden stops, methods that misbehave, and comparisons of records."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.engine import rounds
+from flcore.messages import Record
+
+QUICK = {"local", "central", "fedavg", "fedprox", "fedproto"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is tested of every method belongs to the slow part, but for the references: other methods take longer."""
+    for item in items:
+        method = item.callspec.params.get("method") if hasattr(item, "callspec") else None
+        if Path(__file__).parent in item.path.parents and isinstance(method, str) and method not in QUICK:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _the_library_as_it_was_read() -> Iterator[None]:
+    """Runs are compared under one name even if somebody edits the library's files while its tests run."""
+    name = rounds.code_fingerprint()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "code_fingerprint", lambda: name)
+        yield
+
+
+class Crash(BaseException):
+    """As sudden as a kill: nothing in the library catches it."""
+
+
+def _crash_points(monkeypatch: pytest.MonkeyPatch, at: int, *, after: bool) -> Counter[str]:
+    """Stop at the n-th operation on the disk (before or after it is carried out); count them."""
+    seen: Counter[str] = Counter()
+
+    def patch(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            seen["all"] += 1
+            seen[name] += 1
+            now = seen["all"] == at
+            if now and not after:
+                raise Crash
+            result = original(*arguments, **keywords)
+            if now:
+                raise Crash
+            return result
+
+        monkeypatch.setattr(owner, name, counted)
+
+    for owner, name in ((Path, "replace"), (Path, "unlink"), (Path, "mkdir"), (os, "fsync")):
+        patch(owner, name)
+    return seen
+
+
+def _stopped_everywhere(lab: Any, experiment: Any, tmp_path: Path, *, after: bool) -> Counter[str]:
+    """Stop at every operation on the disk in turn and go on; each time the bytes are those of an undisturbed run."""
+    experiment.setting  # noqa: B018 - built once, for all attempts
+    expected = lab.run(experiment, tmp_path / "whole").bytes
+    at, finished = 0, False
+    while not finished:
+        at += 1
+        folder = tmp_path / f"stopped-{at}"
+        with pytest.MonkeyPatch.context() as patch:
+            seen = _crash_points(patch, at, after=after)
+            try:
+                lab.run(experiment, folder)
+                finished = True
+            except Crash:
+                pass
+        assert lab.run(experiment, folder).bytes == expected, (at, seen)
+    assert at > seen["replace"]
+    return seen
+
+
+@dataclass(frozen=True)
+class Stops:
+    """Sudden stops; a fixture, since test modules cannot import each other."""
+
+    Crash = Crash
+    everywhere = staticmethod(_stopped_everywhere)
+
+
+@pytest.fixture(scope="session")
+def stops() -> Stops:
+    return Stops()
+
+
+def _distance(first: Record, second: Record) -> float:
+    """Largest difference of two records' floating-point arrays, each relative to its array's largest value.
+
+    Everything else (names, shapes, integers) has to be equal.
+    """
+    assert first.keys() == second.keys()
+    worst = 0.0
+    for name, payload in first.items():
+        ours, theirs = payload.arrays(), second[name].arrays()
+        assert ours.keys() == theirs.keys(), name
+        for key, tensor in ours.items():
+            other = theirs[key]
+            assert tensor.shape == other.shape, (name, key)
+            if not tensor.is_floating_point():
+                assert torch.equal(tensor, other), (name, key)
+            elif tensor.numel():
+                scale = float(tensor.abs().max().clamp_min(1e-3))
+                worst = max(worst, float((tensor - other).abs().max()) / scale)
+    return worst
+
+
+@pytest.fixture(scope="session")
+def distance() -> Any:
+    return _distance

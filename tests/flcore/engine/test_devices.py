@@ -1,0 +1,71 @@
+"""Devices and precision: bf16 and compilation on a CPU; the same run on a GPU where there is one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.engine.experiment import Experiment
+from flcore.errors import ConfigError
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ for CPUs")
+
+
+def furthest(one: Any, other: Any) -> float:
+    """The largest difference of two runs' global models, relative to each tensor's largest value."""
+    pairs = [
+        (one.state.server["model"].values[name], value) for name, value in other.state.server["model"].values.items()
+    ]
+    return max(float((a - b).abs().max() / (b.abs().max() + 1e-6)) for a, b in pairs if a.is_floating_point())
+
+
+def one_round(lab: Any, folder: Path, **changes: Any) -> Any:
+    return lab.run(lab.experiment(federation__rounds=1, local__steps=2, **changes), folder)
+
+
+def test_bf16_changes_the_last_bits_and_not_the_kind_of_weights(lab: Any, tmp_path: Path) -> None:
+    exact = one_round(lab, tmp_path / "float32")
+    for stack in (False, True):
+        rough = one_round(lab, tmp_path / f"bf16-{stack}", engine__precision="bf16", engine__stack=stack)
+        assert 0 < furthest(rough, exact) < 0.05  # bf16 has 8 bits: 0.4 % per product
+        assert all(value.dtype == torch.float32 for value in rough.state.server["model"].params.values())
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_compiled_model_trains_the_same(lab: Any, tmp_path: Path) -> None:
+    exact = one_round(lab, tmp_path / "eager")
+    assert furthest(one_round(lab, tmp_path / "compiled", engine__compile="default"), exact) < 1e-4
+
+
+def test_stacked_clients_are_not_compiled(lab: Any) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.compile = default: .*engine\.stack"):
+        lab.config(engine__compile="default", engine__stack=True)
+
+
+def test_a_missing_gpu_is_said_before_data_are_used(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = lab.config(engine__device="cuda")
+    with pytest.raises(ConfigError, match=r"engine\.device = cuda: no CUDA device"):
+        Experiment.open(config, lab.prepared, lab.partition_folder)
+
+
+@needs_gpu
+@pytest.mark.parametrize("changes", [{}, {"engine__stack": True}, {"method__name": "fedproto"}], ids=str)
+def test_on_a_gpu_a_round_agrees_with_the_cpu(lab: Any, tmp_path: Path, changes: dict[str, Any]) -> None:
+    here = one_round(lab, tmp_path / "cpu", **{k: v for k, v in changes.items() if k == "method__name"})
+    there = one_round(lab, tmp_path / "gpu", engine__device="cuda", **changes)
+    assert there.history[0]["participants"] == here.history[0]["participants"]
+    if "model" in here.state.server:
+        assert furthest(there, here) < 1e-3
+
+
+@needs_gpu
+def test_on_a_gpu_a_run_repeats_itself(lab: Any, tmp_path: Path) -> None:
+    runs = [lab.run(lab.experiment(engine__device="cuda", engine__stack=True), tmp_path / str(i)) for i in (1, 2)]
+    assert furthest(*runs) == 0.0

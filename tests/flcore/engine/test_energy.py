@@ -1,0 +1,75 @@
+"""Energy by phase: counters that wrap, power integrated by trapezoids, laps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flcore.engine.energy import PackageCounters, PowerIntegral, Stopwatch, machine_meter, no_meter
+
+
+def package(root: Path, number: int, microjoules: int, largest: int = 10_000_000, name: str = "package") -> Path:
+    folder = root / f"intel-rapl:{number}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "name").write_text(f"{name}-{number}\n")
+    (folder / "energy_uj").write_text(f"{microjoules}\n")
+    (folder / "max_energy_range_uj").write_text(f"{largest}\n")
+    return folder
+
+
+def test_packages_are_summed_from_the_first_reading_on(tmp_path: Path) -> None:
+    package(tmp_path, 0, 1_000_000)
+    package(tmp_path, 1, 4_000_000)
+    package(tmp_path, 2, 9_000_000, name="core")  # a part of a package, counted there already
+    counters = PackageCounters(tmp_path)
+    assert counters() == 0.0
+    package(tmp_path, 0, 1_500_000)
+    package(tmp_path, 1, 6_000_000)
+    package(tmp_path, 2, 9_900_000, name="core")
+    assert counters() == 2.5  # 0.5 J + 2 J
+
+
+def test_a_counter_that_wraps_goes_on(tmp_path: Path) -> None:
+    package(tmp_path, 0, 9_000_000)
+    counters = PackageCounters(tmp_path)
+    counters()
+    package(tmp_path, 0, 500_000)  # 9 J to the range of 10 J, then 0.5 J
+    assert counters() == 1.5
+
+
+def test_no_counter_is_no_figure_rather_than_zero(tmp_path: Path) -> None:
+    assert PackageCounters(tmp_path)() is None
+    (package(tmp_path, 0, 1) / "energy_uj").unlink()  # as when only root may read it
+    assert PackageCounters(tmp_path)() is None
+    assert no_meter() is None
+
+
+def test_power_is_integrated_by_trapezoids() -> None:
+    times, powers = iter([0.0, 2.0, 6.0]), iter([100.0, 200.0, 0.0])
+    meter = PowerIntegral(lambda: next(powers), lambda: next(times), period=1e6)
+    assert meter() == 300.0  # 2 s at 150 W on average
+    assert meter() == 700.0  # and 4 s at 100 W
+
+
+def test_laps_divide_seconds_and_joules() -> None:
+    times, energies = iter([0.0, 1.0, 4.0, 4.5]), iter([0.0, 10.0, 40.0, 41.0])
+    watch = Stopwatch(lambda: next(times), lambda: next(energies))
+    for name in ("train-clients", "train-generator", "train-clients"):
+        watch.lap(name)
+    assert watch.record() == {
+        "seconds": {"train-clients": 1.5, "train-generator": 3.0},
+        "joules": {"train-clients": 11.0, "train-generator": 30.0},
+    }
+
+
+def test_without_a_meter_there_are_seconds_alone() -> None:
+    times = iter([0.0, 1.0])
+    watch = Stopwatch(lambda: next(times), no_meter)
+    watch.lap("aggregate")
+    assert watch.record() == {"seconds": {"aggregate": 1.0}, "joules": {}}
+
+
+def test_a_cpu_without_counters_has_no_meter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("flcore.engine.energy.Path", lambda path: tmp_path)
+    assert machine_meter("cpu") is no_meter

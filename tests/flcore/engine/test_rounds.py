@@ -1,0 +1,217 @@
+"""The round: the same bytes however it is carried out; names, evaluation, empty rounds, failing stages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flcore.config import Config
+from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.client import Failure
+from flcore.engine.executors import InlineExecutor
+from flcore.engine.rounds import Observers, PlainSteps, code_fingerprint, run_name, run_rounds
+from flcore.errors import RunError
+from flcore.messages import Arrays, Count, Facts, save_record, serialise
+from flcore.methods import METHODS
+from flcore.methods.fedavg import FedAvg
+
+# Everything that has a memory, a sample of clients and random numbers at once.
+RICH = {"federation": {"rounds": 3, "participation": 0.6}, "data__augmentation": "crop_flip"}
+
+
+@pytest.mark.parametrize(
+    ("method", "model"), [*((method, "fedgen_cnn") for method in METHODS), ("fedproto", "fedproto_cnn")]
+)
+def test_twice_gives_the_same_bytes(lab: Any, method: str, model: str, tmp_path: Path) -> None:
+    changes = {**RICH, "method__name": method, "model": {"name": model}}
+    first = lab.run(lab.experiment(**changes), tmp_path / "first")
+    torch.rand(3), np.random.rand(3)
+    assert lab.run(lab.experiment(**changes), tmp_path / "second").bytes == first.bytes
+    other = lab.run(lab.experiment(seed=1, **changes), tmp_path / "other")
+    assert other.bytes["history.jsonl"] != first.bytes["history.jsonl"]
+
+
+def test_global_generators_are_not_touched(lab: Any, tmp_path: Path) -> None:
+    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
+    lab.run(lab.experiment(model={"name": "fedproto_cnn"}, **RICH), tmp_path / "run")
+    assert torch.equal(before[0], torch.random.get_rng_state())
+    assert np.array_equal(before[1], np.random.get_state()[1])
+
+
+class Scrambled(PlainSteps):
+    """Groups finish in another order: the last is trained first."""
+
+    def map(self, name: str, function: Any, items: Any) -> list[Any]:
+        items = list(items)
+        done = {i: function(items[i]) for i in reversed(range(len(items)))}
+        return [done[i] for i in range(len(items))]
+
+
+@pytest.mark.parametrize("order", ["scrambled", "threads"])
+@pytest.mark.parametrize("clients_per_task", [1, 3])
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+def test_groups_and_their_order_do_not_matter(
+    lab: Any, order: str, clients_per_task: int, method: str, tmp_path: Path
+) -> None:
+    expected = lab.run(lab.experiment(method__name=method), tmp_path / "plain").bytes
+    experiment = lab.experiment(method__name=method, engine__clients_per_task=clients_per_task)
+    steps = Scrambled() if order == "scrambled" else lab.Threaded()
+    assert lab.run(experiment, tmp_path / "grouped", steps=steps).bytes == expected
+
+
+def test_a_finished_run_is_left_alone(lab: Any, tmp_path: Path) -> None:
+    experiment = lab.experiment()
+    expected = lab.run(experiment, tmp_path / "run").bytes
+
+    class Refusing:
+        def train(self, state: Any, task: Any) -> Any:
+            raise AssertionError("trained again")
+
+    assert lab.run(experiment, tmp_path / "run", Refusing()).bytes == expected
+
+
+def test_another_run_in_the_folder_is_dropped(lab: Any, tmp_path: Path) -> None:
+    lab.run(lab.experiment(method__name="fedproto"), tmp_path / "run")
+    expected = lab.run(lab.experiment(), tmp_path / "fresh").bytes
+    assert lab.run(lab.experiment(), tmp_path / "run").bytes == expected
+
+
+def test_other_code_starts_anew(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = lab.experiment()
+    lab.run(experiment, tmp_path / "run")
+    assert Checkpoint(tmp_path / "run").load(run_name(experiment)) is not None
+    monkeypatch.setattr("flcore.engine.rounds.code_fingerprint", lambda: "other code")
+    assert Checkpoint(tmp_path / "run").load(run_name(experiment)) is None
+    assert len(code_fingerprint()) == 64
+
+
+def test_a_state_written_by_other_code_counts_as_none(tmp_path: Path) -> None:
+    save_record(tmp_path / "state.safetensors", {"n": Count(1)}, {"run": "other", "round_number": 3})
+    assert Checkpoint(tmp_path).load("this run") is None
+
+
+# ---- failing stages ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Failing(FedAvg):
+    name = "failing"
+
+    def stages(self) -> Any:
+        def stage(server: Any, replies: Any, setting: Any, number: int) -> Any:
+            raise ValueError("nothing to fuse")
+
+        return {"fuse": stage}
+
+
+def test_a_failing_stage_is_named(lab: Any, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"^round 1, server stage fuse: nothing to fuse$"):
+        lab.run(lab.experiment(algorithm=Failing()), tmp_path / "run")
+
+
+# ---- the round ---------------------------------------------------------------------------------------------------
+
+
+class Recording(PlainSteps):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def call(self, name: str, function: Any, *arguments: Any) -> Any:
+        self.names.append(name)
+        return function(*arguments)
+
+    def map(self, name: str, function: Any, items: Any) -> list[Any]:
+        self.names.append(name)
+        return [function(item) for item in items]
+
+
+@pytest.mark.parametrize(
+    ("method", "stages"),
+    [("fedavg", ["aggregate"]), ("fedproto", ["aggregate-prototypes"]), ("local", []), ("central", ["aggregate"])],
+)
+def test_steps_have_names(lab: Any, method: str, stages: list[str], tmp_path: Path) -> None:
+    experiment = lab.experiment(method__name=method, federation__rounds=2, evaluation__every=2)
+    checkpoint, steps = Checkpoint(tmp_path / "run"), Recording()
+    run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), steps, Observers())
+    assert steps.names == ["train-clients", *stages, "train-clients", *stages, "evaluate"]
+
+
+def test_evaluation_every_so_often_and_at_the_end(lab: Any, tmp_path: Path) -> None:
+    """Every second of five rounds: 2, 4 and the last; observers hear of all rounds; the clock is an argument."""
+    experiment = lab.experiment(federation__rounds=5, evaluation__every=2)
+    checkpoint = Checkpoint(tmp_path / "run")
+    heard: list[tuple[int, Any]] = []
+    ticks = iter(range(1000))
+    observers = Observers(lambda number, record: heard.append((number, record)), lambda: float(next(ticks)))
+    state = run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), PlainSteps(), observers)
+    history = checkpoint.records("history.jsonl")
+    assert [record["round"] for record in history] == [2, 4, 5]
+    assert [(number, record is not None) for number, record in heard] == [
+        (1, False), (2, True), (3, False), (4, True), (5, True),
+    ]  # fmt: skip
+    assert json.loads(json.dumps([record for _, record in heard if record])) == history
+    timing = checkpoint.records("timing.jsonl")
+    assert [record["round"] for record in timing] == [1, 2, 3, 4, 5]
+    assert set(timing[1]["seconds"]) == {"train-clients", "aggregate", "evaluate"}
+    # 43, 50, 62 and 85 samples in batches of 16: 3 + 4 + 4 + 6 steps a round
+    assert state.steps == history[-1]["steps"] == 5 * 17
+
+
+def test_nobody_answers(lab: Any, tmp_path: Path) -> None:
+    """With drop-out 0.999 a round is empty: the server keeps its model, nothing is counted, the run goes on."""
+    experiment = lab.experiment(federation__dropout=0.999)
+    run = lab.run(experiment, tmp_path / "run")
+    assert [record["participants"] for record in run.history] == [[], [], []]
+    assert serialise(run.state.server) == serialise({"model": experiment.setting.initial})
+    assert (run.state.up, run.state.steps, run.history[0]["train_loss"]) == ({}, 0, {})
+
+
+def test_a_run_is_named_by_its_data_too(lab: Any) -> None:
+    other = replace(lab.partition, fingerprint="other")
+    assert lab.experiment(partition=other).hash != lab.experiment().hash
+    assert lab.experiment(engine__workers=2).hash == lab.experiment().hash
+    assert Config.from_mapping(lab.mapping()).engine.workers == 0
+
+
+@dataclass(frozen=True)
+class Measuring(FedAvg):
+    """A server that writes down how many clients it heard."""
+
+    name = "measuring"
+
+    def stages(self) -> Any:
+        def measure(server: Any, replies: Any, setting: Any, number: int) -> Any:
+            return {**server, "facts": Facts({"heard": float(len(replies)), "round": float(number)})}
+
+        return {**super().stages(), "measure": measure}
+
+
+def test_facts_of_the_server_stand_in_the_history_and_never_travel(lab: Any, tmp_path: Path) -> None:
+    run = lab.run(lab.experiment(algorithm=Measuring(), federation__participation=0.5), tmp_path / "run")
+    assert [record["server"] for record in run.history] == [{"heard": 2.0, "round": float(n)} for n in (1, 2, 3)]
+    assert set(run.state.down) == set(lab.run(lab.experiment(), tmp_path / "plain").state.down)
+    plain = lab.run(lab.experiment(), tmp_path / "plain")
+    assert "server" not in plain.history[0]
+
+
+@dataclass(frozen=True)
+class Untrue(FedAvg):
+    """Says something that is not a number, though its training went well."""
+
+    name = "untrue"
+
+    def reply(self, turn: Any, trained: Any) -> Any:
+        message, memory = super().reply(turn, trained)
+        return {**message, "extra": Arrays({"x": torch.tensor([1.0, float("inf")])})}, memory
+
+
+def test_a_message_that_is_not_finite_is_a_failure(lab: Any) -> None:
+    failure, _ = lab.train(lab.experiment(algorithm=Untrue()))
+    assert isinstance(failure, Failure)
+    assert failure.cause == "its extra holds values that are not finite"
