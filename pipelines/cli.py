@@ -18,6 +18,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from flcore.errors import ConfigError, DataError, ProtoflError
+from flcore.evaluation.analyses import SUMMARIES
+from pipelines.bench import BENCHMARKS
 
 if TYPE_CHECKING:
     from flcore.config import Config
@@ -26,7 +28,6 @@ EXIT_CODES = {ConfigError: 2, DataError: 3, ProtoflError: 4}
 INTERRUPTED = 130
 
 _STAGES = ("prepare", "partition", "train", "evaluate", "report", "compare")
-_BENCHMARKS = ("overhead",)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -144,10 +145,42 @@ def _parser() -> argparse.ArgumentParser:
     track.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="run directories")
     track.add_argument("--uri", help="tracking store (default: as configured in the run)")
 
+    analyse = command("analyse", _analyse, "Analyse a finished run, and write its report again.")
+    analyse.formatter_class = argparse.RawDescriptionHelpFormatter
+    analyse.epilog = "analyses:\n" + "\n".join(f"  {name}: {summary}" for name, summary in SUMMARIES.items())
+    analyse.add_argument("directory", type=Path, metavar="RUN_DIR", help="the run's folder")
+    analyse.add_argument(
+        "--analyses", type=_names, metavar="A,B,...", help="which (default: evaluation.analyses of the run)"
+    )
+    analyse.add_argument("--prepared", type=Path, metavar="DIR", help="prepared data (default: RUN_DIR/prepared)")
+    analyse.add_argument("--partition", type=Path, metavar="DIR", help="partition (default: RUN_DIR/partition)")
+
     bench = command("bench", _bench, "Measure; medians of several alternating repetitions.")
-    bench.add_argument("name", choices=_BENCHMARKS)
-    bench.add_argument("--repetitions", type=int, default=3, metavar="N", help="of every case, in turn (default: 3)")
+    bench.formatter_class = argparse.RawDescriptionHelpFormatter
+    bench.epilog = "benchmarks:\n" + "\n".join(f"  {name}: {summary}" for name, summary in BENCHMARKS.items())
+    bench.add_argument("name", choices=BENCHMARKS, metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
     bench.add_argument("--json", action="store_true", help="print JSON alone")
+    measured = bench.add_argument_group("what is measured (each benchmark has its own defaults)")
+    measured.add_argument("--rounds", type=int, metavar="N", help="of every run")
+    measured.add_argument("--repetitions", type=int, metavar="N", help="of every case, in turn")
+    measured.add_argument(
+        "--peers",
+        action="store_true",
+        default=None,
+        help="overhead: also Flower and pfl, in environments of their own that are made in the cache folder",
+    )
+    measured.add_argument("--clients", type=_counts, metavar="N,N,...", help="population: how many clients")
+    measured.add_argument(
+        "--workers", type=_counts, metavar="N,N,...", help="workers, cifar10-cross-device: how many worker processes"
+    )
+    measured.add_argument("--group-sizes", type=_counts, metavar="N,N,...", help="stack: clients in a stack")
+    measured.add_argument(
+        "--devices", type=_devices, metavar="cpu,cuda", help="stack, cifar10-cross-device: default: what is there"
+    )
+    measured.add_argument("--model", metavar="NAME", help="stack: see 'protofl list models'")
+    measured.add_argument(
+        "--scale", type=float, metavar="F", help="cifar10-cross-device: this share of it, for trying out"
+    )
 
     command("doctor", _doctor, "Say what this machine offers, and what to do about what is missing.")
     return parser
@@ -159,6 +192,14 @@ def _names(text: str) -> list[str]:
 
 def _numbers(text: str) -> list[int]:
     return [int(number) for number in _names(text)]
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(_numbers(text))
+
+
+def _devices(text: str) -> tuple[str, ...]:
+    return tuple(_names(text))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -236,10 +277,28 @@ def _track(arguments: argparse.Namespace) -> int:
     return 0 if track(arguments.directories, arguments.uri) else 4
 
 
+def _analyse(arguments: argparse.Namespace) -> int:
+    from flcore.config import Config
+    from pipelines import stages
+    from pipelines.files import RunFiles, read_json
+
+    directory: Path = arguments.directory
+    stored = read_json(RunFiles(directory).config)["config"]
+    chosen = stored["evaluation"].get("analyses") if arguments.analyses is None else arguments.analyses
+    if not chosen:
+        raise ConfigError(f"--analyses: name at least one of {', '.join(SUMMARIES)}")
+    config = Config.from_mapping({**stored, "evaluation": {**stored["evaluation"], "analyses": chosen}})
+    partition = arguments.partition or directory / "partition"
+    print(stages.report(partition, directory, config=config, prepared=arguments.prepared or directory / "prepared"))
+    return 0
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     from pipelines import bench
 
-    result = bench.overhead(arguments.repetitions)
+    options = ("rounds", "repetitions", "peers", "clients", "workers", "group_sizes", "devices", "model", "scale")
+    given = {name: getattr(arguments, name) for name in options if getattr(arguments, name) is not None}
+    result = bench.run(arguments.name, given)
     print(json.dumps(result, indent=2) if arguments.json else bench.describe(result))
     return 0
 
