@@ -1,0 +1,244 @@
+"""Clusters of features and of prototypes: k-means (FedCSPC, FedMLP) and the first partition of FINCH (FedMLP).
+
+Server and end-of-round arithmetic, not part of a loss. Sums run in float64, scikit-learn in one thread, and clusters
+are numbered by their first member, so that a result depends on points, their order and the generator alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """A partition of n points: ``centres`` [k, d], the means of the members, and ``labels`` int64 [n] in 0..k-1.
+
+    Clusters are numbered in the order of their first member and none is empty.
+    """
+
+    centres: Tensor
+    labels: Tensor
+
+    @property
+    def sizes(self) -> Tensor:
+        """Number of members, int64 ``[k]``."""
+        return torch.bincount(self.labels, minlength=len(self.centres))
+
+
+def clusters_of(points: Tensor, assignment: Tensor) -> Clusters:
+    """The clusters that an assignment to arbitrary ids makes of ``points`` [n, d].
+
+    Args:
+        points: ``[n, d]``.
+        assignment: int64 ``[n]``; ids without a member do not appear in the result.
+    """
+    _, first, inverse = np.unique(assignment.numpy(), return_index=True, return_inverse=True)
+    rank = np.empty_like(first)
+    rank[np.argsort(first)] = np.arange(len(first))
+    labels = torch.from_numpy(rank[inverse.reshape(-1)])
+    sums = torch.zeros(len(first), points.shape[1], dtype=torch.float64).index_add_(0, labels, points.double())
+    sizes = torch.bincount(labels, minlength=len(first))
+    return Clusters((sums / sizes.unsqueeze(1)).to(points.dtype), labels)
+
+
+def kmeans(
+    points: Tensor,
+    num_clusters: int,
+    generator: np.random.Generator,
+    *,
+    restarts: int = 1,
+    max_iterations: int = 50,
+    min_size: int = 1,
+) -> Clusters:
+    """k-means with k-means++ starts, at most as many clusters as there are distinct points.
+
+    Args:
+        points: ``[n, d]``, n >= 1, on the CPU.
+        num_clusters: k >= 1 asked for.
+        generator: seeds the starts.
+        restarts: independent starts, of which the one with the smallest inertia wins.
+        max_iterations: of Lloyd's algorithm.
+        min_size: clusters with fewer members are merged, see :func:`merge_small`.
+
+    Raises:
+        ValueError: no point, or no cluster asked for.
+    """
+    from sklearn.cluster import KMeans  # here, because it takes seconds
+
+    if num_clusters < 1 or len(points) < 1:
+        raise ValueError(f"k-means needs points and clusters, got {len(points)} points and {num_clusters} clusters")
+    # In float64 points that differ in float32 stay apart in scikit-learn's expanded distances.
+    array = points.numpy().astype(np.float64)
+    count = min(num_clusters, num_distinct(array))
+    seed = int(generator.integers(2**31))
+    with threadpool_limits(1):
+        model = KMeans(count, init="k-means++", n_init=restarts, max_iter=max_iterations, random_state=seed)
+        assignment = model.fit(array).labels_
+    return merge_small(points, clusters_of(points, torch.from_numpy(assignment.astype(np.int64))), min_size)
+
+
+def num_distinct(points: NDArray[np.float64]) -> int:
+    """How many different rows ``points`` [n, d] has: no partition has more clusters with different centres."""
+    return len(np.unique(points, axis=0))
+
+
+def merge_small(points: Tensor, clusters: Clusters, min_size: int) -> Clusters:
+    """Merge clusters with fewer than ``min_size`` members, smallest first, each into the one with the nearest centre.
+
+    Ends when all are large enough or one is left; centres are recomputed after each merge. Of equals the first counts.
+    """
+    while len(clusters.centres) > 1 and int(clusters.sizes.min()) < min_size:
+        smallest = int(clusters.sizes.argmin())
+        squared = (clusters.centres - clusters.centres[smallest]).double().square().sum(1)
+        squared[smallest] = torch.inf
+        merged = torch.where(clusters.labels == smallest, squared.argmin(), clusters.labels)
+        clusters = clusters_of(points, merged)
+    return clusters
+
+
+def subsampled_means(
+    points: Tensor, labels: Tensor, ratio: float, repeats: int, generator: np.random.Generator
+) -> Tensor:
+    """FedCSPC's prototypes: per cluster, ``repeats`` means of random subsets without replacement.
+
+    A subset has max(1, floor(ratio · size)) members.
+
+    Args:
+        points: ``[n, d]``.
+        labels: int64 ``[n]`` in 0..k-1, every cluster with a member.
+        ratio: r in (0, 1]; at 1 every repetition is the cluster mean.
+        repeats: n_repeat >= 1.
+        generator: draws the subsets.
+
+    Returns:
+        ``[k · repeats, d]``, the repetitions of a cluster one after another.
+    """
+    rows = []
+    for cluster in range(int(labels.max()) + 1):
+        members = (labels == cluster).nonzero().flatten().numpy()
+        # The small addend: 0.29 · 100 is 28.999... in binary.
+        size = max(1, math.floor(ratio * len(members) + 1e-9))
+        for _ in range(repeats):
+            # Sorted, so that with ratio 1 all repetitions are the same sum.
+            chosen = np.sort(generator.choice(members, size, replace=False))
+            rows.append(points[torch.from_numpy(chosen)].double().mean(0))
+    return torch.stack(rows).to(points.dtype)
+
+
+def cluster_prototypes(
+    features: Tensor,
+    labels: Tensor,
+    stream: Callable[[int], np.random.Generator],
+    *,
+    num_clusters: int,
+    ratio: float,
+    repeats: int,
+    min_size: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """FedCSPC's upload of a client (Qi et al., ACM MM 2023): several prototypes for each of its classes.
+
+    Per class: k-means, then :func:`subsampled_means` of each cluster; without merging that makes
+    sum over classes of min(num_clusters, distinct features) · repeats prototypes. With one cluster, ratio 1 and one
+    repetition they are the class means (TPG).
+
+    Args:
+        features: ``[n, d]`` of all local samples, n >= 1, on the CPU.
+        labels: int64 ``[n]``.
+        stream: class to numpy generator, so that a class draws the same whatever other classes the client holds.
+        num_clusters: K_c.
+        ratio: r.
+        repeats: n_repeat.
+        min_size: smaller clusters are merged.
+
+    Returns:
+        Prototypes ``[q, d]`` and their classes int64 ``[q]``, in ascending order of the class.
+    """
+    found, classes = [], []
+    for label in torch.bincount(labels).nonzero().flatten().tolist():
+        own, generator = features[labels == label], stream(label)
+        clusters = kmeans(own, num_clusters, generator, min_size=min_size)
+        found.append(subsampled_means(own, clusters.labels, ratio, repeats, generator))
+        classes.append(torch.full((len(found[-1]),), label, dtype=torch.int64))
+    return torch.cat(found), torch.cat(classes)
+
+
+def first_neighbours(points: Tensor, *, centred: bool = False) -> Tensor:
+    """Index int64 ``[n]`` of each point's nearest other point by cosine, the first of equals.
+
+    Args:
+        points: ``[n, d]``, n >= 2. A zero vector has cosine 0 with all.
+        centred: subtract the mean of the points first.
+    """
+    array = points.numpy().astype(np.float64)
+    if centred:
+        array = array - array.mean(axis=0)
+    norms = np.linalg.norm(array, axis=1, keepdims=True)
+    unit = np.divide(array, norms, out=np.zeros_like(array), where=norms > 0)
+    # Rounded, so that ties (duplicates) are ties on every machine.
+    cosines = (unit @ unit.T).round(12)
+    np.fill_diagonal(cosines, -np.inf)
+    return torch.from_numpy(cosines.argmax(axis=1))
+
+
+def finch(points: Tensor, *, centred: bool = False) -> Clusters:
+    """First partition of FINCH (Sarfraz et al., CVPR 2019): every point joins its nearest neighbour.
+
+    Clusters are the connected components, so each of two or more points shares its cluster with another one; a single
+    point is its own cluster. Neighbours are by cosine, centres are means of the members. Permuting the points permutes
+    the labels (up to their numbering) as long as no two cosines of a point are equal.
+
+    Args:
+        points: ``[n, d]``, n >= 1, on the CPU.
+        centred: take the cosines after subtracting the mean of the points (FedMLP's variant); centres are not shifted.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    count = len(points)
+    if count == 1:
+        return Clusters(points.clone(), torch.zeros(1, dtype=torch.int64))
+    links = (np.ones(count), (np.arange(count), first_neighbours(points, centred=centred).numpy()))
+    _, component = connected_components(coo_array(links, shape=(count, count)), directed=False)
+    return clusters_of(points, torch.from_numpy(component.astype(np.int64)))
+
+
+@dataclass(frozen=True)
+class ClassClusters:
+    """Clusters of class prototypes over fixed shapes, ready for a loss.
+
+    ``centres`` [K, d], zero rows where absent; ``present`` bool [K], which rows are centres; ``assignment`` int64 [K],
+    the row of each class's centre, 0 for classes without prototype; ``count``, the number of clusters.
+    """
+
+    centres: Tensor
+    present: Tensor
+    assignment: Tensor
+    count: int
+
+
+def cluster_classes(means: Tensor, present: Tensor, partition: Callable[[Tensor], Clusters]) -> ClassClusters:
+    """FedMLP's semantic prototypes: cluster the class prototypes that exist and pad the result to K rows.
+
+    Args:
+        means: ``[K, d]``.
+        present: bool ``[K]``; with no class present there is no cluster.
+        partition: such as :func:`finch`, or :func:`kmeans` with its arguments bound.
+    """
+    centres = torch.zeros_like(means)
+    assignment = torch.zeros(len(means), dtype=torch.int64)
+    classes = present.nonzero().flatten()
+    count = 0
+    if len(classes):
+        clusters = partition(means[classes])
+        count = len(clusters.centres)
+        centres[:count] = clusters.centres
+        assignment[classes] = clusters.labels
+    return ClassClusters(centres, torch.arange(len(means)) < count, assignment, count)

@@ -1,0 +1,338 @@
+"""Class distributions of features: diagonal Gaussian mixtures (GFPL) and single full Gaussians (CCVR).
+
+Server and end-of-round arithmetic, not part of a loss. Everything that adds up over clients runs in float64 and in
+ascending client id; scikit-learn runs in one thread.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from flcore.prototypes.clustering import num_distinct
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of n diagonal Gaussians: ``weights`` [n] >= 0, ``means`` [n, d], ``variances`` [n, d] (not deviations).
+
+    The weights of a fitted or fused mixture sum to 1.
+    """
+
+    weights: Tensor
+    means: Tensor
+    variances: Tensor
+
+
+def fit_mixture(
+    features: Tensor,
+    num_components: int,
+    generator: np.random.Generator,
+    *,
+    variance_floor: float = 1e-4,
+    max_iterations: int = 100,
+    tolerance: float = 1e-3,
+) -> Mixture:
+    """Fit a diagonal mixture by EM from a k-means start (GFPL, section 4).
+
+    The number of components is min(num_components, N // 2), at least 1 and at most the number of distinct features.
+
+    Args:
+        features: ``[N, d]`` of one class, N >= 1, on the CPU.
+        num_components: n asked for.
+        generator: seeds the start.
+        variance_floor: added to every variance at every M-step (scikit-learn's ``reg_covar``), so also a lower bound.
+        max_iterations: of EM; stopping there is not an error.
+        tolerance: change of the mean log-likelihood at which EM stops.
+
+    Raises:
+        ValueError: no feature.
+    """
+    from sklearn.exceptions import ConvergenceWarning  # here, because it takes seconds
+    from sklearn.mixture import GaussianMixture
+
+    if len(features) < 1:
+        raise ValueError("a mixture needs at least one feature")
+    # float64: EM's variances are differences of squares.
+    array = features.numpy().astype(np.float64)
+    count = max(1, min(num_components, len(array) // 2, num_distinct(array)))
+    seed = int(generator.integers(2**31))
+    if count == 1:  # in closed form; scikit-learn refuses a single sample
+        weights, means, variances = np.ones(1), array.mean(0)[None], array.var(0)[None] + variance_floor
+    else:
+        model = GaussianMixture(
+            count,
+            covariance_type="diag",
+            reg_covar=variance_floor,
+            max_iter=max_iterations,
+            tol=tolerance,
+            init_params="kmeans",
+            random_state=seed,
+        )
+        with threadpool_limits(1), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a fixed budget of iterations is what is asked for
+            model.fit(array)
+        weights, means, variances = model.weights_, model.means_, model.covariances_
+    kept = features.dtype
+    return Mixture(*(torch.from_numpy(np.array(values)).to(kept) for values in (weights, means, variances)))
+
+
+def fit_class_mixtures(
+    features: Tensor,
+    labels: Tensor,
+    num_components: int,
+    stream: Callable[[int], np.random.Generator],
+    *,
+    variance_floor: float = 1e-4,
+) -> dict[int, Mixture]:
+    """The mixture of every class present, in ascending order of the class.
+
+    Args:
+        features: ``[N, d]`` of all local samples, on the CPU.
+        labels: int64 ``[N]``.
+        num_components: n.
+        stream: class to numpy generator, so that a class is fitted alike whatever other classes the client holds.
+        variance_floor: see :func:`fit_mixture`.
+    """
+    return {
+        label: fit_mixture(features[labels == label], num_components, stream(label), variance_floor=variance_floor)
+        for label in torch.bincount(labels).nonzero().flatten().tolist()
+    }
+
+
+def bhattacharyya(
+    means_a: Tensor, variances_a: Tensor, means_b: Tensor, variances_b: Tensor, *, per_dimension: bool = False
+) -> Tensor:
+    """Bhattacharyya distance of diagonal Gaussians, in sums over dimensions, without determinants.
+
+    ``1/8 sum (m1 - m2)²/v + 1/2 sum ln(v/sqrt(v1 v2))`` with v = (v1 + v2)/2; symmetric, exactly 0 for equal arguments
+    and never negative.
+
+    Args:
+        means_a, means_b: ``[..., d]``, broadcast against each other.
+        variances_a, variances_b: ``[..., d]``, positive.
+        per_dimension: divide by d.
+    """
+    middle = 0.5 * (variances_a + variances_b)
+    shift = 0.125 * (means_a - means_b).square() / middle
+    shape = 0.5 * (middle.log() - 0.5 * (variances_a.log() + variances_b.log()))
+    distance = (shift + shape).sum(-1).clamp_min(0.0)
+    return distance / means_a.shape[-1] if per_dimension else distance
+
+
+def group_components(distances: Tensor, threshold: float) -> list[list[int]]:
+    """GFPL's Algorithm 1 on a matrix of distances ``[n, n]``: which components are merged.
+
+    The first component left is a seed; all those left that are nearer than the threshold (strictly) to *every* member
+    join at once, until none does. Members that join together need not be near each other, so the result depends on the
+    order of the components.
+
+    Returns:
+        Disjoint lists of indices that together hold 0..n-1, in order of their seeds, members in order of joining.
+    """
+    near = (distances < threshold).tolist()
+    left = list(range(len(near)))
+    groups = []
+    while left:
+        group = [left.pop(0)]
+        while joining := [new for new in left if all(near[new][member] for member in group)]:
+            group += joining
+            left = [index for index in left if index not in joining]
+        groups.append(group)
+    return groups
+
+
+def fuse_components(mixture: Mixture, groups: Sequence[Sequence[int]]) -> Mixture:
+    """One Gaussian per group with the group's weight, mean and diagonal second moment (moment matching, GFPL).
+
+    ``w = sum w_j``, ``mu = sum w_j mu_j / w``, ``var = sum w_j (var_j + (mu_j - mu)²) / w``.
+    Weights are not normalised.
+
+    Args:
+        mixture: components with positive weights, which need not sum to 1.
+        groups: disjoint lists of component indices.
+    """
+    weights, means, variances = (values.double() for values in (mixture.weights, mixture.means, mixture.variances))
+    rows = []
+    for group in groups:
+        members = torch.tensor(group, dtype=torch.int64)
+        total = weights[members].sum()
+        share = (weights[members] / total).unsqueeze(1)
+        mean = (share * means[members]).sum(0)
+        spread = variances[members] + (means[members] - mean).square()
+        rows.append((total, mean, (share * spread).sum(0)))
+    kept = mixture.means.dtype
+    fused_weights, fused_means, fused_variances = (torch.stack(column).to(kept) for column in zip(*rows, strict=True))
+    return Mixture(fused_weights, fused_means, fused_variances)
+
+
+def fuse_mixtures(
+    uploads: Mapping[int, Mixture],
+    counts: Mapping[int, float] | None,
+    threshold: float,
+    *,
+    per_dimension: bool = False,
+) -> Mixture:
+    """GFPL's server step for one class: union, Algorithm 1, moment matching, weights that sum to 1.
+
+    Components enter Algorithm 1 by client id, then in the client's own order: the result does not depend on who
+    answered first.
+
+    Args:
+        uploads: client id to its mixture of the class, at least one.
+        counts: client id to its number of samples of the class; None for equal weights of the clients.
+        threshold: S_C; 0 merges nothing, infinity everything.
+        per_dimension: divide the Bhattacharyya distance by d.
+    """
+    clients = sorted(uploads)
+    weights = [uploads[client].weights.double() * (1.0 if counts is None else counts[client]) for client in clients]
+    total = torch.cat(weights)
+    means = torch.cat([uploads[client].means for client in clients]).double()
+    variances = torch.cat([uploads[client].variances for client in clients]).double()
+    distances = bhattacharyya(
+        means.unsqueeze(1),
+        variances.unsqueeze(1),
+        means.unsqueeze(0),
+        variances.unsqueeze(0),
+        per_dimension=per_dimension,
+    )
+    union = Mixture(total / total.sum(), means, variances)
+    fused = fuse_components(union, group_components(distances, threshold))
+    kept = uploads[clients[0]].means.dtype
+    return Mixture(fused.weights.to(kept), fused.means.to(kept), fused.variances.to(kept))
+
+
+def sample_mixture(mixture: Mixture, count: int, generator: torch.Generator) -> Tensor:
+    """``count`` draws [count, d]: a component by weight, then mean + deviation · N(0, I)."""
+    component = torch.multinomial(mixture.weights, count, replacement=True, generator=generator)
+    means = mixture.means[component]
+    noise = torch.randn(means.shape, generator=generator, dtype=means.dtype)
+    return means + mixture.variances[component].sqrt() * noise
+
+
+def sample_classes(
+    mixtures: Mapping[int, Mixture], per_class: int, generator: torch.Generator, *, clip_nonnegative: bool = False
+) -> tuple[Tensor, Tensor]:
+    """GFPL's pseudo-features: ``per_class`` draws of every class, in ascending order of the class.
+
+    Args:
+        mixtures: class to mixture, at least one.
+        per_class: r.
+        generator: CPU generator.
+        clip_nonnegative: set negative entries to 0, as features behind a ReLU have none.
+
+    Returns:
+        Features ``[classes · per_class, d]`` and labels int64.
+    """
+    classes = sorted(mixtures)
+    features = torch.cat([sample_mixture(mixtures[label], per_class, generator) for label in classes])
+    labels = torch.tensor(classes, dtype=torch.int64).repeat_interleave(per_class)
+    return (features.clamp_min(0.0) if clip_nonnegative else features), labels
+
+
+@dataclass(frozen=True)
+class ClassGaussians:
+    """One Gaussian per class: ``counts`` int64 [K], ``means`` float64 [K, d], ``covariances`` float64 [K, d, d].
+
+    Covariances are unbiased (divided by n - 1); 0 for classes with fewer than two samples, means 0 for those with none.
+    """
+
+    counts: Tensor
+    means: Tensor
+    covariances: Tensor
+
+
+def class_gaussians(features: Tensor, labels: Tensor, num_classes: int) -> ClassGaussians:
+    """What a CCVR client sends (Luo et al., NeurIPS 2021): count, mean and unbiased covariance of every class.
+
+    Args:
+        features: ``[n, d]``.
+        labels: int64 ``[n]`` in 0..K-1.
+        num_classes: K.
+    """
+    dim = features.shape[1]
+    means = torch.zeros(num_classes, dim, dtype=torch.float64)
+    covariances = torch.zeros(num_classes, dim, dim, dtype=torch.float64)
+    counts = torch.bincount(labels, minlength=num_classes)
+    for label in counts.nonzero().flatten().tolist():
+        own = features[labels == label].double()
+        means[label] = own.mean(0)
+        centred = own - means[label]
+        covariances[label] = centred.mT @ centred / max(len(own) - 1, 1)
+    return ClassGaussians(counts, means, covariances)
+
+
+def merge_gaussians(uploads: Mapping[int, ClassGaussians]) -> ClassGaussians:
+    """The statistics of the pooled samples from those of the clients, exactly (CCVR), folded by client id.
+
+    The scatter is summed as within plus between clients, ``sum (n_k - 1) S_k + n_k (m_k - m)(m_k - m)'``, which equals
+    the paper's difference of raw moments and does not cancel.
+
+    Args:
+        uploads: client id to statistics of the same K and d, at least one; any float type.
+    """
+    clients = sorted(uploads)
+    counts = torch.stack([uploads[client].counts for client in clients])
+    total = counts.sum(0)
+    share = counts.double() / total.clamp_min(1)
+    means = torch.zeros_like(uploads[clients[0]].means, dtype=torch.float64)
+    for row, client in zip(share, clients, strict=True):
+        means += row.unsqueeze(1) * uploads[client].means.double()
+    scatter = torch.zeros_like(uploads[clients[0]].covariances, dtype=torch.float64)
+    for number, client in zip(counts, clients, strict=True):
+        held = number.double()[:, None, None]
+        shift = uploads[client].means.double() - means
+        within = (held - 1).clamp_min(0) * uploads[client].covariances.double()
+        scatter += within + held * shift.unsqueeze(2) * shift.unsqueeze(1)
+    return ClassGaussians(total, means, scatter / (total - 1).clamp_min(1)[:, None, None])
+
+
+def map_gaussians(statistics: ClassGaussians, weight: Tensor, bias: Tensor) -> ClassGaussians:
+    """The exact statistics of W x + b: means W mu + b, covariances W S W' (CCVR's ``tap=hidden``).
+
+    Classes without a sample keep mean 0.
+
+    Args:
+        statistics: of x, ``[K, d]``.
+        weight: W ``[p, d]``.
+        bias: b ``[p]``.
+    """
+    linear = weight.double()
+    means = statistics.means @ linear.mT + bias.double()
+    held = (statistics.counts > 0).unsqueeze(1)
+    return ClassGaussians(statistics.counts, torch.where(held, means, 0.0), linear @ statistics.covariances @ linear.mT)
+
+
+def sample_gaussians(
+    statistics: ClassGaussians, per_class: int, generator: torch.Generator, *, min_count: int = 2
+) -> tuple[Tensor, Tensor]:
+    """CCVR's virtual features: ``per_class`` draws of N(mean, covariance) for every class with enough samples.
+
+    Rank-deficient covariances are fine: the root is taken through ``eigh`` of the symmetric part, with eigenvalues
+    clamped at 0. It is the symmetric root, which does not depend on the signs or the basis LAPACK picks.
+
+    Args:
+        statistics: ``[K, d]``.
+        per_class: M_c.
+        generator: CPU generator.
+        min_count: classes with fewer samples are skipped.
+
+    Returns:
+        Features float32 ``[classes · per_class, d]`` and labels int64, in ascending order of the class.
+    """
+    dim = statistics.means.shape[1]
+    features = [torch.zeros(0, dim)]
+    classes = (statistics.counts >= min_count).nonzero().flatten()
+    for label in classes.tolist():
+        covariance = statistics.covariances[label]
+        values, vectors = torch.linalg.eigh(0.5 * (covariance + covariance.mT))
+        root = (vectors * values.clamp_min(0.0).sqrt()) @ vectors.mT
+        noise = torch.randn(per_class, dim, generator=generator, dtype=torch.float64)
+        features.append((statistics.means[label] + noise @ root).float())
+    return torch.cat(features), classes.repeat_interleave(per_class)
