@@ -45,12 +45,14 @@ WIDTH = 9.4
 # any of the common colour-vision deficiencies. A second and third round of methods changes the dashes.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#666666")
 _DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
-_INK = "#333333"
+INK = "#333333"
 _GRID = "#e4e4e4"
 _COUNTS = LinearSegmentedColormap.from_list("counts", ["#ffffff", "#dcd6ee", "#a596cf", "#6a51a3", "#3a0f70"])
-_ACCURACY = LinearSegmentedColormap.from_list("accuracy", ["#ffffff", "#cfe3f2", "#7fb6d9", "#2f7ebc", "#08376b"])
+ACCURACY_COLOURS = LinearSegmentedColormap.from_list(
+    "accuracy", ["#ffffff", "#cfe3f2", "#7fb6d9", "#2f7ebc", "#08376b"]
+)
 # A path per cell or point is crisp, thousands of them make a page heavy: from here on they become one picture.
-_MOST_SHAPES = 2500
+MOST_SHAPES = 2500
 
 _SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same outlines
@@ -61,7 +63,7 @@ _SETTINGS: dict[Any, Any] = {
     "axes.titlepad": 8.0,
     "axes.labelsize": 8.5,
     "axes.edgecolor": "#999999",
-    "axes.labelcolor": _INK,
+    "axes.labelcolor": INK,
     "axes.linewidth": 0.8,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -69,11 +71,11 @@ _SETTINGS: dict[Any, Any] = {
     "axes.grid": True,
     "grid.color": _GRID,
     "grid.linewidth": 0.7,
-    "text.color": _INK,
+    "text.color": INK,
     "xtick.color": "#666666",
     "ytick.color": "#666666",
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
     "lines.linewidth": 1.6,
     "figure.facecolor": "white",
     "figure.constrained_layout.use": True,
@@ -284,7 +286,7 @@ def draw_accuracy_curves(runs: Sequence[RunRecord]) -> Figure:
             axes.set_xlabel("round")
             axes.set_ylabel("accuracy")
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-            _percent_axis(axes.yaxis)
+            percent_axis(axes.yaxis)
             ends = {method: _last(curve, "round", "mean") for method, curve in _by_method(table)}
             _label_line_ends(axes, ends, styles, figure.get_figheight())
         return figure
@@ -319,7 +321,7 @@ def draw_bytes_against_accuracy(runs: Sequence[RunRecord]) -> Figure:
             axes.set_ylabel("accuracy")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value).replace(".00", "")))
             axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
-            _percent_axis(axes.yaxis)
+            percent_axis(axes.yaxis)
             _label_line_ends(axes, ends, styles, figure.get_figheight(), names)
         return figure
 
@@ -332,14 +334,14 @@ def draw_partition(partition: PartitionTable) -> Figure:
         figure = Figure(figsize=(WIDTH, height))
         axes = figure.add_subplot()
         top = max(int(partition.counts.max()), 1)
-        mesh = _draw_cells(axes, partition.counts.T, _COUNTS, top)
+        mesh = draw_cells(axes, partition.counts.T, _COUNTS, top)
         axes.set_xlabel("client")
         axes.set_ylabel("class")
-        _name_cells(axes.xaxis, [_short_id(client) for client in partition.client_ids], 32)
-        _name_cells(axes.yaxis, partition.class_names, 26)
+        name_cells(axes.xaxis, [_short_id(client) for client in partition.client_ids], 32)
+        name_cells(axes.yaxis, partition.class_names, 26)
         figure.colorbar(mesh, ax=axes, label="training samples", pad=0.015, fraction=0.03, aspect=max(15, 6 * height))
         if clients <= 24 and classes <= 20:
-            _annotate(axes, partition.counts.T, mesh, lambda value: f"{value:.0f}" if value else "")
+            annotate_cells(axes, partition.counts.T, mesh, lambda value: f"{value:.0f}" if value else "")
         return figure
 
 
@@ -379,7 +381,7 @@ def draw_client_spread(runs: Sequence[RunRecord]) -> Figure:
                 alpha=0.65 if len(values) <= 100 else 0.3,
                 linewidths=0,
                 zorder=3,
-                rasterized=len(table) > _MOST_SHAPES,
+                rasterized=len(table) > MOST_SHAPES,
             )
         axes.set_ylim(len(methods) - 0.4, -0.6)
         axes.set_yticks(range(len(methods)), methods)
@@ -387,7 +389,7 @@ def draw_client_spread(runs: Sequence[RunRecord]) -> Figure:
         axes.grid(visible=False, axis="y")
         axes.set_xlim(-0.01, 1.01)
         axes.set_xlabel("accuracy of a client on its own test data")
-        _percent_axis(axes.xaxis)
+        percent_axis(axes.xaxis)
         return figure
 
 
@@ -427,16 +429,16 @@ def draw_class_accuracy(runs: Sequence[RunRecord], class_names: Sequence[str] = 
     with house_style():
         figure = Figure(figsize=(WIDTH, min(max(1.15 + 0.27 * methods, 1.5), 7.5)))
         axes = figure.add_subplot()
-        mesh = _draw_cells(axes, table.to_numpy(dtype=float), _ACCURACY, 1.0)
+        mesh = draw_cells(axes, table.to_numpy(dtype=float), ACCURACY_COLOURS, 1.0)
         names = [class_names[label] if label < len(class_names) else str(label) for label in range(classes)]
-        _name_cells(axes.xaxis, names, 26)
-        _name_cells(axes.yaxis, list(table.index), methods)
+        name_cells(axes.xaxis, names, 26)
+        name_cells(axes.yaxis, list(table.index), methods)
         axes.set_xlabel("class")
         bar = figure.colorbar(mesh, ax=axes, label="accuracy", pad=0.015, fraction=0.03, aspect=max(4 + 2 * methods, 8))
         bar.set_ticks([0, 0.5, 1] if methods < 4 else [0, 0.25, 0.5, 0.75, 1])
-        _percent_axis(bar.ax.yaxis, locate=False)
+        percent_axis(bar.ax.yaxis, locate=False)
         if classes <= 24:
-            _annotate(axes, table.to_numpy(dtype=float), mesh, lambda value: f"{100 * value:.0f}")
+            annotate_cells(axes, table.to_numpy(dtype=float), mesh, lambda value: f"{100 * value:.0f}")
         return figure
 
 
@@ -640,13 +642,14 @@ def spread_apart(wanted: Sequence[float], gap: float) -> list[float]:
     return [min(max(value, 0.0), 1 - (count - 1) * gap) + position * gap for position, value in enumerate(level)]
 
 
-def _percent_axis(axis: Any, locate: bool = True) -> None:
+def percent_axis(axis: Any, locate: bool = True) -> None:
+    """Show fractions as percentages, with few ticks unless they are set already."""
     if locate:
         axis.set_major_locator(MaxNLocator(nbins=6))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
 
 
-def _draw_cells(axes: Axes, values: np.ndarray, colours: LinearSegmentedColormap, top: float) -> QuadMesh:
+def draw_cells(axes: Axes, values: np.ndarray, colours: LinearSegmentedColormap, top: float) -> QuadMesh:
     """A cell per value, first row on top, thin white lines between cells that are large enough for them."""
     rows, columns = values.shape
     axes.set_facecolor("#d9d9d9")
@@ -657,14 +660,14 @@ def _draw_cells(axes: Axes, values: np.ndarray, colours: LinearSegmentedColormap
         vmax=top,
         edgecolors="#eeeeee" if columns <= 60 and rows <= 30 else "none",
         linewidth=0.5,
-        rasterized=values.size > _MOST_SHAPES,
+        rasterized=values.size > MOST_SHAPES,
     )
     axes.set_ylim(rows, 0)
     axes.grid(visible=False)
     return mesh
 
 
-def _name_cells(axis: Any, names: Sequence[str], most: int) -> None:
+def name_cells(axis: Any, names: Sequence[str], most: int) -> None:
     """Name every cell, or every second, fifth, tenth, ..., so that at most `most` names stand along the axis."""
     steps = (factor * 10**power for power in range(6) for factor in (1, 2, 5))
     step = next(step for step in steps if len(names) / step <= max(most, 1))
@@ -679,7 +682,8 @@ def _name_cells(axis: Any, names: Sequence[str], most: int) -> None:
             label.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
 
 
-def _annotate(axes: Axes, values: np.ndarray, mesh: QuadMesh, text: Callable[[float], str]) -> None:
+def annotate_cells(axes: Axes, values: np.ndarray, mesh: QuadMesh, text: Callable[[float], str]) -> None:
+    """Write every value into its cell, in white on dark cells; a dash where there is none."""
     for row, column in np.ndindex(*values.shape):
         value = float(values[row, column])
         red, green, blue = mesh.to_rgba(np.array([value]))[0, :3]

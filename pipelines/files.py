@@ -89,6 +89,16 @@ class RunFiles:
         return self.directory / "curves.csv"
 
     @property
+    def analyses(self) -> Path:
+        """Data of the analyses that were asked for: ``index.json``, and ``<name>.npz`` and ``<name>.csv`` of each."""
+        return self.directory / "analyses"
+
+    @property
+    def figures(self) -> Path:
+        """Figures with their data: ``<name>.svg`` and ``.csv``; of analyses ``<name>.png``."""
+        return self.directory / "figures"
+
+    @property
     def report(self) -> Path:
         """The page to look at."""
         return self.directory / "report.html"

@@ -23,8 +23,10 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.energy import machine_meter
 from flcore.engine.experiment import Experiment
 from flcore.engine.rounds import Observers, run_name
+from flcore.engine.workers import worker_count
 from flcore.errors import ConfigError, ProtoflError
 from pipelines import stages
 from pipelines.files import RunFiles, read_json
@@ -104,7 +106,7 @@ def federated_training(
         Path(partition),
         run_directory,
         steps=PrefectSteps(),
-        observers=Observers(on_round=on_round),
+        observers=Observers(on_round=on_round, meter=machine_meter(resolved.engine.device)),
         on_start=on_start,
     )
 
@@ -118,14 +120,14 @@ def tracker_for(config: Config, directory: Path, parent_run_id: str | None = Non
 
 def run_one(config: Config, prepared: Path, partition: Path, directory: Path, parent_run_id: str | None = None) -> None:
     """Train, evaluate, report and log one run inside a flow; a run that has finished is not repeated."""
-    runner: Any = ThreadPoolTaskRunner(max_workers=max(config.engine.workers, 1))
+    runner: Any = ThreadPoolTaskRunner(max_workers=max(worker_count(config.engine), 1))
     training = federated_training.with_options(task_runner=runner)
     training(config.to_mapping(), str(prepared), str(partition), str(directory), parent_run_id)
     files = RunFiles(directory)
     if not files.metrics.exists():
         _task("evaluate", lambda: _nothing(stages.evaluate(config, prepared, partition, directory)))()
     if not files.report.exists():
-        _task("report", partial(stages.report, partition, directory))()
+        _task("report", partial(stages.report, partition, directory, config=config, prepared=prepared))()
     tracker = tracker_for(config, directory, parent_run_id)
     if tracker is not None:
         _task("log-run", partial(_log_finished, tracker, config, prepared))()

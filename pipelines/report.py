@@ -18,6 +18,8 @@ from markupsafe import Markup
 
 from flcore.data.skew import skew
 from flcore.errors import DataError
+from pipelines import analyses
+from pipelines.analysis_figures import CAPTIONS, HEADINGS, draw_analysis, subject_of
 from pipelines.comparison import (
     DEFINITIONS,
     MISSING,
@@ -68,10 +70,12 @@ _TIME_KEYS = ("_at", "date", "timestamp", "created", "hostname")
 
 @dataclass(frozen=True)
 class _Figure:
+    """A figure of the page; without a drawing the caption says why."""
+
     name: str
     heading: str
     caption: str
-    svg: Markup
+    svg: Markup | None
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def write_run_report(run_dir: Path, partition_dir: Path | None, out_file: Path) 
     """Write the report of one finished run.
 
     Args:
-        run_dir: holds `metrics.json` and `history.jsonl`, perhaps `config.json`.
+        run_dir: holds `metrics.json` and `history.jsonl`, perhaps `config.json` and `analyses/`.
         partition_dir: holds the partition's `manifest.json`; None leaves the partition out.
         out_file: replaced if it is there; its folder is made.
 
@@ -109,6 +113,7 @@ def write_run_report(run_dir: Path, partition_dir: Path | None, out_file: Path) 
         tables=(),
         notes=(),
         values=_run_values(run),
+        analyses=tuple(_analyses(run)),
     )
 
 
@@ -141,6 +146,7 @@ def write_comparison_report(
         tables=printed_tables(comparison),
         notes=comparison.notes,
         values=None,
+        analyses=(),
         runs=runs,
     )
 
@@ -189,6 +195,16 @@ def _figures(runs: Sequence[RunRecord], partition: PartitionTable | None) -> Ite
             caption = f"{caption} {addition}"
         # The SVG is our own drawing, so it goes in as it is; all other text is escaped by the template.
         yield _Figure(name, heading, caption, Markup(svg_text(figure, prefix=f"plot-{name}")))
+
+
+def _analyses(run: RunRecord) -> Iterator[_Figure]:
+    for analysis in analyses.load(run.directory):
+        if analysis.skipped is not None:
+            yield _Figure(analysis.name, HEADINGS[analysis.name], f"Left out: {analysis.skipped}.", None)
+            continue
+        drawing = svg_text(draw_analysis(analysis, subject_of(run)), prefix=f"plot-{analysis.name}")
+        caption = " ".join((CAPTIONS[analysis.name], *analysis.notes))
+        yield _Figure(analysis.name, HEADINGS[analysis.name], caption, Markup(drawing))
 
 
 def _lead(comparison: Comparison, partitions: Mapping[int, PartitionTable]) -> str:

@@ -132,7 +132,7 @@ def _evaluate(config: Config, out: Path, prepared: Path, partition: Path) -> Non
 
 
 def _report(config: Config, out: Path, prepared: Path, partition: Path) -> None:
-    print(stages.report(partition, out))
+    print(stages.report(partition, out, config=config, prepared=prepared))
 
 
 def _compare(config: Config, out: Path, prepared: Path, partition: Path) -> None:

@@ -44,6 +44,8 @@ def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[s
         "clients_without_test": sum(accuracy is None for accuracy in final.local_accuracy),
         "last10_top1_global": sum(recent) / len(recent) if recent else None,
         "last10_rounds": len(recent),
+        "top5_pooled_local": mean_of_best(history, "pooled_local"),
+        "top5_mean_local": mean_of_best(history, "mean_local"),
         "best_top1_global": None if best is None else best["top1_global"],
         "best_round": None if best is None else best["round"],
         "bytes_up": up,
@@ -61,3 +63,12 @@ def best_round(history: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str
     """The record with the highest value, the earliest of equals; it is selected on test data, so never a headline."""
     known = [record for record in history if record[metric] is not None]
     return max(known, key=lambda record: (record[metric], -record["round"]), default=None)
+
+
+def mean_of_best(history: Sequence[Mapping[str, Any]], metric: str, count: int = 5) -> float | None:
+    """Mean of the ``count`` highest values, of all if there are fewer; None without any.
+
+    What FedPA prints (fedpa.md section 6): selected on test data, so to be compared with printed figures alone.
+    """
+    values = sorted((record[metric] for record in history if record[metric] is not None), reverse=True)[:count]
+    return sum(values) / len(values) if values else None

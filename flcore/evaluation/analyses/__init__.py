@@ -1,0 +1,23 @@
+"""Analyses of finished runs (evaluation.md section 5): from what a run left to arrays and tables, without figures.
+
+One module per analysis; `registry.py` lists them. What stands here is light, so that a configuration can be checked
+without importing what computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SUMMARIES: Mapping[str, str] = {
+    "class_heatmap": "accuracy by client and class, with the models that answer for clients",
+    "tsne": "t-SNE of test features of the global model, or of several clients' models in one embedding",
+    "tsne_calibration": "t-SNE of test features before and after the server's calibration, with accuracies",
+    "tsne_prototypes": "t-SNE of one client's features with prototypes: class means, and means of 2 and 4 clusters",
+    "tsne_generated": "t-SNE of real and generated features together",
+    "virtual_images": "sheet of the virtual images that clients learned from last, a row per class",
+    "generator_distances": "distances within and between classes of generated and of real features",
+    "inversion": "images rebuilt from a feature, and from means of features, by a decoder; error against their number",
+    "inversion_search": "the same by searching the image whose feature fits, without other images",
+    "gradcam": "where the model looks before and after calibration: kept right, mended, broken, still wrong",
+}
+"""Name → one line, in the order of reports."""

@@ -1,0 +1,83 @@
+"""What an analysis is, and what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcore.engine.experiment import Experiment
+from flcore.evaluation.scoring import Memories
+from flcore.messages import Record
+from flcore.rng import torch_stream
+
+Row = Mapping[str, str | int | float | None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The data of an analysis; a figure is drawn from these and nothing else.
+
+    Attributes:
+        arrays: by name, numbers or text (never objects).
+        rows: a table; all rows have the same columns.
+        notes: sentences that a reader of the figure must know.
+    """
+
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One analysis.
+
+    Attributes:
+        summary: one line.
+        compute: (experiment, what the server holds, client id to what that client remembers) → data.
+        applies: (experiment, what the server holds) → None, or why this run cannot be analysed so.
+    """
+
+    summary: str
+    compute: Callable[[Experiment, Record, Memories], Result]
+    applies: Callable[[Experiment, Record], str | None]
+
+
+def always(experiment: Experiment, server: Record) -> str | None:
+    """For analyses that every run allows."""
+    return None
+
+
+def needs_global_model(experiment: Experiment, server: Record) -> str | None:
+    """For analyses of the model that answers for everybody."""
+    method = experiment.method
+    if method.has_global_model and method.global_model(server, experiment.setting) is not None:
+        return None
+    return f"{method.name} has no global model"
+
+
+def equal_per_class(labels: Tensor, per_class: int, seed: int, purpose: str) -> Tensor:
+    """Positions of equally many samples of every class that occurs, int64, grouped by class, ascending within one.
+
+    Args:
+        labels: int64 ``[n]``.
+        per_class: of each at most; as many as the smallest class has, if that is fewer.
+        seed: of the choice. purpose: names its stream.
+    """
+    classes = torch.unique(labels).tolist()
+    count = min(per_class, int(torch.bincount(labels)[classes].min()))
+    chosen = []
+    for label in classes:
+        own = (labels == label).nonzero().flatten()
+        order = torch.randperm(len(own), generator=torch_stream(seed, purpose, label))
+        chosen.append(own[order[:count]].sort().values)
+    return torch.cat(chosen)
+
+
+def class_names(experiment: Experiment) -> np.ndarray:
+    """Names of the classes as text ``[K]``."""
+    return np.array(experiment.dataset.meta.class_names, dtype=np.str_)

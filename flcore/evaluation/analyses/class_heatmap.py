@@ -1,0 +1,54 @@
+"""Accuracy by client and class (evaluation.md V7; FedPG figure 6b, which contradicts itself on whose model it shows).
+
+Rows are the models that answer for clients. A client's own model is asked about the whole test set and about the
+client's own test data; where the global model answers, only the latter differs from client to client. The last row is
+the global model on the whole test set.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flcore.engine.experiment import Experiment
+from flcore.evaluation.analyses.answers import Answers
+from flcore.evaluation.analyses.base import Result, Row
+from flcore.evaluation.scoring import Memories
+from flcore.messages import Record
+
+MOST_CLIENTS = 200
+"""More rows than this nobody can read, and each may cost a pass over the test set."""
+
+
+def class_heatmap(experiment: Experiment, server: Record, memories: Memories) -> Result:
+    """A row per model, test data and class.
+
+    Columns: ``model`` (client id or ``global``), ``test`` (``all`` or ``own``), ``class``, ``correct``, ``total`` and
+    ``accuracy`` (None without test samples).
+    """
+    answers = Answers(experiment, server, memories)
+    names, num_clients = experiment.dataset.meta.class_names, experiment.setting.num_clients
+    rows: list[Row] = []
+
+    def add(model: str, test: str, predicted: Tensor, labels: Tensor) -> None:
+        rights = torch.bincount(labels[predicted == labels], minlength=len(names)).tolist()
+        totals = torch.bincount(labels, minlength=len(names)).tolist()
+        for name, right, total in zip(names, rights, totals, strict=True):
+            accuracy = right / total if total else None
+            rows.append(
+                {"model": model, "test": test, "class": name, "correct": right, "total": total, "accuracy": accuracy}
+            )
+
+    shared = answers.global_model()
+    for client in range(min(num_clients, MOST_CLIENTS)):
+        own, classes = answers.own_model(client), answers.classes(client)
+        images, labels = answers.own_test(client)
+        if own is not None:
+            add(str(client), "all", answers.predictions(own, answers.images, classes), answers.labels)
+            add(str(client), "own", answers.predictions(own, images, classes), labels)
+        elif shared is not None:
+            add(str(client), "own", answers.predictions(shared, images), labels)
+    if shared is not None:
+        add("global", "all", answers.predictions(shared, answers.images), answers.labels)
+    notes = (f"The first {MOST_CLIENTS} of {num_clients} clients.",) if num_clients > MOST_CLIENTS else ()
+    return Result(rows=tuple(rows), notes=notes)

@@ -1,0 +1,109 @@
+"""t-SNE of test features: one global model (V2), several clients' models (V3), before and after calibration (FedCSPC).
+
+Equally many samples of every class, the same for every model. Several clients' models share one embedding, because
+that they put the same images at different places is what the figure is for; the models before and after a calibration
+get one each, because their feature spaces need not have anything in common.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcore.engine.experiment import Experiment
+from flcore.evaluation.analyses.answers import Answers, name_before
+from flcore.evaluation.analyses.base import Result, class_names, equal_per_class, needs_global_model
+from flcore.evaluation.analyses.embedding import embed
+from flcore.evaluation.scoring import Memories
+from flcore.messages import Record, Weights
+
+PER_CLASS = 100
+MOST_POINTS = 3000
+MOST_CLIENTS = 4
+"""Models of one joint embedding, which have to share its points and its colours."""
+
+
+def tsne(experiment: Experiment, server: Record, memories: Memories) -> Result:
+    """One embedding of all models' features.
+
+    ``embedding`` float [M, N, 2], ``predictions`` int [M, N], ``labels`` int [N] (the same samples for all models),
+    ``models`` text [M], ``accuracies`` float [M] on the whole test set, ``counts`` int [M, K] (training samples of the
+    client; of all clients for the global model), ``class_names``.
+    """
+    answers = Answers(experiment, server, memories)
+    counts = experiment.partition.counts
+    shared = answers.global_model()
+    if shared is not None:
+        found = _looked_at(answers, [(shared, None)])
+        return Result(
+            {
+                **found,
+                "models": np.array(["global model"]),
+                "counts": counts.sum(axis=0, keepdims=True),
+                "class_names": class_names(experiment),
+            }
+        )
+    clients = range(min(experiment.setting.num_clients, MOST_CLIENTS))
+    models = [(answers.own_model(client), answers.classes(client)) for client in clients]
+    found = _looked_at(answers, [(model, classes) for model, classes in models if model is not None])
+    return Result(
+        {
+            **found,
+            "models": np.array([f"client {client}" for client in clients]),
+            "counts": counts[: len(clients)],
+            "class_names": class_names(experiment),
+        },
+        notes=("The method has no global model: the first clients' models, the same images, one embedding.",),
+    )
+
+
+def tsne_calibration(experiment: Experiment, server: Record, memories: Memories) -> Result:
+    """As :func:`tsne`, without ``counts``, for the models before and after, each with an embedding of its own."""
+    answers = Answers(experiment, server, memories)
+    after, before = answers.global_model(), answers.uncalibrated_model()
+    assert after is not None and before is not None  # see keeps_uncalibrated
+    rows = sampled(answers)
+    # By the network's own head: what else a method answers with belongs to the calibrated model.
+    predictions = torch.stack([answers.logits(model, answers.images).argmax(dim=1) for model in (before, after)])
+    return Result(
+        {
+            "embedding": np.stack([embed(answers.features(model, answers.images[rows])) for model in (before, after)]),
+            "predictions": predictions[:, rows].numpy(),
+            "accuracies": (predictions == answers.labels).double().mean(dim=1).numpy(),
+            "labels": answers.labels[rows].numpy(),
+            "models": np.array(["before calibration", "after calibration"]),
+            "class_names": class_names(experiment),
+        },
+        notes=("Predictions of the network's own head.",),
+    )
+
+
+def keeps_uncalibrated(experiment: Experiment, server: Record) -> str | None:
+    """Why there is nothing to compare with the calibrated model; None where the server kept it."""
+    reason = needs_global_model(experiment, server)
+    if reason is None and name_before(server) is None:
+        reason = f"the server of {experiment.method.name} keeps no model from before a calibration"
+    return reason
+
+
+def sampled(answers: Answers, models: int = 1) -> Tensor:
+    """Positions of the test samples to embed, so few that all models together have at most `MOST_POINTS` points."""
+    num_classes = len(torch.unique(answers.labels))
+    per_class = max(1, min(PER_CLASS, MOST_POINTS // (num_classes * models)))
+    return equal_per_class(answers.labels, per_class, 0, "t-SNE samples")
+
+
+def _looked_at(answers: Answers, models: list[tuple[Weights, Tensor | None]]) -> dict[str, np.ndarray]:
+    """Embedding, predictions, labels and accuracies of some models in one embedding."""
+    rows = sampled(answers, len(models))
+    images = answers.images[rows]
+    features = [answers.features(model, images) for model, _ in models]
+    predictions = torch.stack([answers.predictions(model, answers.images, classes) for model, classes in models])
+    accuracies = (predictions == answers.labels).double().mean(dim=1)
+    return {
+        "embedding": embed(torch.cat(features)).reshape(len(models), len(rows), 2),
+        "predictions": predictions[:, rows].numpy(),
+        "labels": answers.labels[rows].numpy(),
+        "accuracies": accuracies.numpy(),
+    }

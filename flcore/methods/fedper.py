@@ -1,0 +1,89 @@
+"""FedPer (Arivazhagan, Aggarwal, Singh, Choudhary, 2019): a shared base under personal top layers, trained jointly.
+
+Client: minimise CE over base f and top h together, from the received f and its own last h; upload f. Server: FedAvg of
+f (Algorithm 1). A client that never took part has the initial h; one that was not sampled answers with the current f
+and its old h.
+
+There is no global model. Section 21 of baselines.md defines a global score by the mean of the clients' tops, which
+never leave them: it is not reported.
+
+``head_from`` says where the personal part begins. BatchNorm statistics belong to the base, which is where the models
+have them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from flcore.errors import ConfigError
+from flcore.messages import Record, Weights, payload_of
+from flcore.methods.base import Setting, TrainedClient, Turn
+from flcore.methods.fedavg import FedAvg
+from flcore.params import param
+
+
+@dataclass(frozen=True)
+class FedPer(FedAvg):
+    """FedAvg of the lower layers; the upper ones stay with their client."""
+
+    name: ClassVar[str] = "fedper"
+    summary: ClassVar[str] = "shared lower layers, personal upper layers, trained together"
+    citation: ClassVar[str] = "Arivazhagan et al., 2019"
+    has_global_model: ClassVar[bool] = False
+
+    head_from: Literal["head", "fully_connected"] = param(
+        "head", "personal: the last layer, or all fully connected layers (GFPL's choice for small CNNs)"
+    )
+
+    def start_server(self, setting: Setting) -> Record:
+        """The initial base.
+
+        Raises:
+            ConfigError: nothing would be shared.
+        """
+        shared = self.base(setting.initial)
+        if not shared.params:
+            raise ConfigError(f"method.head_from = {self.head_from}: this model has no other layers to share")
+        return {"model": shared}
+
+    def begin(self, turn: Turn) -> Weights:
+        """The received base under the client's own top."""
+        return self.whole(payload_of(Weights, turn.inbox, "model"), turn.memory, turn.setting)
+
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
+        """The trained base with n_k; the top stays."""
+        message, memory = super().reply(turn, trained)
+        top = {name: trained.weights.params[name] for name in self.personal(trained.weights)}
+        return {**message, "model": self.base(trained.weights)}, {**memory, "top": Weights(top)}
+
+    def global_model(self, server: Record, setting: Setting) -> Weights | None:
+        """None: a base without a top answers nothing."""
+        return None
+
+    def client_model(self, server: Record, memory: Record, setting: Setting) -> Weights | None:
+        """The current base under the client's own top."""
+        return self.whole(payload_of(Weights, server, "model"), memory, setting)
+
+    def personal(self, weights: Weights) -> tuple[str, ...]:
+        """Names of the personal parameters of a whole model."""
+        prefixes = ["head."]
+        if self.head_from == "fully_connected":
+            prefixes += [layer_of(name) for name, tensor in weights.params.items() if tensor.ndim == 2]
+        return tuple(name for name in weights.params if name.startswith(tuple(prefixes)))
+
+    def base(self, weights: Weights) -> Weights:
+        """The shared part of a whole model."""
+        personal = self.personal(weights)
+        shared = {name: tensor for name, tensor in weights.params.items() if name not in personal}
+        return Weights(shared, weights.buffers)
+
+    def whole(self, base: Weights, memory: Record, setting: Setting) -> Weights:
+        """A base under the top that a client remembers, the initial one before its first turn."""
+        top = payload_of(Weights, memory, "top").params if "top" in memory else {}
+        return Weights({**setting.initial.params, **base.params, **top}, base.buffers)
+
+
+def layer_of(parameter: str) -> str:
+    """The prefix that a layer's parameters share: ``encoder.2.`` of ``encoder.2.weight``."""
+    return parameter.rpartition(".")[0] + "."

@@ -1,0 +1,117 @@
+"""FedProc (Mu et al., FGCS 2023): global class prototypes as anchors of a contrast that gives way to cross-entropy.
+
+Client in round t = 0..T − 1, with z the feature (the projection's output where the model has one):
+
+    α_t·ℓ_gpc + (1 − α_t)·CE,  α_t = α_0·(1 − t/T),
+    ℓ_gpc = −log( exp(z·c_y/τ) / Σ_j exp(z·c_j/τ) ), over the classes that have a prototype c_j.
+
+In round 0 there are none and CE stands alone (with α_0 = 1 the head would get no gradient). Afterwards a client sends
+the mean z of each of its classes. Server: FedAvg, and per class the mean over the clients of the round that hold it; a
+class that nobody holds keeps its prototype.
+
+The authors' code is not public; loss and schedule follow a third party's (baselines.md section 11). Decided here: z and
+prototypes are normalised and τ = 1 (``similarity: inner`` leaves them as they are); the mean over clients is unweighted
+unless ``weighted``; a sample whose class has no prototype is left out of ℓ_gpc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from flcore.generation import weighted_class_means
+from flcore.losses import cross_entropy
+from flcore.losses_contrastive import prototype_contrast
+from flcore.messages import Arrays, Prototypes, Record, payload_of
+from flcore.methods.base import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
+from flcore.methods.fedavg import FedAvg
+from flcore.params import Search, param
+from flcore.prototypes import average_prototypes, class_means
+
+
+@dataclass(frozen=True)
+class FedProc(FedAvg):
+    """FedAvg whose features are first drawn to global prototypes, later to what the head wants."""
+
+    name: ClassVar[str] = "fedproc"
+    summary: ClassVar[str] = "a contrast with global prototypes whose weight falls over the rounds, beside FedAvg"
+    citation: ClassVar[str] = "Mu et al., FGCS 2023"
+
+    alpha: float = param(1.0, "α_0, share of the contrast in the loss; it falls to 0 over the rounds", low=0, high=1)
+    tau: float = param(1.0, "temperature τ of the contrast", above=0, search=Search(0.1, 1.0, log=True))
+    similarity: Literal["cosine", "inner"] = param("cosine", "similarity of features and prototypes")
+    weighted: bool = param(False, "weigh clients by their samples of the class in the mean of prototypes")
+
+    def start_server(self, setting: Setting) -> Record:
+        """The initial model and no prototypes yet."""
+        server = super().start_server(setting)
+        if self.alpha == 0:
+            return server
+        return {**server, "prototypes": Prototypes.empty(setting.num_classes, setting.feature_dim)}
+
+    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+        """The global model and the prototypes of the classes that have one."""
+        message = super().broadcast(server, client, setting)
+        return message if self.alpha == 0 else {**message, "prototypes": server["prototypes"]}
+
+    def context(self, turn: Turn) -> Context:
+        """α_t and the prototypes, from the second round on."""
+        passed = turn.round - 1
+        if self.alpha == 0 or passed == 0:
+            return {}
+        prototypes = payload_of(Prototypes, turn.inbox, "prototypes")
+        share = self.alpha * (1 - passed / turn.setting.rounds)
+        return {"share": share, "means": prototypes.means, "present": prototypes.present}
+
+    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """(1 − α_t)·CE and α_t·ℓ_gpc."""
+        features = model.features(batch.images)
+        supervised = cross_entropy(model.classify(features), batch.labels, batch.weight)
+        if "share" not in context:
+            return {"cross_entropy": supervised}
+        contrast = prototype_contrast(
+            features,
+            batch.labels,
+            context["means"],
+            context["present"],
+            self.tau,
+            similarity=self.similarity,
+            weight=batch.weight,
+        )
+        return {"cross_entropy": (1 - context["share"]) * supervised, "contrast": context["share"] * contrast}
+
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
+        """The trained weights with n_k and the class means, with ``weighted`` also their numbers of samples."""
+        message, memory = super().reply(turn, trained)
+        if self.alpha == 0:
+            return message, memory
+        prototypes = class_means(*trained.features(), turn.setting.num_classes)
+        message = {**message, "prototypes": prototypes}
+        if self.weighted:
+            message["class_counts"] = Arrays({"held": turn.counts[prototypes.present]})
+        return message, memory
+
+    def stages(self) -> Mapping[str, Stage]:
+        """FedAvg's, then the prototypes' mean over clients."""
+        stages = dict(super().stages())
+        return stages if self.alpha == 0 else {**stages, "fuse-prototypes": self.fuse_prototypes}
+
+    def fuse_prototypes(
+        self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int
+    ) -> Record:
+        """c_j ← the mean of the round's uploads of class j."""
+        uploads = {client: payload_of(Prototypes, replies[client], "prototypes") for client in sorted(replies)}
+        previous = payload_of(Prototypes, server, "prototypes")
+        if not self.weighted:
+            return {**server, "prototypes": average_prototypes(uploads, previous)}
+        counts = torch.zeros(len(uploads), setting.num_classes, dtype=torch.int64)
+        for row, (client, upload) in enumerate(uploads.items()):
+            counts[row, upload.present] = payload_of(Arrays, replies[client], "class_counts")["held"]
+        stacked = torch.stack([upload.means for upload in uploads.values()])
+        means, present = weighted_class_means(stacked.double(), counts)
+        fused = torch.where(present.unsqueeze(1), means.float(), previous.means)
+        return {**server, "prototypes": Prototypes(fused, previous.present | present)}

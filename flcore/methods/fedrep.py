@@ -1,0 +1,51 @@
+"""FedRep (Collins, Hassani, Mokhtari, Shakkottai, ICML 2021): a shared representation, personal heads, in alternation.
+
+Client (Algorithm 1): from the received f and its own last h, train h with f frozen, then f with h frozen, each on CE
+with a fresh optimiser and the same learning rate; upload f. Server: FedAvg of f. Memory, traffic, answers and
+``head_from`` as in FedPer.
+
+Frozen means in evaluation mode too: while h is trained, f's BatchNorm statistics stand still and it has no dropout.
+
+E_h is ``head_epochs``, by default what ``local`` says; E_f is ``body_epochs``. For as many passes in all as other
+methods have (E_h = E − 1, E_f = 1), set ``local.epochs`` one lower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from flcore.losses import cross_entropy
+from flcore.methods.base import Batch, Context, Leg, LocalModel, Phase, Setting
+from flcore.methods.fedper import FedPer, layer_of
+from flcore.params import Search, param
+
+
+@dataclass(frozen=True)
+class FedRep(FedPer):
+    """FedPer whose clients train the personal part first, then the shared one."""
+
+    name: ClassVar[str] = "fedrep"
+    summary: ClassVar[str] = "shared lower layers, personal upper layers, trained one after the other"
+    citation: ClassVar[str] = "Collins et al., ICML 2021"
+
+    head_epochs: int | None = param(
+        None, "E_h, passes over the data that train the personal part; null: as configured in local", low=1
+    )
+    body_epochs: int = param(1, "E_f, passes that then train the shared part", low=1, search=Search(1, 5))
+
+    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
+        """One leg of two phases: the personal part, then the shared one."""
+        personal = tuple(map(layer_of, self.personal(setting.initial)))
+        # Layers, not parameters: statistics move where a whole layer does.
+        shared = tuple(map(layer_of, self.base(setting.initial).params))
+        head = Phase(trainable=personal, epochs=self.head_epochs, loss=loss_on_frozen_base)
+        return (Leg(who=self.trains, phases=(head, Phase(trainable=shared, epochs=self.body_epochs))),)
+
+
+def loss_on_frozen_base(model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    """Cross-entropy over features without dropout; the head keeps its own."""
+    logits = model.classify(model.beside().features(batch.images))
+    return {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}

@@ -1,0 +1,90 @@
+"""MOON (Li, He, Song, CVPR 2021): FedAvg whose clients contrast their features with those of two frozen models.
+
+Client: CE + μ·ℓ_con, batch means, with z the feature (the head's input: the projection's output where the model has
+one, as the paper's has), z_g that of the received model and z_prev that of the model this client ended its previous
+turn with (Eq. 3):
+
+    ℓ_con = −log( exp(cos(z, z_g)/τ) / (exp(cos(z, z_g)/τ) + exp(cos(z, z_prev)/τ)) ).
+
+Both are asked in evaluation mode and get no gradient. Server: FedAvg of everything, the projection included.
+
+Deviations from the authors' code: a client without a previous turn has no z_prev and its term is exactly 0 (the code
+has an empty pool in the first round and other clients' initial models later); sampled clients alone are averaged, with
+shares of their own sum (the code divides by all clients' samples). Without augmentation z_g and z_prev are constant in
+a round; they are computed in every step all the same, which costs two passes forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from flcore.losses import cross_entropy
+from flcore.losses_contrastive import model_contrast
+from flcore.messages import Record, Weights, payload_of
+from flcore.methods.base import Batch, Context, LocalModel, TrainedClient, Turn
+from flcore.methods.fedavg import FedAvg
+from flcore.params import Search, param
+
+
+@dataclass(frozen=True)
+class Moon(FedAvg):
+    """FedAvg with a pull to the received model's features and a push from the client's previous ones."""
+
+    name: ClassVar[str] = "moon"
+    summary: ClassVar[str] = "FedAvg whose features are drawn to the global model's, away from the client's last ones"
+    citation: ClassVar[str] = "Li et al., CVPR 2021"
+
+    mu: float = param(
+        5.0,
+        "weight μ of the contrast; 5 for CIFAR-10, 1 for CIFAR-100 and Tiny-ImageNet",
+        low=0,
+        search=Search(0.1, 10.0, log=True),
+    )
+    tau: float = param(0.5, "temperature τ of the contrast", above=0, search=Search(0.1, 1.0, log=True))
+
+    def context(self, turn: Turn) -> Context:
+        """Both frozen models from the second round on; before it nobody has a previous one.
+
+        Where this client has none, the received one stands in and does not count.
+        """
+        if self.mu == 0 or turn.round == 1:
+            return {}
+        received = payload_of(Weights, turn.inbox, "model")
+        known = "previous" in turn.memory
+        previous = payload_of(Weights, turn.memory, "previous") if known else received
+        # Under `model.batchnorm: local` no statistics are received: the client has its own, else the initial ones.
+        buffers = received.buffers or previous.buffers or turn.setting.initial.buffers
+        device = next(iter(received.params.values())).device
+        return {
+            "present": torch.tensor([known], device=device),
+            "global": {**received.params, **buffers},
+            "previous": {**previous.params, **(previous.buffers or buffers)},
+        }
+
+    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """Cross-entropy and, unless switched off, μ·ℓ_con."""
+        features = model.features(batch.images)
+        terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
+        if "global" in context:
+            with torch.no_grad():
+                shared = model.features(batch.images, weights=context["global"])
+                own = model.features(batch.images, weights=context["previous"])
+            contrast = model_contrast(
+                features, shared, own.unsqueeze(0), context["present"], self.tau, weight=batch.weight
+            )
+            terms["contrast"] = self.mu * contrast
+        return terms
+
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
+        """The trained weights with n_k; the client remembers them."""
+        message, memory = super().reply(turn, trained)
+        if self.mu == 0:
+            return message, memory
+        # A copy of the statistics: a record cannot be stored with two payloads that share tensors, and under
+        # `model.batchnorm: local` the engine keeps the very same ones beside these.
+        buffers = {name: tensor.clone() for name, tensor in trained.weights.buffers.items()}
+        return message, {**memory, "previous": Weights(trained.weights.params, buffers)}

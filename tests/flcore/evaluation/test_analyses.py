@@ -1,0 +1,303 @@
+"""Analyses of small federations: what is looked at, by hand where that is possible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flcore.config import Config
+from flcore.errors import ConfigError
+from flcore.evaluation.analyses import SUMMARIES
+from flcore.evaluation.analyses.answers import BEFORE_CALIBRATION, Answers
+from flcore.evaluation.analyses.base import equal_per_class
+from flcore.evaluation.analyses.class_heatmap import class_heatmap
+from flcore.evaluation.analyses.embedding import embed
+from flcore.evaluation.analyses.generated import generator_distances, tsne_generated
+from flcore.evaluation.analyses.gradcam import gradcam_cases
+from flcore.evaluation.analyses.registry import ANALYSES
+from flcore.evaluation.analyses.tsne import tsne, tsne_calibration
+from flcore.evaluation.analyses.tsne_prototypes import tsne_prototypes
+from flcore.messages import Prototypes, Record, Weights
+from flcore.methods.base import Setting
+from flcore.methods.fedavg import FedAvg
+
+CLASSES = [[9, 0, 0], [0, 9, 0], [0, 0, 9]]
+
+
+def reader(order: tuple[int, ...] = (0, 1, 2)) -> Weights:
+    """A linear model that says ``order[i]`` where pixel i is bright."""
+    weight = torch.zeros(3, 3)
+    for pixel, answer in enumerate(order):
+        weight[answer, pixel] = 1
+    return Weights({"head.weight": weight, "head.bias": torch.zeros(3)})
+
+
+def federation(lab: Any, **changes: Any) -> Any:
+    """Client 0 trains on classes 0, 1, client 1 on 1, 2; four test images show 0, 1, 1, 2, class 2's labelled 1.
+
+    Client 0 is tested on images 0 and 1, client 1 on 2 and 3.
+    """
+    dataset = lab.toy_dataset(CLASSES + CLASSES[1:2], [0, 1, 2, 1], [CLASSES[i] for i in (0, 1, 1, 2)], [0, 1, 1, 1])
+    dataset = replace(dataset, meta=replace(dataset.meta, num_classes=3, class_names=("a", "b", "c")))
+    return lab.experiment(dataset, lab.by_hand(dataset, [[0, 1], [2, 3]], [[0, 1], [2, 3]]), lab.ToySpec(), **changes)
+
+
+def tiny_run(lab: Any, tmp: Any, **changes: Any) -> tuple[Any, Record, Any]:
+    """A trained run of the tiny data."""
+    experiment = lab.experiment(federation__rounds=1, **changes)
+    done = lab.run(experiment, tmp)
+    return experiment, done.state.server, done.memory
+
+
+# ------------------------------------------------------------------------------------------------- names, samples
+
+
+def test_every_name_has_an_entry_and_a_line() -> None:
+    assert tuple(ANALYSES) == tuple(SUMMARIES)
+    assert all(ANALYSES[name].summary == summary for name, summary in SUMMARIES.items())
+
+
+def test_configuration_knows_the_names_and_keeps_them_out_of_a_runs_identity() -> None:
+    plain, asked = (
+        Config.from_mapping({}),
+        Config.from_mapping({"evaluation": {"analyses": ["tsne", "inversion"]}}),
+    )
+    assert asked.evaluation.analyses == ("tsne", "inversion") and plain.evaluation.analyses == ()
+    assert asked.identity() == plain.identity() and "every" in asked.identity()["evaluation"]
+    assert Config.from_mapping(asked.to_mapping()) == asked
+    with pytest.raises(ConfigError, match=r"evaluation\.analyses: tsnee: unknown analysis; did you mean 'tsne'"):
+        Config.from_mapping({"evaluation": {"analyses": ["tsnee"]}})
+    with pytest.raises(ConfigError, match="twice"):
+        Config.from_mapping({"evaluation": {"analyses": ["tsne", "tsne"]}})
+
+
+def test_equally_many_samples_of_every_class() -> None:
+    """Classes 3, 5 and 8 with 4, 2 and 6 samples: two of each; or one where one is asked for."""
+    labels = torch.tensor([8, 3, 8, 5, 3, 8, 8, 3, 8, 5, 3, 8])
+    for asked, expected in ((9, 2), (1, 1)):
+        rows = equal_per_class(labels, asked, 0, "test")
+        assert labels[rows].tolist() == [3] * expected + [5] * expected + [8] * expected
+        assert len(set(rows.tolist())) == len(rows)
+    assert torch.equal(equal_per_class(labels, 9, 0, "test"), equal_per_class(labels, 9, 0, "test"))
+    draws = {tuple(equal_per_class(labels, 1, seed, "test").tolist()) for seed in range(20)}
+    assert len(draws) > 1
+
+
+# ---------------------------------------------------------------------------------------------------- class heatmap
+
+
+def table(result: Any) -> dict[tuple[str, str], list[float | None]]:
+    found: dict[tuple[str, str], list[float | None]] = {}
+    for row in result.rows:
+        found.setdefault((row["model"], row["test"]), []).append(row["accuracy"])
+    return found
+
+
+def test_heatmap_of_a_global_model(lab: Any) -> None:
+    """It reads what it sees. Client 0's images 0, 1: a, b right. Client 1's 2, 3: one of two b right. All: 1, 2/3."""
+    found = class_heatmap(federation(lab), {"model": reader()}, lambda k: {})
+    assert table(found) == {
+        ("0", "own"): [1.0, 1.0, None],
+        ("1", "own"): [None, 0.5, None],
+        ("global", "all"): [1.0, pytest.approx(2 / 3), None],
+    }
+    assert {row["class"] for row in found.rows} == {"a", "b", "c"}
+    assert sum(int(row["total"] or 0) for row in found.rows if row["test"] == "all") == 4
+
+
+def test_heatmap_of_personal_models(lab: Any) -> None:
+    """Client 0 reads right; client 1 swaps a and b: it is wrong on images 0, 1, 2, and says c for image 3 (b)."""
+    memories = {0: {"model": reader()}, 1: {"model": reader((1, 0, 2))}}
+    found = class_heatmap(federation(lab, method__name="local"), {}, memories.__getitem__)
+    assert table(found) == {
+        ("0", "all"): [1.0, pytest.approx(2 / 3), None],
+        ("0", "own"): [1.0, 1.0, None],
+        ("1", "all"): [0.0, 0.0, None],
+        ("1", "own"): [None, 0.0, None],
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------- t-SNE
+
+
+def test_embedding_keeps_groups_together_and_repeats() -> None:
+    """Two groups far apart in 60 dimensions (so PCA is used): each point's nearest neighbour is of its own group."""
+    stream = torch.Generator().manual_seed(0)
+    features = torch.randn(80, 60, generator=stream)
+    features[40:] += 30
+    points = embed(features)
+    assert points.shape == (80, 2) and np.isfinite(points).all()
+    distances = np.linalg.norm(points[:, None] - points[None], axis=-1) + 1e9 * np.eye(80)
+    nearest = distances.argmin(axis=1)
+    assert ((nearest < 40) == (np.arange(80) < 40)).all()
+    assert np.array_equal(points, embed(features))
+
+
+def test_embedding_of_edge_cases() -> None:
+    """Equal features have no direction; one dimension cannot start from two components; four points are enough."""
+    assert not embed(torch.ones(9, 3)).any()
+    assert np.isfinite(embed(torch.arange(6.0).unsqueeze(1))).all()
+    assert np.isfinite(embed(torch.eye(4))).all()
+    with pytest.raises(ValueError, match="at least 4"):
+        embed(torch.eye(3))
+    with pytest.raises(ValueError, match="finite"):
+        embed(torch.full((5, 2), torch.nan))
+
+
+def test_tsne_of_the_global_model(lab: Any, tmp_path: Any) -> None:
+    """Sixty test images, ten of each of six classes; the accuracy is the run's own score."""
+    experiment, server, memory = tiny_run(lab, tmp_path)
+    arrays = tsne(experiment, server, memory).arrays
+    assert arrays["embedding"].shape == (1, 60, 2)
+    assert np.bincount(arrays["labels"]).tolist() == [10] * 6
+    assert arrays["accuracies"].tolist() == [pytest.approx(lab_accuracy(experiment, server))]
+    # All test images are shown here, so that the share of right predictions shown is the accuracy.
+    assert (arrays["predictions"][0] == arrays["labels"]).mean() == pytest.approx(arrays["accuracies"][0])
+    assert arrays["counts"].sum() == experiment.partition.counts.sum()
+
+
+def lab_accuracy(experiment: Any, server: Record) -> float:
+    answers = Answers(experiment, server, lambda k: {})
+    found = answers.score(server, lambda k: {}).top1_global
+    assert found is not None
+    return found
+
+
+def test_tsne_of_clients_shows_the_same_images_to_all(lab: Any, tmp_path: Any) -> None:
+    experiment, server, memory = tiny_run(lab, tmp_path, method__name="local")
+    result = tsne(experiment, server, memory)
+    arrays = result.arrays
+    assert arrays["models"].tolist() == [f"client {k}" for k in range(4)]
+    assert arrays["embedding"].shape == (4, 60, 2) and arrays["predictions"].shape == (4, 60)
+    assert np.array_equal(arrays["counts"], experiment.partition.counts[:4])
+    assert result.notes
+
+
+def test_before_and_after_calibration(lab: Any, tmp_path: Any) -> None:
+    """The server kept a head that always says class 3: 10 of 60 right. The rest of the model is the calibrated one."""
+    experiment, server, memory = tiny_run(lab, tmp_path)
+    head = {name: torch.zeros_like(v) for name, v in server["model"].params.items() if name.startswith("head.")}
+    head["head.bias"][3] = 1
+    kept = {**server, BEFORE_CALIBRATION[0]: Weights(head)}
+    arrays = tsne_calibration(experiment, kept, memory).arrays
+    assert arrays["models"].tolist() == ["before calibration", "after calibration"]
+    assert arrays["accuracies"].tolist() == pytest.approx([1 / 6, lab_accuracy(experiment, server)])
+    # The encoder is the same, and so are both embeddings.
+    assert np.array_equal(arrays["embedding"][0], arrays["embedding"][1])
+    found = gradcam_cases(experiment, kept, memory)
+    counts = {row["case"]: int(row["count"] or 0) for row in found.rows}
+    assert sum(counts.values()) == 60 and counts["kept right"] + counts["broken"] == 10
+    assert (found.arrays["predicted_before"] == 3).all()
+    assert len(found.arrays["images"]) == sum(min(count, 3) for count in counts.values())
+    # No weights, no map; and the calibrated model has maps that reach 1 or stay empty.
+    assert not found.arrays["before"].any()
+    assert set(np.unique(found.arrays["after"].max(axis=(1, 2)))) <= {0.0, 1.0}
+
+
+def test_prototypes_over_a_clients_features(lab: Any) -> None:
+    """Client 0 has twelve samples of class 0 and eight of class 1, client 1 five of each: client 0 is shown.
+
+    Pixels are features. Class 0's lie at two places, (i, 0) and (i, 50): its mean is in between, two clusters are the
+    two places. Prototypes: 1 + 2 + 4 per class, and the server's of class 1 only: 20 + 14 + 1 points.
+    """
+    zeros = [[i, 50 * (i % 2)] for i in range(12)]
+    ones = [[200 + i, 7 * i] for i in range(8)]
+    rest = [[20 * i, 90] for i in range(10)]
+    dataset = lab.toy_dataset(zeros + ones + rest, [0] * 12 + [1] * 8 + [0, 1] * 5, [[0, 0], [200, 0]], [0, 1])
+    partition = lab.by_hand(dataset, [list(range(20)), list(range(20, 30))], [[0], [1]])
+    experiment = lab.experiment(dataset, partition, lab.ToySpec())
+    server: Record = {
+        "model": Weights({"head.weight": torch.zeros(2, 2), "head.bias": torch.zeros(2)}),
+        "prototypes": Prototypes(torch.tensor([[0.0, 0], [204, 24]]), torch.tensor([False, True])),
+        "other": Prototypes.empty(2, 5),
+    }
+    arrays = tsne_prototypes(experiment, server, lambda k: {}).arrays
+    assert int(arrays["client"]) == 0 and arrays["embedding"].shape == (35, 2)
+    sizes = {(label, k): int(((arrays["labels"] == label) & (arrays["clusters"] == k)).sum())
+             for label in (0, 1) for k in (0, 1, 2, 4, -1)}  # fmt: skip
+    assert sizes == {(0, 0): 12, (0, 1): 1, (0, 2): 2, (0, 4): 4, (0, -1): 0,
+                     (1, 0): 8, (1, 1): 1, (1, 2): 2, (1, 4): 4, (1, -1): 1}  # fmt: skip
+
+
+def test_prototypes_of_the_encoder_are_shown_among_its_outputs(lab: Any) -> None:
+    """FedCSPC's encoder ends in 84 values, its projection in 256: prototypes of 84 are shown among the former.
+
+    Two classes, of each a prototype; of prototypes of any other length none can be shown.
+    """
+    experiment = lab.experiment(model={"name": "fedcspc_cnn"}, method__name="fedavg")
+    server = experiment.method.start_server(experiment.setting)
+    for width, shown in ((84, 2), (256, 2), (7, 0)):
+        prototypes = Prototypes(torch.ones(6, width), torch.ones(6, dtype=torch.bool))
+        result = tsne_prototypes(experiment, {**server, "prototypes": prototypes}, lambda k: {})
+        assert int((result.arrays["clusters"] == -1).sum()) == shown
+        assert result.notes[0].startswith("Encoded training images" if width == 84 else "Training features")
+
+
+# ------------------------------------------------------------------------------------------------ generated features
+
+
+@dataclass(frozen=True)
+class Generating(FedAvg):
+    """FedAvg with features drawn around a corner per class."""
+
+    name: ClassVar[str] = "generating"
+
+    def generated_features(
+        self, server: Record, setting: Setting, count: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor] | None:
+        labels = torch.arange(setting.num_classes).repeat_interleave(count)
+        corners = 100 * torch.eye(setting.num_classes, setting.feature_dim)
+        noise = torch.randn(len(labels), setting.feature_dim, generator=generator)
+        return corners[labels] + noise, labels
+
+
+def test_generated_and_real_features_together(lab: Any, tmp_path: Any) -> None:
+    experiment, server, memory = tiny_run(lab, tmp_path, algorithm=Generating())
+    arrays = tsne_generated(experiment, server, memory).arrays
+    made = arrays["generated"]
+    assert arrays["embedding"].shape == (120, 2) and made.sum() == 60
+    assert np.bincount(arrays["labels"][made]).tolist() == np.bincount(arrays["labels"][~made]).tolist() == [10] * 6
+
+
+def test_generator_distances(lab: Any, tmp_path: Any) -> None:
+    """Means of classes lie 100·√2 = 141.4 apart. Within a class: mean of |x - y| for x, y ~ N(0, I₈): √2·√2·Γ(4.5)/Γ(4)
+    = 2·11.632/6 = 3.877. The noise is the same each time, whatever the run's seed.
+    """
+    experiment, server, memory = tiny_run(lab, tmp_path, algorithm=Generating())
+    result = generator_distances(experiment, server, memory)
+    rows = {(row["features"], row["space"]): row for row in result.rows}
+    assert set(rows) == {(which, space) for which in ("generated", "real") for space in ("feature", "tsne")}
+    made = rows["generated", "feature"]
+    assert made["intra"] == pytest.approx(3.877, rel=0.02)
+    assert made["centroid_inter"] == pytest.approx(141.4, rel=0.01)
+    assert made["nearest_distance"] is not None and rows["real", "feature"]["nearest_distance"] is None
+    other = lab.experiment(federation__rounds=1, algorithm=Generating(), seed=9)
+    again = generator_distances(other, server, memory).rows[0]
+    assert (again["intra"], again["inter"]) == (made["intra"], made["inter"])
+
+
+# --------------------------------------------------------------------------------------------------- what applies
+
+
+def test_what_a_run_allows_and_why_not(lab: Any) -> None:
+    experiment = federation(lab)
+    server: Record = {"model": reader()}
+    reasons = {name: analysis.applies(experiment, server) for name, analysis in ANALYSES.items()}
+    assert {name for name, reason in reasons.items() if reason is None} == {
+        *("class_heatmap", "tsne", "tsne_prototypes", "inversion", "inversion_search"),
+    }
+    assert reasons["gradcam"] == "the server of fedavg keeps no model from before a calibration"
+    assert reasons["virtual_images"] == "the server of fedavg holds no virtual images"
+    assert reasons["generator_distances"] == "the server of fedavg holds nothing that generates features"
+    for name in BEFORE_CALIBRATION:
+        kept = {**server, name: reader()}
+        assert ANALYSES["tsne_calibration"].applies(experiment, kept) is None
+    assert ANALYSES["gradcam"].applies(experiment, kept) == "toy has no convolution"
+    local = federation(lab, method__name="local")
+    assert ANALYSES["inversion"].applies(local, {}) == "local has no global model"
+    assert ANALYSES["class_heatmap"].applies(local, {}) is None

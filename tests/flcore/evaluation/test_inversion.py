@@ -1,0 +1,184 @@
+"""Prototype inversion: what is attacked, and how it is scored (evaluation.md section 5.3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flcore.evaluation.analyses import inversion as module
+from flcore.evaluation.analyses.answers import Answers
+from flcore.evaluation.analyses.inversion import (
+    BASELINE,
+    Decoder,
+    closest_image,
+    group_means,
+    search_images,
+    train_decoder,
+)
+from flcore.messages import Weights
+
+FEATURES = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_prototype_of_one_sample_is_its_feature() -> None:
+    for size, rows, mean in group_means(FEATURES, (1,), 3, np.random.default_rng(0)):
+        assert size == 1 and torch.equal(mean, FEATURES[int(rows)])
+
+
+def test_means_are_of_distinct_samples_and_sets() -> None:
+    """Six features: sets of 2 exist in plenty; of 6 there is one; of 10 none."""
+    found = group_means(FEATURES, (2, 6, 10), 4, np.random.default_rng(1))
+    assert [size for size, _, _ in found] == [2, 2, 2, 2, 6]
+    for size, rows, mean in found:
+        assert len(set(rows.tolist())) == size
+        torch.testing.assert_close(mean, FEATURES[rows].sum(0) / size)
+    assert len({tuple(rows.tolist()) for _, rows, _ in found}) == 5
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 64, 48), (1, 3, 5)])
+def test_the_decoder_makes_images_of_every_size(shape: tuple[int, int, int]) -> None:
+    with torch.no_grad():
+        images = Decoder(7, shape).eval()(torch.randn(2, 7, generator=torch.Generator().manual_seed(0)))
+    assert images.shape == (2, *shape)
+    assert float(images.min()) >= 0 and float(images.max()) <= 1
+
+
+def test_the_decoder_learns_to_tell_images_apart() -> None:
+    """Feature +1: a white image, -1: a black one; a constant answer has an error of at least 0.25.
+
+    The second dimension never varies, and must not divide by zero.
+    """
+    images = torch.zeros(20, 1, 8, 8)
+    images[::2] = 1
+    features = torch.stack([2 * images.mean(dim=(1, 2, 3)) - 1, torch.full((20,), 3.0)], dim=1)
+    rebuild = train_decoder(features, images, steps=30, batch_size=16, lr=0.01)
+    rebuilt = rebuild(features)
+    assert float((rebuilt - images).square().mean()) < 0.02
+    again = train_decoder(features, images, steps=30, batch_size=16, lr=0.01)(features)
+    assert torch.equal(rebuilt, again) and not rebuilt.requires_grad
+    other = train_decoder(features, images, steps=30, batch_size=16, lr=0.01, seed=1)(features)
+    assert not torch.equal(rebuilt, other)
+
+
+def test_the_search_finds_the_image_behind_an_invertible_encoder() -> None:
+    """The feature is the image itself times 4: nothing is lost, so the image is found, whichever others there are."""
+    truths = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(2))
+
+    def encode(images: Tensor) -> Tensor:
+        return 4 * images.flatten(1)
+
+    found = search_images(encode, encode(truths), (1, 4, 4), steps=200, lr=0.02, smoothness=0.0)
+    assert float((found - truths).abs().max()) < 0.01
+    alone = search_images(encode, encode(truths[1:2]), (1, 4, 4), steps=200, lr=0.02, smoothness=0.0)
+    torch.testing.assert_close(found[1:2], alone)
+
+
+def test_the_search_prefers_smooth_images() -> None:
+    """An encoder that sees only the mean brightness, asked for 0.5 from 0.5: the smooth start is kept.
+
+    Asked for 0.8 with a strong smoothness, every pixel rises alike.
+    """
+
+    def encode(images: Tensor) -> Tensor:
+        return images.flatten(1).mean(dim=1, keepdim=True)
+
+    assert search_images(encode, torch.tensor([[0.5]]), (1, 4, 4), steps=5).unique().tolist() == [0.5]
+    found = search_images(encode, torch.tensor([[0.8]]), (1, 4, 4), steps=300, lr=0.01, smoothness=1.0)
+    assert float(found.max() - found.min()) < 1e-6 and float(found.mean()) == pytest.approx(0.8, abs=0.02)
+
+
+def test_the_closest_member_is_by_squared_error() -> None:
+    members = torch.tensor([0.0, 0.4, 1.0]).reshape(3, 1, 1, 1).expand(3, 1, 2, 2)
+    assert closest_image(torch.full((1, 2, 2), 0.65), members).unique().tolist() == pytest.approx([0.4])
+
+
+def federation(lab: Any) -> tuple[Any, dict[str, Weights]]:
+    """Two classes of 1×2 images; the model says which pixel is brighter.
+
+    Training: class 0 (10, 0), (20, 0), (30, 0) at client 0 and (50, 0) at client 1; class 1 (0, 40) at client 1. Test:
+    (40, 0) and (60, 0) of class 0, (0, 40) of class 1.
+    """
+    dataset = lab.toy_dataset(
+        [[10, 0], [20, 0], [30, 0], [50, 0], [0, 40]], [0, 0, 0, 0, 1], [[40, 0], [60, 0], [0, 40]], [0, 0, 1]
+    )
+    partition = lab.by_hand(dataset, [[0, 1, 2], [3, 4]], [[0, 1], [2]])
+    experiment = lab.experiment(dataset, partition, lab.ToySpec())
+    return experiment, {"model": Weights({"head.weight": torch.eye(2), "head.bias": torch.zeros(2)})}
+
+
+def test_scores_of_an_attack_that_hands_the_feature_back(lab: Any) -> None:
+    """The toy's features are its pixels (0 to 255), so feature/255 is the mean image itself.
+
+    m = 1 against the true image: error 0. The guess is the class's mean test image: (50, 0) and (0, 40).
+
+    Class 0, all three images of client 0: their mean is (20, 0), which is one of them: closest 0, mean 0. The guess's
+    closest is (30, 0), 20 off in one of two pixels: 200/255². Against the mean image it is 30 off: 450/255². Class 1's
+    only image is the guess itself: 0. Means over both: 100/255², 225/255². ``fewest``: (50, 0) alone: guess exact.
+    """
+    experiment, server = federation(lab)
+
+    def attack(answers: Answers, model: Weights, wanted: Tensor) -> Tensor:
+        return (wanted / 255).reshape(-1, 1, 1, 2)
+
+    result = module._attacked(experiment, server, lambda k: {}, "oracle", attack)
+    rows = {(row["attack"], row["m"], row["against"]): row for row in result.rows}
+    assert {key[1] for key in rows} == {"1", "2", "3", "all", "fewest"}
+    assert rows["oracle", "1", "closest"]["mse"] == pytest.approx(0.0, abs=1e-12)
+    assert rows["oracle", "all", "closest"]["mse"] == pytest.approx(0.0, abs=1e-12)
+    assert rows["oracle", "all", "class mean"]["mse"] == pytest.approx(0.0, abs=1e-12)
+    assert rows["oracle", "all", "closest"]["n"] == 2
+    unit = 1 / 255**2
+    assert rows[BASELINE, "all", "closest"]["mse"] == pytest.approx(100 * unit)
+    assert rows[BASELINE, "all", "class mean"]["mse"] == pytest.approx(225 * unit)
+    assert rows[BASELINE, "fewest", "closest"]["mse"] == pytest.approx(0.0, abs=1e-12)
+    assert all(row["accuracy"] == 1.0 for row in result.rows)
+    # The sheet: classes that have a mean of every m, here class 0 alone (class 1 has one image).
+    assert result.arrays["labels"].tolist() == [0]
+    assert result.arrays["guesses"].reshape(-1).tolist() == [50, 0]
+    assert result.arrays["rebuilt"].shape == (1, 5, 1, 1, 2)
+    assert result.arrays["truths"].dtype == np.uint8
+
+
+def test_a_blind_attack_scores_as_the_guess_does(lab: Any) -> None:
+    """Whoever hands back the class's mean test image gets the baseline's rows; accuracy 0 where the class is wrong."""
+    experiment, server = federation(lab)
+
+    def blind(answers: Answers, model: Weights, wanted: Tensor) -> Tensor:
+        return torch.where(wanted[:, :1] > 0, torch.tensor([50 / 255, 0]), torch.tensor([0, 40 / 255])).reshape(
+            -1, 1, 1, 2
+        )
+
+    rows = module._attacked(experiment, server, lambda k: {}, "blind", blind).rows
+    half = len(rows) // 2
+    assert [{**row, "attack": ""} for row in rows[:half]] == [{**row, "attack": ""} for row in rows[half:]]
+
+    def swapped(answers: Answers, model: Weights, wanted: Tensor) -> Tensor:
+        return blind(answers, model, wanted).flip(-1)
+
+    assert {
+        row["accuracy"] for row in module._attacked(experiment, server, lambda k: {}, "x", swapped).rows[:half]
+    } == {0.0}
+
+
+def test_a_run_is_attacked_both_ways(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few steps: the tables are complete and the auxiliary images are those of the test split."""
+    experiment = lab.experiment(dataset=lab.dataset)
+    server = experiment.method.start_server(experiment.setting)
+    seen = []
+
+    def short(features: Tensor, images: Tensor, *, seed: int) -> Any:
+        seen.append(images)
+        return train_decoder(features, images, steps=3, batch_size=8, seed=seed)
+
+    monkeypatch.setattr(module, "train_decoder", short)
+    monkeypatch.setattr(module, "search_images", lambda *arguments: search_images(*arguments, steps=3))
+    for compute, name in ((module.inversion, "decoder"), (module.inversion_search, "search")):
+        result = compute(experiment, server, lambda k: {})
+        assert {row["attack"] for row in result.rows} == {name, BASELINE}
+        assert {row["m"] for row in result.rows} >= {"1", "2", "all", "fewest"}
+        assert all(0 <= float(row["mse"] or 0) <= 1 for row in result.rows)
+    assert torch.equal(seen[0], lab.dataset.test.images.float() / 255)

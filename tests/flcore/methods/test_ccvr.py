@@ -1,0 +1,427 @@
+"""CCVR: the base's part to the bit, the calibration by hand, what it sends (baselines.md, section 7).
+
+The mathematics of merged Gaussians is tested in tests/flcore/prototypes.
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flcore.engine.client import Worker
+from flcore.errors import ConfigError
+from flcore.messages import Arrays, Facts, Record, Weights, payload_of, serialise
+from flcore.methods import METHODS
+from flcore.methods.ccvr import BASES, CCVR, COLLECT_LEG, hidden_units, last_linear, signed_power
+from flcore.methods.fedprox import FedProx
+from flcore.models import Backbone, load_weights
+from flcore.rng import torch_stream
+
+SHORT = {"per_class": 20, "epochs": 2}
+
+
+def same(first: Weights, second: Weights) -> bool:
+    """Equal to the bit, names and order included."""
+    return first.header() == second.header() and serialise({"model": first}) == serialise({"model": second})
+
+
+def toy(lab: Any, pixels: list[list[int]], labels: list[int], clients: list[Any], **changes: Any) -> Any:
+    """A linear model for two classes that starts at zero; features are pixels."""
+    dataset = lab.toy_dataset(pixels, labels, [[1, 0], [0, 1]], [0, 1])
+    settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 1}} | changes
+    partition = lab.by_hand(dataset, clients, [[0, 1]] * len(clients))
+    return lab.experiment(dataset, partition, lab.ToySpec(), **settings)
+
+
+# ---- the base's part ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("base", ["fedavg", "fedprox", "moon", "vhl"])
+def test_the_bases_part_is_the_bases_run(lab: Any, base: str, tmp_path: Path) -> None:
+    """The same seed: the model before the calibration, what clients remember and every round but the last, to the bit.
+
+    The last round scores the head of before beside the new one.
+    """
+    changes = {"federation": {"rounds": 2, "participation": 0.75}, "local__momentum": 0.5}
+    alone = lab.run(lab.experiment(method__name=base, **changes), tmp_path / "base")
+    found = lab.run(lab.experiment(method={"name": "ccvr", "base": base, **SHORT}, **changes), tmp_path / "ccvr")
+    final = payload_of(Weights, alone.state.server, "model")
+    for name, payload in alone.state.server.items():
+        if name != "facts":
+            assert serialise({name: found.state.server[name]}) == serialise({name: payload})
+    assert same(found.state.server["model_before"], final)
+    for client in range(4):
+        assert serialise(found.memory(client)) == serialise(alone.memory(client))
+    first, expected = dict(found.history[0]), alone.history[0]
+    assert first.pop("alternatives")["before_calibration"]["top1_global"] == expected["top1_global"]
+    assert first == {key: value for key, value in expected.items() if key != "alternatives"}
+    last = found.history[1]["alternatives"]["before_calibration"]
+    assert last == {key: alone.history[1][key] for key in ("top1_global", "mean_local", "pooled_local")}
+    assert found.state.steps == alone.state.steps
+
+
+def test_only_the_head_is_calibrated(lab: Any, tmp_path: Path) -> None:
+    """Fact b: body and statistics to the bit; the head has moved."""
+    run = lab.run(lab.experiment(method={"name": "ccvr", **SHORT}, federation__rounds=1), tmp_path / "run")
+    before, after = run.state.server["model_before"], run.state.server["calibrated"]
+    assert list(after.params) == list(before.params)
+    for name, value in before.values.items():
+        assert torch.equal(after.values[name], value) != name.startswith("head."), name
+    experiment = lab.experiment(method={"name": "ccvr", **SHORT})
+    assert experiment.method.global_model(run.state.server, experiment.setting) is after
+    facts = run.history[0]["server"]
+    assert facts["calibration_loss"] < facts["calibration_loss_before"]
+    assert (facts["calibration_classes"], facts["calibration_features"]) == (6, 120)
+
+
+def test_legs_and_stages(lab: Any) -> None:
+    experiment = lab.experiment(method={"name": "ccvr", "base": "fedpa"}, federation__rounds=3)
+    method, setting = experiment.method, experiment.setting
+    (earlier,) = method.legs(2, setting)
+    own = ("fuse-prototypes", "train-generator", "aggregate")
+    assert earlier.stages == own
+    training, collecting = method.legs(3, setting)
+    assert training.stages == (*own, "keep-model")
+    assert (collecting.name, collecting.who, collecting.phases) == (COLLECT_LEG, "all", ())
+    assert collecting.stages == ("calibrate",)
+    assert list(method.stages()) == [*own, "keep-model", "calibrate"]
+
+
+def test_what_a_base_is() -> None:
+    """Registered, trained by clients, with a model that answers for everybody; these are the parameter's choices."""
+    assert typing.get_args(typing.get_type_hints(CCVR)["base"]) == tuple(BASES)
+    for name, cls in BASES.items():
+        assert METHODS[name] is cls
+        assert cls.has_global_model and cls.data_scope == "client"
+    assert (CCVR.trains, CCVR.data_scope, CCVR.has_global_model, CCVR.has_vote) == ("cohort", "client", True, False)
+
+
+def test_hyper_parameters_of_the_base(lab: Any, tmp_path: Path) -> None:
+    """FedProx without its term is FedAvg, to the bit; settings of other bases are checked and left alone."""
+    settings = {"fedprox": {"method.mu": 0}, "moon": {"method.tau": 0.1}}
+    method = {"name": "ccvr", "base": "fedprox", "base_settings": settings, **SHORT}
+    experiment = lab.experiment(method=method, federation__rounds=2)
+    assert experiment.method.base_method == FedProx(mu=0)
+    found = lab.run(experiment, tmp_path / "found")
+    expected = lab.run(lab.experiment(method={"name": "ccvr", **SHORT}, federation__rounds=2), tmp_path / "expected")
+    for name in ("model_before", "calibrated"):
+        assert same(found.state.server[name], expected.state.server[name])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fedprox": {"method.nu": 1}}, r"method.base_settings.fedprox.nu: unknown key"),
+        ({"fedprox": {"method.mu": -1}}, r"method.base_settings.fedprox.mu = -1"),
+        ({"fedprox": {"mu": 1}}, "expected dotted keys"),
+        ({"fedprox": {"local.lr": 1}}, "expected dotted keys"),
+        ({"local": {}}, "base_settings.local: must be one of fedavg"),
+        ({"fedprox": 3}, "expected dotted keys"),
+    ],
+)
+def test_settings_that_no_base_has(lab: Any, settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        lab.config(method={"name": "ccvr", "base_settings": settings})
+
+
+# ---- what is sent ------------------------------------------------------------------------------------------------
+
+
+def test_traffic(lab: Any, tmp_path: Path) -> None:
+    """d = 8: each of a client's classes has 8 + 8·9/2 = 44 float32 and two integers; all four clients answer.
+
+    P = 3,094 parameters (tests/flcore/test_methods.py) go down to the three of the cohort, then to all four, with 192
+    bytes of statistics each; up they come from the cohort alone.
+    """
+    changes = {"federation": {"rounds": 1, "participation": 0.75}}
+    run = lab.run(lab.experiment(method={"name": "ccvr", **SHORT}, **changes), tmp_path / "run")
+    pairs = int((lab.partition.counts > 0).sum())
+    assert run.history[0]["bytes_up"] == {
+        "model": 3 * 3094 * 4, "model_buffers": 3 * 192, "num_samples": 24, "statistics": pairs * (44 * 4 + 16),
+    }  # fmt: skip
+    assert run.history[0]["bytes_down"] == {"model": 7 * 3094 * 4, "model_buffers": 7 * 192}
+    assert run.history[0]["scalars_up"] == 3 * 3094 + 44 * pairs
+
+
+def test_only_the_final_model_goes_down_for_the_statistics(lab: Any) -> None:
+    """FedPA also sends prototypes, until training is over."""
+    experiment = lab.experiment(method={"name": "ccvr", "base": "fedpa"})
+    method, setting = experiment.method, experiment.setting
+    server = method.start_server(setting)
+    assert set(method.broadcast(server, 0, setting)) == {"model", "prototypes"}
+    over = method.keep_model(server, {}, setting, 3)
+    assert method.broadcast(over, 0, setting) == {"model": over["model_before"]}
+
+
+def statistics_of(lab: Any, experiment: Any, client: int, server: Record | None = None) -> Arrays:
+    """A client's answer in the last leg of the last round."""
+    held = server or experiment.method.start_server(experiment.setting)
+    reply, _ = lab.train(experiment, client, number=experiment.config.federation.rounds, leg=1, server=held)
+    return payload_of(Arrays, reply.message, "statistics")
+
+
+A, B = [[0, 0], [2, 0]], [[1, 3], [3, 3], [2, 6]]
+
+
+def test_statistics_by_hand(lab: Any) -> None:
+    """B: mean (2, 4), unbiased covariance [[1, 0], [0, 3]] as (1, 0, 3); a class of one sample (5, 7) has zeros."""
+    experiment = toy(lab, [*A, *B, [5, 7]], [0, 0, 0, 0, 0, 1], [[0, 1], [2, 3, 4, 5]], method__name="ccvr")
+    found = statistics_of(lab, experiment, 1)
+    assert found["classes"].tolist() == [0, 1]
+    assert found["counts"].tolist() == [3, 1]
+    assert found["means"].tolist() == [[2, 4], [5, 7]]
+    assert found["covariances"].tolist() == [[1, 0, 3], [0, 0, 0]]
+
+
+def virtual(lab: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """What the server draws from A and B of class 0; class 1 has one sample."""
+    experiment = toy(
+        lab, [*A, *B, [5, 7]], [0, 0, 0, 0, 0, 1], [[0, 1], [2, 3, 4, 5]], method={"name": "ccvr", **options}
+    )
+    replies = {client: {"statistics": statistics_of(lab, experiment, client)} for client in (1, 0)}
+    return experiment.method.virtual_features(experiment.setting.initial, replies, experiment.setting)
+
+
+def test_virtual_features_of_pooled_samples(lab: Any) -> None:
+    """Fact a: mean (1.6, 2.4), covariance [[1.3, 1.2], [1.2, 6.3]], of 50,000 draws to about 2 %."""
+    features, labels = virtual(lab, per_class=50_000)
+    assert labels.tolist() == [0] * 50_000
+    assert features.dtype == torch.float32
+    assert features.mean(0).tolist() == pytest.approx([1.6, 2.4], abs=0.05)
+    assert torch.cov(features.T).flatten().tolist() == pytest.approx([1.3, 1.2, 1.2, 6.3], abs=0.15)
+
+
+def test_single_samples_take_part_if_asked(lab: Any) -> None:
+    """One sample has covariance 0: it is drawn as itself."""
+    features, labels = virtual(lab, per_class=3, min_count=1)
+    assert labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert features[3:].tolist() == [[5, 7]] * 3
+
+
+# ---- the calibration ---------------------------------------------------------------------------------------------
+
+
+def of_the_body(lab: Any, **options: Any) -> Any:
+    """Nothing is learnt by the base; two clients hold (2, 0) of class 0, once each."""
+    method = {"name": "ccvr", "per_class": 4, "epochs": 1, "lr": 0.1, **options}
+    return toy(lab, [[2, 0], [2, 0]], [0, 0], [[0], [1]], method=method, local={"lr": 1e-12, "batch_size": 100})
+
+
+def test_calibration_by_hand(lab: Any, tmp_path: Path) -> None:
+    """Two samples in all, covariance 0: four times (2, 0) of class 0, head zero, one step of 0.1.
+
+    Row 0 has gradient (-1/2)·(2, 0), bias -1/2: W_0 = (0.1, 0), b_0 = 0.05. The loss was ln 2; now the logits differ by
+    2·(0.2 + 0.05) = 0.5 and it is ln(1 + e^-0.5) = 0.474077.
+    """
+    assert math.log(1 + math.exp(-0.5)) == pytest.approx(0.474077, abs=1e-6)
+    run = lab.run(of_the_body(lab), tmp_path / "run")
+    params = run.state.server["calibrated"].params
+    assert params["head.weight"].flatten().tolist() == pytest.approx([0.1, 0, -0.1, 0], abs=1e-6)
+    assert params["head.bias"].tolist() == pytest.approx([0.05, -0.05], abs=1e-6)
+    assert run.history[0]["server"] == pytest.approx(
+        {
+            "calibration_loss_before": math.log(2),
+            "calibration_loss": 0.474077,
+            "calibration_features": 4,
+            "calibration_classes": 1,
+        },
+        abs=1e-6,
+    )
+
+
+def test_the_head_of_before_answers_beside_the_new_one(lab: Any, tmp_path: Path) -> None:
+    """Image (2, 0): before all logits are 0 (to the 1e-12 of the base's step), now ±(0.1·2 + 0.05) = ±0.25.
+
+    Before the calibration both ways are the model's own.
+    """
+    experiment = of_the_body(lab)
+    run = lab.run(experiment, tmp_path / "run")
+    worker, method = Worker(experiment), experiment.method
+    load_weights(worker.module, run.state.server["calibrated"])
+    image, before = lab.toy_dataset([[2, 0]], [0], None, None).train.images, method.alternatives()["before_calibration"]
+    assert worker.scores(image, run.state.server, None).tolist()[0] == pytest.approx([0.25, -0.25], abs=1e-6)
+    assert worker.scores(image, run.state.server, None, before).tolist()[0] == pytest.approx([0, 0], abs=1e-6)
+    assert worker.scores(image, {}, None, before).tolist()[0] == pytest.approx([0.25, -0.25], abs=1e-6)
+
+
+def test_passes_and_batches_of_the_calibration(lab: Any, tmp_path: Path) -> None:
+    """Second step, probability p = 1/(1 + e^0.5) of class 1: W_00 = 0.1 + 0.1·2p = 0.1755081; twice over the four, or
+
+    once over them in batches of two.
+    """
+    expected = 0.1 + 0.2 / (1 + math.exp(0.5))
+    assert expected == pytest.approx(0.1755081, abs=1e-7)
+    for number, options in enumerate(({"epochs": 2}, {"batch_size": 2})):
+        run = lab.run(of_the_body(lab, **options), tmp_path / f"{number}")
+        assert run.state.server["calibrated"].params["head.weight"][0, 0].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_without_a_class_of_enough_samples_the_model_stays(lab: Any, tmp_path: Path) -> None:
+    run = lab.run(of_the_body(lab, min_count=3), tmp_path / "run")
+    assert "calibrated" not in run.state.server and "facts" not in run.state.server
+    experiment = of_the_body(lab, min_count=3)
+    assert same(experiment.method.global_model(run.state.server, experiment.setting), run.state.server["model"])
+
+
+def test_facts_of_the_base_are_kept(lab: Any) -> None:
+    experiment = of_the_body(lab)
+    replies = {client: {"statistics": statistics_of(lab, experiment, client)} for client in (0, 1)}
+    server = {**experiment.method.start_server(experiment.setting), "facts": Facts({"distance": 3.0})}
+    after = experiment.method.calibrate(server, replies, experiment.setting, 1)
+    assert set(after["facts"].values) > {"distance", "calibration_loss"}
+    assert same(after["model_before"], experiment.setting.initial)
+
+
+def test_small_clients_and_missing_classes(lab: Any, tmp_path: Path) -> None:
+    """One sample; a single class; classes nobody holds, in both engines: no NaN, and only the classes there are."""
+    labels = lab.dataset.train.labels
+    single = (labels == 2).nonzero().flatten().tolist()[:20]
+    rest = [i for i in range(240) if int(labels[i]) in (0, 1)]
+    partition = lab.by_hand(lab.dataset, [rest[:1], rest[1:6], single], [range(60)] * 3)
+    for stack in (False, True):
+        method = {"name": "ccvr", "min_count": 1, **SHORT}
+        experiment = lab.experiment(partition=partition, method=method, engine__stack=stack)
+        run = lab.run(experiment, tmp_path / f"{stack}")
+        assert "NaN" not in (tmp_path / f"{stack}" / "history.jsonl").read_text()
+        assert run.history[-1]["server"]["calibration_classes"] == 3
+
+
+def test_private_batchnorm_statistics(lab: Any, tmp_path: Path) -> None:
+    """Each client looks through its own; they and what the base remembers stay what they were."""
+    changes = {"federation__rounds": 2, "model": {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": "local"}}
+    alone = lab.run(lab.experiment(method__name="moon", **changes), tmp_path / "moon")
+    found = lab.run(lab.experiment(method={"name": "ccvr", "base": "moon", **SHORT}, **changes), tmp_path / "ccvr")
+    for client in range(4):
+        assert serialise(found.memory(client)) == serialise(alone.memory(client))
+    last = found.history[-1]["alternatives"]["before_calibration"]["mean_local"]
+    assert last == alone.history[-1]["mean_local"]
+
+
+# ---- hidden units ------------------------------------------------------------------------------------------------
+
+
+class Projecting(Backbone):
+    """Pixels, a hidden layer with ReLU, a linear projection (perhaps with ReLU), a head."""
+
+    def __init__(self, inputs: int, num_classes: int, end: nn.Module | None) -> None:
+        layers = [nn.Linear(inputs, 3), nn.ReLU(), nn.Linear(3, 5)]
+        projection = nn.Sequential(*layers, *([end] if end else []))
+        super().__init__(nn.Flatten(), projection, nn.Linear(5, num_classes))
+
+
+@dataclass(frozen=True)
+class ProjectingSpec:
+    name: ClassVar[str] = "projecting"
+    summary: ClassVar[str] = "toy"
+    end: bool = False
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
+        return Projecting(shape[0] * shape[1] * shape[2], num_classes, nn.ReLU() if self.end else None)
+
+
+def projecting(lab: Any, end: bool = False, **options: Any) -> Any:
+    method = {"name": "ccvr", "tap": "hidden", **SHORT, **options}
+    return lab.experiment(spec=ProjectingSpec(end), method=method, federation__rounds=1)
+
+
+def test_hidden_units_are_what_the_last_layer_reads(lab: Any) -> None:
+    """W a + b of them are the features."""
+    setting = projecting(lab).setting
+    assert last_linear(setting) == "projection.2."
+    encoded = torch.randn(7, 256, generator=torch_stream(0, "encoded"))
+    params = setting.initial.params
+    hidden = hidden_units(encoded, setting.initial, setting)
+    expected = (encoded @ params["projection.0.weight"].T + params["projection.0.bias"]).relu()
+    assert torch.allclose(hidden, expected, atol=1e-5)
+    features = hidden @ params["projection.2.weight"].T + params["projection.2.bias"]
+    assert torch.allclose(features, setting.network.project(encoded, {}), atol=1e-5)
+
+
+def test_statistics_of_hidden_units_are_those_of_features(lab: Any, tmp_path: Path) -> None:
+    """Mapped on the server they give the Gaussians of the features; 3 + 6 = 9 scalars travel instead of 5 + 15 = 20.
+
+    FedCSPC: 84 + 84·85/2 + 1 = 3,655 with the count, instead of 256 + 256·257/2 + 1 = 33,153.
+    """
+    assert (84 + 84 * 85 // 2 + 1, 256 + 256 * 257 // 2 + 1) == (3655, 33153)
+    hidden, plain = projecting(lab), projecting(lab, tap="feature")
+    setting = hidden.setting
+    found, expected = (statistics_of(lab, experiment, 0) for experiment in (hidden, plain))
+    assert (found["means"].shape[1], found["covariances"].shape[1]) == (3, 6)
+    assert (expected["means"].shape[1], expected["covariances"].shape[1]) == (5, 15)
+    params = setting.initial.params
+    weight, bias = params["projection.2.weight"], params["projection.2.bias"]
+    assert torch.allclose(found["means"] @ weight.T + bias, expected["means"], atol=1e-5)
+    # The same noise, in other roots: 2,000 draws of each agree in mean and covariance to their errors.
+    draws = []
+    for experiment in (
+        replace(e, config=replace(e.config, method=replace(e.method, per_class=2000))) for e in (hidden, plain)
+    ):
+        replies = {k: {"statistics": statistics_of(lab, experiment, k)} for k in range(4)}
+        draws.append(experiment.method.virtual_features(setting.initial, replies, setting))
+    assert torch.equal(draws[0][1], draws[1][1])
+    for label in draws[0][1].unique().tolist():
+        first, second = (features[labels == label] for features, labels in draws)
+        scale = float(second.std(0).max())
+        assert torch.allclose(first.mean(0), second.mean(0), atol=0.15 * scale)
+        assert torch.allclose(torch.cov(first.T), torch.cov(second.T), atol=0.15 * scale**2)
+    run = lab.run(hidden, tmp_path / "run")
+    pairs = int((lab.partition.counts > 0).sum())
+    assert run.history[0]["bytes_up"]["statistics"] == pairs * (9 * 4 + 16)
+    assert run.history[0]["server"]["calibration_loss"] < run.history[0]["server"]["calibration_loss_before"]
+
+
+def test_the_map_is_that_of_the_trained_model(lab: Any) -> None:
+    """Not of the initial one: with another last layer the server maps through that one."""
+    experiment = projecting(lab)
+    method, setting = experiment.method, experiment.setting
+    other = Weights({**setting.initial.params, "projection.2.bias": setting.initial.params["projection.2.bias"] + 9})
+    replies = {0: {"statistics": statistics_of(lab, experiment, 0)}}
+    first, second = (method.virtual_features(model, replies, setting)[0] for model in (setting.initial, other))
+    assert torch.allclose(second, first + 9, atol=1e-4)
+
+
+@pytest.mark.parametrize("spec", ["no projection", "ReLU behind it"])
+def test_no_hidden_units(lab: Any, spec: str) -> None:
+    experiment = (
+        projecting(lab, end=True)
+        if spec == "ReLU behind it"
+        else lab.experiment(method={"name": "ccvr", "tap": "hidden"})
+    )
+    with pytest.raises(ConfigError, match=r"method\.tap = hidden: the model's projection does not end in a linear"):
+        experiment.method.start_server(experiment.setting)
+
+
+# ---- the power transform -----------------------------------------------------------------------------------------
+
+
+def test_signed_power_and_back() -> None:
+    """Roots 2, 0, -3 of 4, 0, -9; the inverse is the power 2; power 1 leaves the very tensor."""
+    values = torch.tensor([4.0, 0.0, -9.0])
+    assert signed_power(values, 0.5).tolist() == pytest.approx([2, 0, -3])
+    assert signed_power(signed_power(values, 0.5), 2.0).tolist() == pytest.approx([4, 0, -9])
+    assert signed_power(values, 1.0) is values
+
+
+def test_statistics_of_transformed_features(lab: Any) -> None:
+    """Features 1 and 9 have roots 1 and 3: mean 2, variance 2; draws are squares again, equal samples themselves."""
+    method = {"name": "ccvr", "power": 0.5, "per_class": 5}
+    experiment = toy(lab, [[1, 4], [9, 4], [4, 9], [4, 9]], [0, 0, 1, 1], [[0, 1, 2, 3]], method=method)
+    found = statistics_of(lab, experiment, 0)
+    assert found["means"][0].tolist() == pytest.approx([2, 2])
+    assert found["covariances"][0].tolist() == pytest.approx([2, 0, 0])
+    replies = {0: {"statistics": found}}
+    features, labels = experiment.method.virtual_features(experiment.setting.initial, replies, experiment.setting)
+    assert features[labels == 0][:, 1].tolist() == pytest.approx([4] * 5)
+    assert features[labels == 1].flatten().tolist() == pytest.approx([4, 9] * 5)
+
+
+def test_the_transform_does_not_go_with_hidden_units(lab: Any) -> None:
+    with pytest.raises(ConfigError, match="power needs tap = feature"):
+        lab.config(method={"name": "ccvr", "tap": "hidden", "power": 0.5})

@@ -1,0 +1,217 @@
+"""FedEnsemble: what members say together, that training is FedAvg's, and the permutation (baselines.md section 13)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flcore.engine.client import Worker
+from flcore.errors import RunError
+from flcore.messages import Arrays, Record, Weights, payload_of, serialise
+from flcore.methods.fedensemble import FedEnsemble, members_of, shuffled
+from flcore.models import load_weights
+
+T = torch.tensor
+
+
+def by_hand(lab: Any, clients: list[list[int]], **changes: Any) -> Any:
+    """A linear model that starts at zero, full batches, learning rate 0.1: A = (2, 0) of class 0, B = (0, 4) of 1."""
+    dataset = lab.toy_dataset([[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1], None, None)
+    settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 1}} | changes
+    return lab.experiment(dataset, lab.by_hand(dataset, clients, [[0, 1]] * len(clients)), lab.ToySpec(), **settings)
+
+
+def saying(*logits: float) -> Weights:
+    """A linear model of two pixels that says the same to every image."""
+    return Weights({"head.weight": torch.zeros(len(logits), 2), "head.bias": T([float(value) for value in logits])})
+
+
+def answer(lab: Any, members: list[Weights], classes: Tensor | None = None, **options: Any) -> list[float]:
+    """Scores of an ensemble of models for three classes; w_g says (0, 0, 9)."""
+    dataset = lab.toy_dataset([[2, 0], [0, 4], [1, 1]], [0, 1, 2], None, None)
+    experiment = lab.experiment(dataset, lab.by_hand(dataset, [[0, 1, 2]], [[0]]), lab.ToySpec())
+    worker = Worker(experiment)
+    with torch.no_grad():
+        worker.module.head.bias.copy_(T([0.0, 0.0, 9.0]))
+    server: Record = {f"member_{k:04d}": member for k, member in enumerate(members)}
+    scores = FedEnsemble(**options).predict(worker.model, torch.rand(1, 1, 1, 2), server, classes)
+    return scores[0].tolist()
+
+
+def test_logits_add_up(lab: Any) -> None:
+    """Test fact (a): (4, 0, 0), (0, 3, 2.9), (0, 3, 2.9): sums (4, 6, 5.8)."""
+    members = [saying(4, 0, 0), saying(0, 3, 2.9), saying(0, 3, 2.9)]
+    assert answer(lab, members) == pytest.approx([4, 6, 5.8])
+    probs = answer(lab, members, combine="probs")
+    assert probs == pytest.approx([0.338535, 0.346961, 0.314504], abs=1e-6)
+
+
+def test_logits_and_probabilities_may_disagree(lab: Any) -> None:
+    """(5, 0, 0), (0, 2, 0), (0, 2, 0): sums (5, 4, 0), class 0. Probabilities of class 0 and 1, three times their mean:
+
+    e⁵/(e⁵ + 2) + 2/(e² + 2) = 0.98670 + 0.21301 and 1/(e⁵ + 2) + 2e²/(e² + 2) = 0.00665 + 1.57397: class 1.
+    """
+    members = [saying(5, 0, 0), saying(0, 2, 0), saying(0, 2, 0)]
+    assert answer(lab, members)[:2] == pytest.approx([5, 4])
+    probs = answer(lab, members, combine="probs")
+    assert [3 * p for p in probs[:2]] == pytest.approx([1.19971, 1.58062], abs=1e-4)
+
+
+def test_one_member_is_that_model(lab: Any) -> None:
+    """Test fact (b); without members, and for a client alone, the given model answers."""
+    assert answer(lab, [saying(1, 2, 0)]) == [1, 2, 0]
+    assert answer(lab, []) == [0, 0, 9]
+    assert answer(lab, [saying(1, 2, 0)], classes=T([True, True, True])) == [0, 0, 9]
+
+
+def test_members_are_taken_in_order_of_their_numbers() -> None:
+    server = {f"member_{k:04d}": saying(float(k)) for k in (10_000, 2, 999)} | {"model": saying(7.0)}
+    assert [values["head.bias"].item() for values in members_of(server)] == [2, 999, 10_000]
+
+
+def test_a_member_with_batchnorm_answers_as_the_model_itself(lab: Any) -> None:
+    """Statistics belong to a member: the answers of the loaded model and of the same weights as a member agree."""
+    experiment = lab.experiment(method__name="fedensemble")
+    weights = payload_of(Weights, lab.train(experiment)[0].message, "model")
+    worker = Worker(experiment)
+    images = lab.dataset.test.images
+    as_member = worker.scores(images, {"member_0000": weights}, None)
+    load_weights(worker.module, weights)
+    assert torch.allclose(as_member, worker.scores(images, {}, None), atol=1e-5)
+
+
+# ---- all clients' models -----------------------------------------------------------------------------------------
+
+
+def test_training_is_that_of_fedavg(lab: Any, tmp_path: Any) -> None:
+    """The next broadcast, the losses and the traffic; members of whoever was sampled, none of the others."""
+    changes = {"federation__participation": 0.5, "federation__rounds": 2}
+    plain = lab.run(lab.experiment(method__name="fedavg", **changes), tmp_path / "fedavg")
+    run = lab.run(lab.experiment(method__name="fedensemble", **changes), tmp_path / "ensemble")
+    assert serialise({"model": run.state.server["model"]}) == serialise(plain.state.server)
+    for ours, theirs in zip(run.history, plain.history, strict=True):
+        for key in ("train_loss", "bytes_up", "bytes_down", "scalars_up", "participants"):
+            assert ours[key] == theirs[key]
+    met = sorted({client for record in run.history for client in record["participants"]})
+    assert sorted(run.state.server) == [f"member_{client:04d}" for client in met] + ["model"]
+    assert [record["loss_global"] for record in run.history] != [record["loss_global"] for record in plain.history]
+
+
+def test_a_member_is_what_the_client_uploaded(lab: Any, tmp_path: Any) -> None:
+    """Client 0 holds A: W_0 = (0.1, 0), b_0 = 0.05; client 1 three B: W_0 = (0, -0.2), b_0 = -0.05.
+
+    Together they say A: 2·0.1·(row 0) = 0.2 + 0.05 - 0.05 = 0.2 for class 0, -0.2 for class 1.
+    """
+    run = lab.run(by_hand(lab, [[0], [1, 2, 3]], method={"name": "fedensemble"}), tmp_path / "run")
+    first, second = (run.state.server[f"member_{k:04d}"].params for k in (0, 1))
+    assert first["head.weight"][0].tolist() == pytest.approx([0.1, 0])
+    assert second["head.weight"][0].tolist() == pytest.approx([0, -0.2])
+    experiment = by_hand(lab, [[0], [1, 2, 3]], method={"name": "fedensemble"})
+    scores = Worker(experiment).scores(experiment.dataset.train.images[:1], run.state.server, None)
+    assert scores[0].tolist() == pytest.approx([0.2, -0.2])
+
+
+def test_a_client_alone_answers_with_its_own_model(lab: Any) -> None:
+    """Or with w_g, before its first turn."""
+    method = FedEnsemble()
+    server = {"model": saying(1.0), "member_0003": saying(2.0)}
+    own = method.client_model(server, {"model": saying(3.0)}, None)  # type: ignore[arg-type]
+    assert own is not None and own.params["head.bias"].item() == 3
+    before = method.client_model(server, {}, None)  # type: ignore[arg-type]
+    assert before is not None and before.params["head.bias"].item() == 1
+
+
+def test_clients_and_the_ensemble_are_scored_by_their_own_answers(lab: Any, tmp_path: Any) -> None:
+    """Client 0 knows class 0 alone, client 1 class 1: alone each calls everything by its own class, together neither.
+
+    Client 0 says class 0 to B by its bias, client 1 class 1 to A. Summed, the biases are opposite, and the pixels of A,
+    which client 0 alone reads, and of B, which client 1 alone reads, decide.
+    """
+    changes = {"method": {"name": "fedensemble"}, "federation": {"rounds": 1}, "local": {"lr": 0.5, "epochs": 10}}
+    run = lab.run(by_hand(lab, [[0], [1, 2, 3]], **changes), tmp_path / "run")
+    assert run.history[-1]["top1_global"] == 1.0
+    assert run.history[-1]["local_accuracy"] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("variant", ["clients", "permutation"])
+def test_members_need_their_statistics(lab: Any, variant: str, tmp_path: Any) -> None:
+    experiment = lab.experiment(method={"name": "fedensemble", "variant": variant}, model__batchnorm="local")
+    with pytest.raises(RunError, match=r"round 1, server stage .*: .*model\.batchnorm=aggregate"):
+        lab.run(experiment, tmp_path / "run")
+
+
+# ---- models side by side -----------------------------------------------------------------------------------------
+
+
+def test_one_model_side_by_side_is_fedavg(lab: Any, tmp_path: Any) -> None:
+    changes = {"federation__participation": 0.5}
+    plain = lab.run(lab.experiment(method__name="fedavg", **changes), tmp_path / "fedavg")
+    options = {"name": "fedensemble", "variant": "permutation", "models": 1}
+    run = lab.run(lab.experiment(method=options, **changes), tmp_path / "one")
+    assert serialise({"model": run.state.server["member_0000"]}) == serialise(plain.state.server)
+    for ours, theirs in zip(run.history, plain.history, strict=True):
+        assert (ours["train_loss"], ours["bytes_down"]) == (theirs["train_loss"], theirs["bytes_down"])
+        assert ours["top1_global"] == theirs["top1_global"]
+
+
+def test_every_model_goes_to_its_share_of_the_clients(lab: Any) -> None:
+    """12 clients, 5 models: 2 or 3 each; another deal every round and seed; the same for the same."""
+    setting = replace(lab.experiment().setting, num_clients=12)
+    method = FedEnsemble(variant="permutation")
+    deals = [method.assignment(number, setting)["model"] for number in range(1, 21)]
+    for deal in deals:
+        assert sorted(torch.bincount(deal, minlength=5).tolist()) == [2, 2, 2, 3, 3]
+    assert len({tuple(deal.tolist()) for deal in deals}) > 15
+    assert torch.equal(deals[0], method.assignment(1, setting)["model"])
+    assert not torch.equal(deals[0], method.assignment(1, replace(setting, seed=1))["model"])
+
+
+def test_models_start_apart(lab: Any) -> None:
+    """Model 0 is the initial one; others hold the same values, tensor by tensor, in other places."""
+    initial = lab.experiment().setting.initial
+    assert shuffled(initial, 0, 5) is initial
+    first, second = shuffled(initial, 1, 5), shuffled(initial, 2, 5)
+    for name, value in initial.params.items():
+        assert torch.equal(first.params[name].flatten().sort().values, value.flatten().sort().values)
+        assert first.params[name].shape == value.shape
+    for ours, theirs in ((first, second), (first, initial), (first, shuffled(initial, 1, 6))):
+        assert not torch.equal(ours.params["head.weight"], theirs.params["head.weight"])
+    assert serialise({"m": first}) == serialise({"m": shuffled(initial, 1, 5)})
+
+
+def test_a_model_is_averaged_over_those_who_had_it(lab: Any) -> None:
+    """Clients 0 and 2 (n = 1, 3) had model 1: (1·4 + 3·8)/4 = 7. Model 0: client 1. Model 2: nobody, stays."""
+    experiment = by_hand(lab, [[0], [1], [2]], method={"name": "fedensemble", "variant": "permutation", "models": 3})
+    method = experiment.method
+    deal = Arrays({"model": T([1, 0, 1])})
+    server = {"assignment": deal, **{f"member_{m:04d}": saying(-1.0 - m) for m in range(3)}}
+    counted = lab.train(experiment)[0].message["num_samples"]
+    replies = {
+        client: {"model": saying(value), "num_samples": replace(counted, value=size)}
+        for client, value, size in ((0, 4.0, 1), (1, 5.0, 2), (2, 8.0, 3))
+    }
+    after = method.stages()["aggregate"](server, replies, experiment.setting, 1)
+    assert [values["head.bias"].item() for values in members_of(after)] == [5, 7, -3]
+    assert torch.equal(after["assignment"]["model"], method.assignment(2, experiment.setting)["model"])
+    assert server["assignment"] is deal
+    assert set(method.broadcast(server, 2, experiment.setting)) == {"model"}
+    assert method.broadcast(server, 2, experiment.setting)["model"] is server["member_0001"]
+
+
+def test_the_ensemble_answers_for_clients_too(lab: Any, tmp_path: Any) -> None:
+    options = {"name": "fedensemble", "variant": "permutation", "models": 2}
+    run = lab.run(lab.experiment(method=options, federation__rounds=2), tmp_path / "run")
+    assert run.state.memories == {}
+    assert set(run.state.server) == {"member_0000", "member_0001", "assignment"}
+    record = run.history[-1]
+    rows = torch.cat([torch.from_numpy(client.test.copy()) for client in lab.partition.clients])
+    experiment = lab.experiment(method=options, federation__rounds=2)
+    scores = Worker(experiment).scores(lab.dataset.test.images[rows], run.state.server, None)
+    right = (scores.argmax(dim=1) == lab.dataset.test.labels[rows]).float().mean().item()
+    assert record["pooled_local"] == pytest.approx(right)
+    assert all(math.isfinite(loss) for loss in record["train_loss"].values())

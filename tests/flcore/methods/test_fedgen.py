@@ -1,0 +1,386 @@
+"""FedGen by hand on a linear model, its limit case to the bit, its generator's training and its traffic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.engine.client import Worker
+from flcore.errors import ConfigError
+from flcore.generation import AdamState
+from flcore.messages import Arrays, Facts, Record, Weights, payload_of, serialise
+from flcore.methods.fedgen import FedGen, Heads
+
+T = torch.tensor
+
+
+def by_hand(lab: Any, pixels: list[list[int]], labels: list[int], encoder: bool = False, **changes: Any) -> Any:
+    """A linear model for two classes that starts at zero, one client, full batches, learning rate 0.1."""
+    dataset = lab.toy_dataset(pixels, labels, [[1, 0], [0, 1]], [0, 1])
+    settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 1}} | changes
+    return lab.experiment(
+        dataset, lab.by_hand(dataset, [range(len(labels))], [[0, 1]]), lab.ToySpec(encoder), **settings
+    )
+
+
+def taught(experiment: Any, output: list[float], chances: list[float], model: Weights | None = None) -> Record:
+    """A server whose generator says ``output`` whatever it is asked, and asks for labels with given chances."""
+    server = experiment.method.start_server(experiment.setting)
+    weights = payload_of(Weights, server, "generator")
+    params = {name: torch.zeros_like(value) for name, value in weights.params.items()}
+    generator = Weights({**params, "network.3.bias": T(output)}, weights.buffers)
+    return {
+        **server,
+        "model": model or server["model"],
+        "generator": generator,
+        "label_distribution": Arrays({"p": T(chances)}),
+    }
+
+
+def test_generated_features_teach_the_head(lab: Any) -> None:
+    """A = (2, 0) of class 0; G = (1, 1), asked for class 0. Head zero: all softmaxes are (1/2, 1/2), both losses ln 2.
+
+    Round 2 (r = 1), γ = 10·0.98 = 9.8, B_gen = B; KL between equal answers is 0, with gradient 0. Row 0 has gradient
+    (-1/2)·(2, 0) + 9.8·(-1/2)·(1, 1), its bias -1/2 - 4.9; learning rate 0.1: W_0 = (0.59, 0.49), b_0 = 0.54.
+    """
+    experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedgen"})
+    reply, _ = lab.train(experiment, number=2, server=taught(experiment, [1.0, 1.0], [1.0, 0.0]))
+    params = reply.message["model"].params
+    assert params["head.weight"].flatten().tolist() == pytest.approx([0.59, 0.49, -0.59, -0.49])
+    assert params["head.bias"].tolist() == pytest.approx([0.54, -0.54])
+    ln2 = math.log(2)
+    assert reply.losses == pytest.approx({"cross_entropy": ln2, "generated": 9.8 * ln2, "divergence": 0.0}, abs=1e-5)
+
+
+def test_fewer_generated_features_weigh_less(lab: Any) -> None:
+    """B_gen/B = 50/100 halves γ: b_0 = 0.1·(0.5 + 9.8/2·0.5) = 0.295."""
+    experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedgen", "client_gen_batch": 50})
+    reply, _ = lab.train(experiment, number=2, server=taught(experiment, [1.0, 1.0], [1.0, 0.0]))
+    assert reply.message["model"].params["head.bias"][0].item() == pytest.approx(0.295)
+
+
+def test_answers_to_generated_features_are_targets(lab: Any) -> None:
+    """Head row 0 = (0, ln 3): A = (2, 0) has logits (0, 0), G = (1, 1) has (ln 3, 0), softmax (3/4, 1/4).
+
+    KL = 3/4·ln(3/2) + 1/4·ln(1/2) = 0.130812, its gradient on the logits of A (1/2 - 3/4) = -1/4. With β = 9.8 row 0
+    has gradient (-1/2 - 9.8/4)·(2, 0) = (-5.9, 0) and its bias -2.95: W_0 = (0.59, ln 3), b_0 = 0.295, while G itself
+    is no sample of a loss (γ = 0) and the target no function of the head (else W_01 would move).
+    """
+    experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedgen", "gamma": 0})
+    head = Weights({"head.weight": T([[0.0, math.log(3)], [0.0, 0.0]]), "head.bias": torch.zeros(2)})
+    reply, _ = lab.train(experiment, number=2, server=taught(experiment, [1.0, 1.0], [1.0, 0.0], head))
+    params = reply.message["model"].params
+    assert params["head.weight"].flatten().tolist() == pytest.approx([0.59, math.log(3), -0.59, 0.0])
+    assert params["head.bias"].tolist() == pytest.approx([0.295, -0.295])
+    assert reply.losses["divergence"] == pytest.approx(9.8 * 0.130812, abs=1e-5)
+    assert "generated" not in reply.losses
+
+
+def test_generated_features_reach_neither_encoder_nor_generator(lab: Any) -> None:
+    """Head row 0 = (0, 1): with γ alone the encoder moves as FedAvg's does."""
+    model = Weights(
+        {"encoder.1.weight": torch.eye(2), "head.weight": T([[0.0, 1.0], [0.0, 0.0]]), "head.bias": torch.zeros(2)}
+    )
+    found = {}
+    for name, options in {"fedgen": {"beta": 0}, "fedavg": {}}.items():
+        experiment = by_hand(lab, [[2, 0]], [0], True, method={"name": name, **options})
+        server = taught(experiment, [1.0, 1.0], [1.0, 0.0], model) if name == "fedgen" else {"model": model}
+        found[name] = lab.train(experiment, number=2, server=server)[0].message["model"].params
+    assert torch.equal(found["fedgen"]["encoder.1.weight"], found["fedavg"]["encoder.1.weight"])
+    assert not torch.equal(found["fedgen"]["encoder.1.weight"], torch.eye(2))
+    assert not torch.equal(found["fedgen"]["head.weight"], found["fedavg"]["head.weight"])
+
+
+# ---- limit cases -------------------------------------------------------------------------------------------------
+
+
+def test_without_its_terms_it_is_fedavg(lab: Any, tmp_path: Any) -> None:
+    """Baselines.md section 23, 1: histories with losses and traffic included."""
+    changes = {"federation__participation": 0.5, "local__momentum": 0.5}
+    plain = lab.run(lab.experiment(method__name="fedavg", **changes), tmp_path / "fedavg")
+    off = lab.run(lab.experiment(method={"name": "fedgen", "gamma": 0, "beta": 0}, **changes), tmp_path / "off")
+    assert off.history == plain.history
+    assert serialise(off.state.server) == serialise(plain.state.server)
+
+
+def test_the_first_round_is_fedavg(lab: Any, tmp_path: Any) -> None:
+    """Nothing has trained the generator, and its training draws nothing of the clients' random numbers."""
+    plain = lab.run(lab.experiment(method__name="fedavg", federation__rounds=1), tmp_path / "fedavg")
+    full = lab.run(lab.experiment(method__name="fedgen", federation__rounds=1), tmp_path / "fedgen")
+    names = {name: full.state.server[name] for name in ("model",)}
+    assert serialise(names) == serialise(plain.state.server)
+    assert full.history[0]["train_loss"] == plain.history[0]["train_loss"]
+    assert full.history[0]["bytes_down"] == plain.history[0]["bytes_down"]
+
+
+# ---- the generator's training ------------------------------------------------------------------------------------
+
+
+def heads_of(weights: list[list[list[float]]], drawn: list[list[int]]) -> dict[int, Record]:
+    """Replies of clients with given heads, without bias, and the classes they drew."""
+    return {
+        client: {
+            "model": Weights({"head.weight": T(head), "head.bias": torch.zeros(len(head))}),
+            "label_counts": Arrays({"drawn": T(counts)}),
+        }
+        for client, (head, counts) in enumerate(zip(weights, drawn, strict=True))
+    }
+
+
+TWO_HEADS = heads_of([[[3.0, 0.0], [-3.0, 0.0]], [[2.0, 1.0], [-2.0, -1.0]]], [[5, 0], [1, 4]])
+
+
+def start(lab: Any, **options: Any) -> tuple[FedGen, Any, Record]:
+    experiment = by_hand(lab, [[2, 0], [0, 2]], [0, 1], method={"name": "fedgen", **options})
+    return experiment.method, experiment.setting, experiment.method.start_server(experiment.setting)
+
+
+def test_the_generator_learns_what_the_heads_say(lab: Any) -> None:
+    """Two classes are equally likely at first: about ln 2; 300 steps at 1e-3 leave a tenth. Steps are counted."""
+    method, setting, server = start(lab, gen_steps=100, gen_lr=1e-3)
+    losses = []
+    for number in (1, 2, 3):
+        server = method.train_generator(server, TWO_HEADS, setting, number)
+        losses.append(payload_of(Facts, server, "facts").values["generator_fidelity"])
+    assert losses[-1] < 0.07
+    assert losses[-1] < losses[0]
+    assert AdamState.from_arrays(payload_of(Arrays, server, "generator_optimizer").named).steps == 300
+    assert payload_of(Arrays, server, "label_distribution")["p"].tolist() == [0.5, 0.5]
+    assert set(payload_of(Facts, server, "facts").values) == {"generator_fidelity", "generator_diversity"}
+
+
+def test_training_is_a_function(lab: Any) -> None:
+    """What comes in stays, the same input gives the same output, another round other numbers."""
+    method, setting, server = start(lab)
+    before = serialise(server)
+    first, again = (method.train_generator(server, TWO_HEADS, setting, 1) for _ in range(2))
+    turned = dict(reversed(TWO_HEADS.items()))
+    assert serialise(server) == before
+    assert serialise(first) == serialise(again) == serialise(method.train_generator(server, turned, setting, 1))
+    assert serialise(first) != serialise(method.train_generator(server, TWO_HEADS, setting, 2))
+    assert torch.equal(payload_of(Weights, server, "model").params["head.weight"], torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize(("number", "lr"), [(1, 3e-4), (11, 2.451218e-4)])
+def test_learning_rate_of_the_generator(lab: Any, number: int, lr: float) -> None:
+    """Adam's first step moves a weight by lr wherever the gradient is not tiny (fedpa.md fact 2 for round 11)."""
+    method, setting, server = start(lab, gen_steps=1)
+    after = method.train_generator(server, TWO_HEADS, setting, number)
+    moves = [
+        (payload_of(Weights, after, "generator").params[name] - value).abs().max().item()
+        for name, value in payload_of(Weights, server, "generator").params.items()
+    ]
+    assert max(moves) == pytest.approx(lr, rel=1e-3)
+
+
+def test_only_classes_that_were_drawn_are_asked_for(lab: Any) -> None:
+    """Nobody drew class 1 in round 1: clients are not asked for it, until somebody has; then it stays."""
+    method, setting, server = start(lab, gen_steps=2)
+    one = heads_of([[[3.0, 0.0], [-3.0, 0.0]]], [[5, 0]])
+    after = method.train_generator(server, one, setting, 1)
+    assert payload_of(Arrays, after, "label_distribution")["p"].tolist() == [1, 0]
+    both = method.train_generator(after, TWO_HEADS, setting, 2)
+    assert payload_of(Arrays, method.train_generator(both, one, setting, 3), "label_distribution")["p"].tolist() == [
+        0.5,
+        0.5,
+    ]
+
+
+def test_what_the_generator_is_trained_on(lab: Any) -> None:
+    """Fact 5 of fedpa.md: shares of three clients, whose replies come in another order; labels drawn in the round only.
+
+    Client k's head is k everywhere. Counts [[9, 0], [0, 4], [0, 0]]; then without class 1.
+    """
+    seen: list[Any] = []
+
+    class Watched(FedGen):
+        def objective(self, server: Record, heads: Heads, round_number: int) -> Any:
+            terms = super().objective(server, heads, round_number)
+
+            def watched(outputs: Any, noise: Any, labels: Any) -> Any:
+                seen.append((heads, set(labels.tolist())))
+                return terms(outputs, noise, labels)
+
+            return watched
+
+    _, setting, server = start(lab)
+    for counts in ([[9, 0], [0, 4], [0, 0]], [[9, 0], [1, 0], [0, 0]]):
+        replies = heads_of([[[float(k)] * 2] * 2 for k in range(3)], counts)
+        Watched(gen_steps=3).train_generator(server, dict(reversed(replies.items())), setting, 1)
+    heads, labels = seen[0]
+    assert heads.weight[:, 0, 0].tolist() == [0, 1, 2]
+    assert heads.shares[:, 0].tolist() == pytest.approx([0.833333, 0.083333, 0.083333], abs=1e-6)
+    assert heads.shares[:, 1].tolist() == pytest.approx([0.142857, 0.714286, 0.142857], abs=1e-6)
+    assert labels == {0, 1}
+    assert [labels for _, labels in seen[3:]] == [{0}] * 3
+
+
+def test_where_nothing_was_drawn_nothing_is_trained(lab: Any) -> None:
+    method, setting, server = start(lab)
+    nobody = heads_of([[[3.0, 0.0], [-3.0, 0.0]]], [[0, 0]])
+    assert method.train_generator(server, nobody, setting, 1) is server
+
+
+def test_terms_of_the_generator() -> None:
+    """α = 2, η = 3 on the numbers of baselines.md 6 (a); heads say (0, 0): cross-entropy ln 2 whatever the shares."""
+    method = FedGen(alpha=2.0, eta=3.0)
+    heads = Heads(torch.zeros(2, 2, 2), torch.zeros(2, 2), torch.full((2, 2), 0.5))
+    outputs, noise = T([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]]), T([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    terms = method.objective({}, heads, 5)(outputs, noise, T([0, 0, 1]))
+    assert {name: weight for name, (weight, _) in terms.items()} == {"fidelity": 2.0, "diversity": 3.0}
+    assert terms["fidelity"][1].item() == pytest.approx(math.log(2))
+    assert terms["diversity"][1].item() == pytest.approx(0.641180, abs=1e-6)
+    without = FedGen(eta=0).objective({}, heads, 5)(outputs, noise, T([0, 0, 1]))
+    assert set(without) == {"fidelity"}
+
+
+def test_a_generator_that_diverges_stops_the_run(lab: Any) -> None:
+    method, setting, server = start(lab, gen_lr=1e30)
+    with pytest.raises(ArithmeticError, match=r"generator diverged.*method\.gen_lr"):
+        method.train_generator(server, TWO_HEADS, setting, 1)
+
+
+def test_features_for_analyses(lab: Any) -> None:
+    """Every class before anybody was taught, then those that clients ask for; one batch, grouped by class."""
+    method, setting, server = start(lab, gen_steps=2)
+    features, labels = method.generated_features(server, setting, 3, torch.Generator().manual_seed(0))
+    assert labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert features.shape == (6, 2) and len(features.unique(dim=0)) == 6
+    one = method.train_generator(server, heads_of([[[3.0, 0.0], [-3.0, 0.0]]], [[5, 0]]), setting, 1)
+    assert method.generated_features(one, setting, 2, torch.Generator())[1].tolist() == [0, 0]
+    off = FedGen(gamma=0, beta=0)
+    assert off.generated_features(off.start_server(setting), setting, 3, torch.Generator()) is None
+
+
+# ---- preset ------------------------------------------------------------------------------------------------------
+
+
+def test_preset_of_the_authors(lab: Any) -> None:
+    """Uniform noise and the broadcast mistake; a choice against it is refused, not overwritten."""
+    method = FedGen(preset="authors")
+    assert (method.chosen.noise, method.chosen.fidelity) == ("uniform", "authors_broadcast")
+    assert method.chosen == FedGen(noise="uniform", fidelity="authors_broadcast")
+    assert FedGen().chosen == FedGen()
+    with pytest.raises(ConfigError, match="preset = authors means div_metric = code, not norms"):
+        lab.config(method={"name": "fedgen", "preset": "authors", "div_metric": "norms"})
+
+
+def test_preset_trains_as_its_choices_do(lab: Any) -> None:
+    trained = {}
+    for name, options in {
+        "preset": {"preset": "authors"},
+        "choices": {"noise": "uniform", "fidelity": "authors_broadcast"},
+        "default": {},
+    }.items():
+        method, setting, server = start(lab, gen_steps=5, **options)
+        trained[name] = serialise({"g": method.train_generator(server, TWO_HEADS, setting, 1)["generator"]})
+    assert trained["preset"] == trained["choices"] != trained["default"]
+
+
+# ---- the federation ----------------------------------------------------------------------------------------------
+
+
+def gentle(lab: Any, **changes: Any) -> Any:
+    """The tiny federation with a learning rate at which weights of 10 do not blow up."""
+    options = changes.pop("method", {"name": "fedgen"})
+    return lab.experiment(method=options, **({"local__lr": 0.01} | changes))
+
+
+def test_traffic(lab: Any, tmp_path: Any) -> None:
+    """Baselines.md section 22 at d = 8, C = 6: P = 3,094 (test_methods.py), P + C up, P + P_G + C down.
+
+    P_G = (38·256 + 256) + 2·256 + (256·8 + 8) = 12,552, with 2·256 statistics and a counter. The generator goes down
+    from round 2 on. Counts are integers: 6·8 bytes, no scalars. 4 clients, 2 rounds.
+    """
+    run = lab.run(gentle(lab, federation__rounds=2), tmp_path / "run")
+    last, clients = run.history[-1], 4
+    assert last["scalars_up"] == 2 * clients * 3094
+    assert last["bytes_up"]["label_counts"] == 2 * clients * 6 * 8
+    assert last["bytes_down"]["generator"] == clients * 12_552 * 4
+    assert last["bytes_down"]["generator_buffers"] == clients * (512 * 4 + 8)
+    assert last["bytes_down"]["label_distribution"] == clients * 6 * 4
+    assert set(last["bytes_down"]) == {
+        "model",
+        "model_buffers",
+        "generator",
+        "generator_buffers",
+        "label_distribution",
+    }
+
+
+@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+def test_stacked_clients_learn_the_same(lab: Any, model: str, tmp_path: Any) -> None:
+    """Round 2, clients of unequal size, a last batch that is smaller, with and without dropout."""
+    found = {}
+    first = lab.run(gentle(lab, federation__rounds=1, model={"name": model}), tmp_path / "first")
+    for stack in (False, True):
+        experiment = gentle(lab, engine__stack=stack, model={"name": model})
+        found[stack] = lab.train_stack(experiment, range(4), number=2, server=first.state.server)
+    for client in range(4):
+        serial, stacked = found[False][client][0], found[True][client][0]
+        assert serial.losses == pytest.approx(stacked.losses, abs=1e-4)
+        assert {"generated", "divergence"} < set(serial.losses)
+        for name, value in serial.message["model"].params.items():
+            assert torch.allclose(value, stacked.message["model"].params[name], atol=1e-4), name
+
+
+@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+def test_odd_clients(lab: Any, model: str, tmp_path: Any) -> None:
+    """One class; three samples; nobody has class 5; one sample (which BatchNorm skips): all finite, 5 not asked for."""
+    labels = lab.dataset.train.labels
+    of_class = [(labels == c).nonzero().flatten().tolist() for c in range(6)]
+    clients = [
+        of_class[0][:20],
+        [of_class[1][0], of_class[2][0], of_class[2][1]],
+        of_class[3] + of_class[4],
+        [of_class[1][5]],
+    ]
+    partition = lab.by_hand(lab.dataset, clients, [range(10)] * 4)
+    run = lab.run(gentle(lab, partition=partition, model={"name": model}), tmp_path / "run")
+    assert all(math.isfinite(loss) for record in run.history for loss in record["train_loss"].values())
+    assert payload_of(Arrays, run.state.server, "label_distribution")["p"].tolist() == pytest.approx([0.2] * 5 + [0])
+    assert all(torch.isfinite(value).all() for value in run.state.server["generator"].params.values())
+
+
+def test_the_generator_and_its_optimiser_survive_a_restart(lab: Any, tmp_path: Any) -> None:
+    """Two rounds at once, and one round whose state is read back from the file before the second."""
+    experiment = gentle(lab, federation__rounds=2)
+    whole = lab.run(experiment, tmp_path / "whole")
+
+    class StopError(Exception):
+        pass
+
+    class OneRound(lab.Threaded):  # type: ignore[misc]
+        rounds = 0
+
+        def call(self, name: str, function: Any, *arguments: Any) -> Any:
+            self.rounds += name == "train-generator"
+            if self.rounds == 2:
+                raise StopError
+            return super().call(name, function, *arguments)
+
+    with pytest.raises(StopError):
+        lab.run(experiment, tmp_path / "parts", steps=OneRound())
+    assert lab.run(experiment, tmp_path / "parts").bytes == whole.bytes
+
+
+def test_a_step_less_client_asks_for_nothing(lab: Any) -> None:
+    experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedgen"})
+    server = taught(experiment, [1.0, 1.0], [1.0, 0.0])
+    turn = replace(turn_of(experiment, server), round=2)
+    drawn = experiment.method.draws(turn, 0, torch.Generator())
+    assert {name: tuple(value.shape) for name, value in drawn.items()} == {
+        "features": (0, 100, 2),
+        "labels": (0, 100),
+        "noise": (0, 100, 32),
+    }
+
+
+def turn_of(experiment: Any, server: Record) -> Any:
+    """The first client's turn of round 1."""
+    (leg,) = experiment.method.legs(1, experiment.setting)
+    return Worker(experiment).receive(1, leg, 0, server, {})

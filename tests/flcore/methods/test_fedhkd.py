@@ -1,0 +1,198 @@
+"""FedHKD: knowledge and its mean, one step by hand, traffic and limit cases (baselines.md sections 14, 22, 23)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.messages import Arrays, Count, Prototypes, Record, serialise
+from flcore.methods.fedhkd import FedHKD, qualified_counts
+
+CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
+
+
+def same(first: Record, second: Record) -> bool:
+    return serialise(first) == serialise(second)
+
+
+def linear(lab: Any, **method: Any) -> Any:
+    """Client 0 holds (2, 0) of class 0, client 1 (0, 4) of class 1; E = I, head zero, one full batch, SGD at 0.1."""
+    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
+    partition = lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2)
+    local = {"lr": 0.1, "batch_size": 100}
+    return lab.experiment(
+        dataset, partition, lab.ToySpec(encoder=True), local=local, method={"name": "fedhkd", **method}
+    )
+
+
+@pytest.mark.parametrize(("distance", "body"), [("mse", (5.0, 1.0)), ("l2", (math.sqrt(10), 1 / math.sqrt(10)))])
+def test_one_step_by_hand(lab: Any, distance: str, body: tuple[float, float]) -> None:
+    """f = (2, 0) of class 0, H̄_0 = (1, −3), Q̄_0 = (1, 0); class 1 has no knowledge.
+
+    Body: f − H̄_0 = (1, 3), mean square 5 with gradient 2·(1, 3)/2, norm √10 with gradient (1, 3)/√10; row r of E moves
+    by entry r times x = (2, 0). Head of zeros: softmax (1/2, 1/2), apart by (−1/2, 1/2): mean square 1/4, norm √(1/2).
+    ``body`` is the value and the first entry of the gradient.
+    """
+    experiment = linear(lab, distance=distance, lambda_head=0.3, gamma=0.7)
+    knowledge = Prototypes(torch.tensor([[1.0, -3, 1, 0], [0, 0, 0, 0]]), torch.tensor([True, False]))
+    server = {"model": experiment.setting.initial, "knowledge": knowledge}
+    reply, _ = lab.train(experiment, number=2, server=server)
+    value, slope = body
+    assert reply.losses == {
+        "cross_entropy": pytest.approx(math.log(2)),
+        "answers": pytest.approx(0.3 * (0.25 if distance == "mse" else math.sqrt(0.5))),
+        "features": pytest.approx(0.7 * value),
+    }
+    expected = [1 - 0.1 * 0.7 * slope * 2, 0, -0.1 * 0.7 * slope * 3 * 2, 1]
+    assert reply.message["model"].params["encoder.1.weight"].flatten().tolist() == pytest.approx(expected)
+
+
+def test_the_heads_term_by_hand(lab: Any) -> None:
+    """λ = 1, H̄_0 = (1, −3), Q̄_0 = (1, 0), T = 0.5, mse, γ off, a head of zeros.
+
+    The loss is mean of (s − Q̄)², s = (1/2, 1/2): dL/ds = (−1/2, 1/2); through the softmax (Jacobian ±1/4) and T:
+    dL/dlogits = (1/T)·(−1/4, 1/4) = (−1/2, 1/2). Row 0 of W gets 0.1·(1/2)·(1, −3) from it and 0.1·(1/2)·(2, 0) from
+    the cross-entropy, its bias 0.1·(1/2 + 1/2).
+    """
+    experiment = linear(lab, lambda_head=1.0, gamma=0.0)
+    knowledge = Prototypes(torch.tensor([[1.0, -3, 1, 0], [5, 5, 5, 5]]), torch.tensor([True, False]))
+    server = {"model": experiment.setting.initial, "knowledge": knowledge}
+    reply, _ = lab.train(experiment, number=2, server=server)
+    assert set(reply.losses) == {"cross_entropy", "answers"}
+    params = reply.message["model"].params
+    assert params["head.weight"][0].tolist() == pytest.approx([0.15, -0.15])
+    assert params["head.bias"][0].item() == pytest.approx(0.1)
+
+
+def test_what_a_client_sends(lab: Any) -> None:
+    """Mean features and mean softmax(logits/T) of the trained model in evaluation mode, for the classes held."""
+    experiment = lab.experiment(model={"name": "fedproto_cnn"}, method__name="fedhkd")
+    reply, memory = lab.train(experiment)
+    own = torch.from_numpy(lab.partition.clients[0].train.copy())
+    images, labels = (lab.dataset.train.images[own].float() / 255 - 0.3) / 0.3, lab.dataset.train.labels[own]
+    values, network = reply.message["model"].values, experiment.setting.network
+    features = network.features(images, values)
+    answers = (network.classify(features, values) / 0.5).softmax(1)
+    knowledge = reply.message["knowledge"]
+    assert knowledge.present.tolist() == [bool((labels == label).any()) for label in range(6)]
+    for label in labels.unique():
+        expected = torch.cat([features[labels == label].mean(0), answers[labels == label].mean(0)])
+        assert torch.allclose(knowledge.means[label], expected, atol=1e-4)
+    assert reply.message["class_counts"]["held"].tolist() == torch.bincount(labels)[knowledge.present].tolist()
+    assert memory == {}
+
+
+def test_clipping_and_noise(lab: Any) -> None:
+    """Clipped features have means of norm ζ at most; noise of σ = 3 on |C_k|·d values, not on the answers.
+
+    Its mean square is 9 within four standard deviations of √(2/n)·9.
+    """
+    changes = {"model": {"name": "fedcspc_cnn"}}
+    plain, clipped, noisy = (
+        lab.train(lab.experiment(**changes, method={"name": "fedhkd", **options}))[0].message
+        for options in ({}, {"clip": 0.01}, {"noise": 3.0})
+    )
+    means, bound = clipped["knowledge"].means[:, :256], 0.01 * (1 + 1e-6)
+    assert bool((means.norm(dim=1) <= bound).all()) and bool((means.norm(dim=1) > 0).any())
+    assert bool((plain["knowledge"].means[plain["knowledge"].present, :256].norm(dim=1) > 0.01).all())
+    present = plain["knowledge"].present
+    blur = (noisy["knowledge"].means - plain["knowledge"].means)[present]
+    assert not blur[:, 256:].any()
+    count = int(present.sum()) * 256
+    assert float(blur[:, :256].square().mean()) == pytest.approx(9, abs=4 * 9 * math.sqrt(2 / count))
+    assert not noisy["knowledge"].means[~present].any()
+    assert same({"model": noisy["model"]}, {"model": plain["model"]})
+
+
+def test_who_counts() -> None:
+    """Section 14 b: n = {30, 70} and {90, 10}, ν = 0.25. Below it everywhere, as 4 and 2 of 100: all holders count."""
+    sizes = torch.tensor([100, 100])
+    assert qualified_counts(torch.tensor([[30, 70], [90, 10]]), sizes, 0.25).tolist() == [[30, 70], [90, 0]]
+    assert qualified_counts(torch.tensor([[4, 96], [2, 98]]), sizes, 0.25).tolist() == [[4, 96], [2, 98]]
+    assert qualified_counts(torch.tensor([[25, 75], [0, 100]]), sizes, 0.25).tolist() == [[25, 75], [0, 100]]
+    assert qualified_counts(torch.tensor([[1, 99], [0, 100]]), sizes, 0.0).tolist() == [[1, 99], [0, 100]]
+
+
+def test_mean_of_the_knowledge(lab: Any) -> None:
+    """Class 0: (30·1 + 90·5)/120 = 4; class 1: client 0 alone, 2; class 2: nobody, keeps 6."""
+    setting = replace(lab.experiment().setting, num_classes=3)
+    server = {"knowledge": Prototypes(torch.tensor([[9.0], [9.0], [6.0]]), torch.ones(3, dtype=torch.bool))}
+    held = torch.tensor([True, True, False])
+    replies = {
+        client: {
+            "knowledge": Prototypes(torch.tensor([[first], [second], [0.0]]), held),
+            "class_counts": Arrays({"held": torch.tensor(counts)}),
+            "num_samples": Count(100),
+        }
+        for client, first, second, counts in ((0, 1.0, 2.0, [30, 70]), (1, 5.0, 8.0, [90, 10]))
+    }
+    fused = FedHKD().fuse_knowledge(server, replies, setting, 2)["knowledge"]
+    assert fused.means.flatten().tolist() == [4, 2, 6]
+
+
+def test_traffic(lab: Any) -> None:
+    """Up P + |C_k|·(d + C) scalars and |C_k| counts, down P + C·d + C²; an id of 8 bytes with each class."""
+    experiment = lab.experiment(model=CSPC, method__name="fedhkd")
+    model = experiment.setting.initial.num_parameters
+    held = int((experiment.label_counts(0, 1) > 0).sum())
+    full = Prototypes(torch.ones(6, 16 + 6), torch.ones(6, dtype=torch.bool))
+    reply, _ = lab.train(experiment, server={"model": experiment.setting.initial, "knowledge": full}, number=2)
+    assert sum(size.scalars for size in reply.up.values()) == model + held * (16 + 6)
+    assert sum(size.scalars for size in reply.down.values()) == model + 6 * 16 + 6**2
+    assert reply.up["knowledge"].bytes == held * (22 * 4 + 8)
+    assert reply.up["class_counts"].bytes == 8 * held
+    assert reply.down["knowledge"].bytes == 6 * (22 * 4 + 8)
+
+
+def test_without_its_terms_it_is_fedavg(lab: Any, tmp_path: Any) -> None:
+    """λ = γ = 0 (section 23, 1), and the first round with them."""
+    changes = {"model": {"name": "fedproto_cnn"}, "federation__participation": 0.5}
+    expected = lab.run(lab.experiment(**changes), tmp_path / "fedavg")
+    method = {"name": "fedhkd", "lambda_head": 0, "gamma": 0}
+    off = lab.run(lab.experiment(**changes, method=method), tmp_path / "off")
+    assert same(off.state.server, expected.state.server)
+    assert off.history == expected.history
+    plain, _ = lab.train(lab.experiment(**changes))
+    first, _ = lab.train(lab.experiment(**changes, method__name="fedhkd"))
+    assert same({"model": first.message["model"]}, {"model": plain.message["model"]})
+
+
+@pytest.mark.parametrize(
+    ("model", "distance"),
+    [(CSPC, "l2"), ({"name": "fedgen_cnn", "feature_dim": 8}, "mse"), ({"name": "fedproto_cnn"}, "l2")],
+)
+def test_stacked_clients(lab: Any, model: dict[str, Any], distance: str) -> None:
+    """A second round within 1e-4 of the serial engine; one class has no knowledge."""
+    changes = {"method": {"name": "fedhkd", "distance": distance}, "model": model}
+    serial, stacked = lab.experiment(**changes), lab.experiment(**changes, engine__stack=True)
+    rows = torch.rand(6, serial.setting.feature_dim + 6, generator=torch.Generator().manual_seed(0))
+    server = {"model": serial.setting.initial, "knowledge": Prototypes(rows, torch.tensor([True] * 5 + [False]))}
+    ours, theirs = (lab.train_stack(run, range(4), number=2, server=server) for run in (serial, stacked))
+    for client in range(4):
+        assert theirs[client][0].losses == pytest.approx(ours[client][0].losses, abs=1e-4)
+        for name in ("model", "knowledge"):
+            pairs = zip(
+                ours[client][0].message[name].arrays().values(),
+                theirs[client][0].message[name].arrays().values(),
+                strict=True,
+            )
+            assert all(torch.allclose(a, b, atol=1e-4) for a, b in pairs)
+
+
+@pytest.mark.parametrize("distance", ["mse", "l2"])
+def test_odd_clients_give_numbers(lab: Any, distance: str, tmp_path: Any) -> None:
+    """One class only; one sample; fewer samples than a batch; classes 4 and 5 that nobody holds."""
+    labels = lab.dataset.train.labels
+    of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
+    clients = [of[0], of[1][:1], of[1][1:4] + of[2][:4], of[3]]
+    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
+    changes = {"model": CSPC, "method": {"name": "fedhkd", "distance": distance}}
+    run = lab.run(lab.experiment(partition=partition, **changes), tmp_path / "run")
+    assert run.state.failures == ()
+    assert run.state.server["knowledge"].present.tolist() == [True] * 4 + [False] * 2
+    assert bool(torch.isfinite(run.state.server["knowledge"].means).all())
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.state.server["model"].params.values())

@@ -1,0 +1,541 @@
+"""FedPA by hand, its ablation table, its limit cases to the bit, its prototypes and its traffic (fedpa.md 8)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flcore.engine.client import Worker
+from flcore.errors import ConfigError
+from flcore.generation import AdamState
+from flcore.messages import Arrays, Count, Facts, Prototypes, Record, Weights, measure, payload_of, serialise
+from flcore.methods.base import Turn
+from flcore.methods.fedgen import Heads
+from flcore.methods.fedpa import FedPA, fuse_prototypes
+from flcore.models import build_model, extract_weights
+from flcore.models.cnn import FedGenCnn
+from flcore.models.network import Network
+
+T = torch.tensor
+LN2 = math.log(2)
+
+
+def by_hand(lab: Any, pixels: list[list[int]], labels: list[int], encoder: bool = True, **changes: Any) -> Any:
+    """Encoder E = I, head zero, one client, full batches, learning rate 0.1."""
+    dataset = lab.toy_dataset(pixels, labels, [[1, 0], [0, 1]], [0, 1])
+    settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 1}} | changes
+    return lab.experiment(
+        dataset, lab.by_hand(dataset, [range(len(labels))], [[0, 1]]), lab.ToySpec(encoder), **settings
+    )
+
+
+def taught(experiment: Any, prototypes: Prototypes | None = None) -> Record:
+    """A server whose generator says (1, 1) whatever it is asked, asks for class 0, and knows some prototypes."""
+    server = dict(experiment.method.start_server(experiment.setting))
+    if "generator" in server:
+        weights = payload_of(Weights, server, "generator")
+        params = {name: torch.zeros_like(value) for name, value in weights.params.items()}
+        server["generator"] = Weights({**params, "network.3.bias": T([1.0, 1.0])}, weights.buffers)
+        server["label_distribution"] = Arrays({"p": T([1.0, 0.0])})
+    if prototypes is not None:
+        server["prototypes"] = prototypes
+    return server
+
+
+AT_ZERO = Prototypes(torch.zeros(2, 2), T([True, False]))
+
+
+def step(lab: Any, prototypes: Prototypes = AT_ZERO, **options: Any) -> Any:
+    """Round 2 of a client that holds A = (2, 0) of class 0: its reply."""
+    experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedpa", **options})
+    return lab.train(experiment, number=2, server=taught(experiment, prototypes))[0]
+
+
+# ---- the client --------------------------------------------------------------------------------------------------
+
+
+def test_a_step_with_everything(lab: Any) -> None:
+    """A = (2, 0), class 0, φ^0 = (0, 0), G = (1, 1) asked for class 0; t = 1: λ_ge = 24.5, λ_po = 4.9.
+
+    Head zero: both cross-entropies are ln 2; row 0 of the head has gradient -½·(2, 0) - 24.5·½·(1, 1), its bias
+    -½ - 12.25: W_0 = (1.325, 1.225), b_0 = 1.275. L_po = (4 + 0)/2 = 2; its gradient on E is (2/2)·(2, 0)·xᵀ =
+    ((4, 0), (0, 0)), times 4.9: E_00 = 1 - 1.96 = -0.96. No gradient of L_ge reaches E, none of L_po the head (fact
+    12). The feature of A afterwards, (-1.92, 0), is the prototype that goes up.
+    """
+    reply = step(lab)
+    params = reply.message["model"].params
+    assert params["head.weight"].flatten().tolist() == pytest.approx([1.325, 1.225, -1.325, -1.225])
+    assert params["head.bias"].tolist() == pytest.approx([1.275, -1.275])
+    assert params["encoder.1.weight"].flatten().tolist() == pytest.approx([-0.96, 0, 0, 1])
+    assert reply.losses == pytest.approx({"cross_entropy": LN2, "generated": 24.5 * LN2, "prototype_pull": 9.8})
+    assert reply.message["prototypes"].means.tolist() == [[pytest.approx(-1.92), 0], [0, 0]]
+    assert reply.message["prototypes"].present.tolist() == [True, False]
+    assert reply.message["num_samples"] == Count(1)
+    counts = reply.message["label_counts"].named
+    assert (counts["held"].tolist(), counts["drawn"].tolist()) == ([1, 0], [1, 0])
+
+
+def test_each_term_alone(lab: Any) -> None:
+    """As above: without L_ge the head takes FedAvg's step (0.1, 0), without L_po the encoder stays at I."""
+    without_ge, without_po = step(lab, use_ge=False), step(lab, use_po=False)
+    assert without_ge.message["model"].params["head.weight"].flatten().tolist() == pytest.approx([0.1, 0, -0.1, 0])
+    assert without_ge.message["model"].params["encoder.1.weight"][0, 0].item() == pytest.approx(-0.96)
+    assert set(without_ge.losses) == {"cross_entropy", "prototype_pull"}
+    assert without_po.message["model"].params["head.bias"][0].item() == pytest.approx(1.275)
+    assert torch.equal(without_po.message["model"].params["encoder.1.weight"], torch.eye(2))
+    assert set(without_po.losses) == {"cross_entropy", "generated"}
+
+
+def test_unsquared_pull(lab: Any) -> None:
+    """‖(2, 0)‖ = 2 with gradient (1, 0)·xᵀ: E_00 = 1 - 0.1·4.9·2 = 0.02 (fedpa.md 7d)."""
+    reply = step(lab, po_form="l2")
+    assert reply.losses["prototype_pull"] == pytest.approx(9.8)
+    assert reply.message["model"].params["encoder.1.weight"][0, 0].item() == pytest.approx(0.02, abs=1e-6)
+
+
+def test_a_missing_prototype_pulls_nowhere(lab: Any) -> None:
+    """Fact 8: the zero row of a class without prototype is no target."""
+    reply = step(lab, Prototypes(T([[0.0, 0.0], [9.0, 9.0]]), T([False, True])))
+    assert reply.losses["prototype_pull"] == 0
+    assert torch.equal(reply.message["model"].params["encoder.1.weight"], torch.eye(2))
+
+
+def turn_of(experiment: Any, server: Record, number: int) -> Turn:
+    (leg,) = experiment.method.legs(number, experiment.setting)
+    return Worker(experiment).receive(number, leg, 0, server, {})
+
+
+@pytest.mark.parametrize(
+    ("number", "ge", "po"),
+    [(2, 24.5, 4.9), (11, 20.426820, 4.085364), (101, 3.315489, 0.663098), (174, None, 0.151733), (175, None, 0.15)],
+)
+def test_schedules(lab: Any, number: int, ge: float | None, po: float) -> None:
+    """Fact 2, rounds counted from 1 here. B_gen/B multiplies λ_ge alone."""
+    for options, share in (({}, 1.0), ({"client_gen_batch": 25}, 0.25)):
+        experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedpa", **options})
+        context = experiment.method.context(turn_of(experiment, taught(experiment, AT_ZERO), number))
+        assert context["lambda_po"] == pytest.approx(po, abs=1e-6)
+        if ge is not None:
+            assert context["lambda_ge"] == pytest.approx(share * ge, abs=1e-6)
+
+
+def test_nothing_extra_in_the_first_round(lab: Any) -> None:
+    experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedpa"})
+    server = experiment.method.start_server(experiment.setting)
+    turn = turn_of(experiment, server, 1)
+    assert experiment.method.context(turn) == {}
+    assert experiment.method.draws(turn, 3, torch.Generator()) == {}
+    assert set(turn.inbox) == {"model", "prototypes"}
+    assert measure(turn.inbox)["prototypes"].bytes == 0
+
+
+# ---- switches ----------------------------------------------------------------------------------------------------
+
+FUSE, TRAIN, LAST = "fuse-prototypes", "train-generator", "aggregate"
+GENERATOR = {"generator", "generator_optimizer"}
+
+
+@pytest.mark.parametrize(
+    ("ad", "ge", "po", "stages", "server", "sent"),
+    [
+        (False, False, False, [LAST], set(), set()),
+        (False, False, True, [FUSE, LAST], {"prototypes"}, {"prototypes", "label_counts"}),
+        (False, True, False, [TRAIN, LAST], GENERATOR, {"label_counts"}),
+        (True, True, False, [FUSE, TRAIN, LAST], GENERATOR | {"prototypes"}, {"prototypes", "label_counts"}),
+        (False, True, True, [FUSE, TRAIN, LAST], GENERATOR | {"prototypes"}, {"prototypes", "label_counts"}),
+        (True, True, True, [FUSE, TRAIN, LAST], GENERATOR | {"prototypes"}, {"prototypes", "label_counts"}),
+        (True, False, False, [LAST], set(), set()),  # L_ad without a generator is nothing
+    ],
+)
+def test_ablation_table(
+    lab: Any, ad: bool, ge: bool, po: bool, stages: list[str], server: set[str], sent: set[str], tmp_path: Any
+) -> None:
+    """The rows of table IV: what is off is neither computed, nor kept, nor sent; L_ad comes with the second round."""
+    options = {"name": "fedpa", "use_ad": ad, "use_ge": ge, "use_po": po, "gen_steps": 2}
+    experiment = gentle(lab, method=options, federation__rounds=2)
+    assert list(experiment.method.stages()) == stages
+    assert set(experiment.method.start_server(experiment.setting)) == {"model"} | server
+    run = lab.run(experiment, tmp_path / "run")
+    terms = {"cross_entropy"} | ({"generated"} if ge else set()) | ({"prototype_pull"} if po else set())
+    assert set(run.history[1]["train_loss"]) == terms
+    assert {kind.removesuffix("_buffers") for kind in run.state.up} == {"model", "num_samples"} | sent
+    down = {kind.removesuffix("_buffers") for kind in run.state.down}
+    assert down == {"model"} | ({"generator", "label_distribution"} if ge else set()) | (
+        {"prototypes"} if po else set()
+    )
+    pushed = {"generator_adversarial"} if ad and ge else set()
+    near = {"generator_distance"} if ge and (ad or po) else set()
+    for record, more in zip(run.history, (set(), pushed), strict=True):
+        facts = set(record.get("server", {}))
+        assert facts == ({"generator_fidelity", "generator_diversity"} | near | more if ge else set())
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"lambda_ge0": 0}, {"prototypes"}),
+        ({"lambda_po0": 0, "gamma_ad": 0}, GENERATOR),
+        ({"lambda_po0": 0}, GENERATOR | {"prototypes"}),
+    ],
+)
+def test_a_weight_of_zero_is_a_switch(lab: Any, options: Any, kept: set[str]) -> None:
+    """The floors must not revive it (fedpa.md section 4)."""
+    experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedpa", **options})
+    assert set(experiment.method.start_server(experiment.setting)) == {"model"} | kept
+
+
+def test_preset_of_the_authors(lab: Any) -> None:
+    """Their order of stages, mask and broadcast; choices against it are refused."""
+    method = FedPA(preset="authors")
+    assert list(method.stages()) == [TRAIN, LAST, FUSE]
+    assert method.chosen == FedPA(div_mask="inter", gen_proto="old", fidelity="authors_broadcast")
+    assert list(FedPA(gen_proto="old").stages()) == [TRAIN, LAST, FUSE]
+    for key, value in {"div_mask": "all", "noise": "normal", "po_form": "l2", "gen_label_dist": "frequency"}.items():
+        with pytest.raises(ConfigError, match=f"preset = authors means {key} = "):
+            lab.config(method={"name": "fedpa", "preset": "authors", key: value})
+
+
+# ---- limit cases, to the bit -------------------------------------------------------------------------------------
+
+
+def gentle(lab: Any, **changes: Any) -> Any:
+    """The tiny federation with a learning rate at which weights of 25 do not blow up."""
+    options = changes.pop("method", {"name": "fedpa"})
+    return lab.experiment(method=options, **({"local__lr": 0.01} | changes))
+
+
+@pytest.mark.parametrize(
+    "options", [{"use_ge": False, "use_po": False}, {"lambda_ge0": 0, "lambda_po0": 0}], ids=["switches", "weights"]
+)
+def test_without_its_terms_it_is_fedavg(lab: Any, options: Any, tmp_path: Any) -> None:
+    """Fact 11, histories with losses and traffic included."""
+    changes = {"federation__participation": 0.5, "local__momentum": 0.5}
+    plain = lab.run(gentle(lab, method={"name": "fedavg"}, **changes), tmp_path / "fedavg")
+    off = lab.run(gentle(lab, method={"name": "fedpa", **options}, **changes), tmp_path / "off")
+    assert off.history == plain.history
+    assert serialise(off.state.server) == serialise(plain.state.server)
+
+
+def test_the_first_round_is_fedavg(lab: Any, tmp_path: Any) -> None:
+    """Fact 11: t = 0 equals FedAvg to the bit, although a generator is trained at its end."""
+    plain = lab.run(gentle(lab, method={"name": "fedavg"}, federation__rounds=1), tmp_path / "fedavg")
+    full = lab.run(gentle(lab, federation__rounds=1), tmp_path / "fedpa")
+    assert serialise({"model": full.state.server["model"]}) == serialise(plain.state.server)
+    assert full.history[0]["train_loss"] == plain.history[0]["train_loss"]
+
+
+# ---- prototypes --------------------------------------------------------------------------------------------------
+
+
+def uploads(*clients: tuple[list[list[float]], list[bool], list[int]]) -> dict[int, Record]:
+    return {
+        client: {
+            "prototypes": Prototypes(T(means), T(present)),
+            "label_counts": Arrays({"held": T(held)}),
+        }
+        for client, (means, present, held) in enumerate(clients)
+    }
+
+
+def test_prototypes_weigh_by_counts() -> None:
+    """Fact 3: (1, 3) of 30 and (4, 0) of 10 samples: (1.75, 2.25). Class 1: one client. Class 2: nobody, stays."""
+    previous = Prototypes(T([[7.0, 7.0], [0.0, 0.0], [5.0, 6.0], [0.0, 0.0]]), T([True, False, True, False]))
+    replies = uploads(
+        ([[1.0, 3.0], [2.0, 2.0], [0.0, 0.0], [0.0, 0.0]], [True, True, False, False], [30, 3, 0, 0]),
+        ([[4.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [True, False, False, False], [10, 0, 0, 0]),
+    )
+    server = {"prototypes": previous}
+    found = payload_of(Prototypes, fuse_prototypes(server, replies, None, 1), "prototypes")  # type: ignore[arg-type]
+    assert found.means.tolist() == [[1.75, 2.25], [2.0, 2.0], [5.0, 6.0], [0.0, 0.0]]
+    assert found.present.tolist() == [True, True, True, False]
+    assert server["prototypes"] is previous and previous.means[0].tolist() == [7.0, 7.0]
+    turned = fuse_prototypes(server, dict(reversed(replies.items())), None, 1)  # type: ignore[arg-type]
+    assert serialise({"p": turned["prototypes"]}) == serialise({"p": found})
+
+
+def test_a_withheld_class_does_not_weigh() -> None:
+    """Client 1 has 90 samples of the class and sends no prototype: 1.0 of client 0 alone."""
+    replies = uploads(([[1.0]], [True], [10]), ([[0.0]], [False], [90]))
+    found = fuse_prototypes({"prototypes": Prototypes.empty(1, 1)}, replies, None, 1)  # type: ignore[arg-type]
+    assert payload_of(Prototypes, found, "prototypes").means.tolist() == [[1.0]]
+
+
+PIXELS, LABELS = [[3, 4], [0, 1], [0, 3], [0, 5]], [0, 1, 1, 1]
+
+
+def sent(lab: Any, number: int = 1, seed: int = 0, **options: Any) -> Prototypes:
+    """What goes up from a client with one sample of class 0 and three of class 1, features as given (no encoder)."""
+    experiment = by_hand(lab, PIXELS, LABELS, False, seed=seed, method={"name": "fedpa", "use_ge": False, **options})
+    server = experiment.method.start_server(experiment.setting)
+    message = lab.train(experiment, number=number, server=server)[0].message
+    return payload_of(Prototypes, message, "prototypes")
+
+
+def test_small_classes_are_withheld(lab: Any) -> None:
+    """Class 0 has one sample, class 1 three with mean (0, 3)."""
+    assert sent(lab).means.tolist() == [[3, 4], [0, 3]]
+    for least, present in ((1, [True, True]), (2, [False, True]), (3, [False, True]), (4, [False, False])):
+        found = sent(lab, min_count=least)
+        assert found.present.tolist() == present
+        assert found.means[~found.present].abs().sum() == 0
+
+
+def test_clipping(lab: Any) -> None:
+    """To norm 2.5: per sample (1.5, 2) and (0, 1), (0, 2.5), (0, 2.5), mean (0, 2); per client the means, (0, 2.5)."""
+    by_sample, by_client = sent(lab, proto_clip=2.5), sent(lab, proto_clip=2.5, proto_unit="client")
+    assert by_sample.means.flatten().tolist() == pytest.approx([1.5, 2, 0, 2])
+    assert by_client.means.flatten().tolist() == pytest.approx([1.5, 2, 0, 2.5])
+
+
+def test_noise(lab: Any) -> None:
+    """From the client's own stream: the same again, another in another round or run; nothing on what is withheld."""
+    noisy = {"proto_clip": 2.5, "proto_noise": 0.1}
+    first = sent(lab, **noisy)
+    assert torch.equal(first.means, sent(lab, **noisy).means)
+    assert not torch.equal(first.means, sent(lab, proto_clip=2.5).means)
+    assert not torch.equal(first.means, sent(lab, number=2, **noisy).means)
+    assert not torch.equal(first.means, sent(lab, seed=1, **noisy).means)
+    assert sent(lab, min_count=2, **noisy).means[0].tolist() == [0, 0]
+
+
+def test_noise_needs_a_bound(lab: Any) -> None:
+    with pytest.raises(ConfigError, match="proto_noise needs proto_clip"):
+        lab.config(method={"name": "fedpa", "proto_noise": 1.0})
+
+
+# ---- the generator -----------------------------------------------------------------------------------------------
+
+
+def test_terms_of_the_generator() -> None:
+    """t = 1: weights 24.5, 1, -0.15. L_ad 7.25 (fact 7), diversity of the numbers of fact 6; at t = 0 no L_ad."""
+    heads = Heads(torch.zeros(2, 2, 2), torch.zeros(2, 2), torch.full((2, 2), 0.5))
+    server = {"prototypes": Prototypes(T([[0.0, 0.0], [0.0, 2.0]]), T([True, True]))}
+    far, labels = T([[3.0, 4.0], [0.0, 0.0]]), T([0, 1])
+    terms = FedPA().objective(server, heads, 2)(far, torch.zeros(2, 2), labels)
+    assert {name: weight for name, (weight, _) in terms.items()} == pytest.approx(
+        {"fidelity": 24.5, "diversity": 1.0, "adversarial": -0.15}
+    )
+    assert terms["fidelity"][1].item() == pytest.approx(LN2)
+    assert terms["adversarial"][1].item() == pytest.approx(7.25)
+    capped = FedPA(ad_cap=5.0).objective(server, heads, 2)(far, torch.zeros(2, 2), labels)
+    assert capped["adversarial"][1].item() == pytest.approx(3.5)  # (5 + 2)/2
+    unsquared = FedPA(po_form="l2").objective(server, heads, 2)(far, torch.zeros(2, 2), labels)
+    assert unsquared["adversarial"][1].item() == pytest.approx(3.5)  # (5 + 2)/2
+    first = FedPA().objective(server, heads, 1)(far, torch.zeros(2, 2), labels)
+    assert {name: weight for name, (weight, _) in first.items()} == {"fidelity": 25.0, "diversity": 1.0}
+
+    spread, noise, labels = T([[0.0, 0], [1, 1], [2, 0]]), T([[0.0, 1], [1, 1], [0, 0]]), T([0, 0, 1])
+    for options, expected in (
+        ({}, 0.894839),
+        ({"div_mask": "inter"}, 0.716531),
+        ({"div_mask": "all"}, 0.641180),
+        ({"div_metric": "norms"}, 0.730322),
+        ({"preset": "authors"}, 0.716531),
+    ):
+        found = FedPA(**options).chosen.objective(server, heads, 2)(spread, noise, labels)
+        assert found["diversity"][1].item() == pytest.approx(expected, abs=1e-6)
+
+
+def replies_of_heads(present: list[bool]) -> dict[int, Record]:
+    """Two clients that classify by the first coordinate, and hold and drew both classes."""
+    head = {"head.weight": T([[3.0, 0.0], [-3.0, 0.0]]), "head.bias": torch.zeros(2)}
+    return {
+        client: {
+            "model": Weights(head),
+            "prototypes": Prototypes(T([[1.0, 0.0], [-1.0, 0.0]]) * T(present).unsqueeze(1), T(present)),
+            "label_counts": Arrays({"held": T([6, 4]), "drawn": T([3, 2])}),
+        }
+        for client in (0, 1)
+    }
+
+
+def trained(lab: Any, rounds: int = 3, present: tuple[bool, bool] = (True, True), **options: Any) -> Record:
+    experiment = by_hand(lab, [[2, 0], [0, 2]], [0, 1], False, method={"name": "fedpa", **options})
+    server = experiment.method.start_server(experiment.setting)
+    replies = replies_of_heads(list(present))
+    for number in range(1, rounds + 1):
+        for name, stage in experiment.method.stages().items():
+            if name != LAST:
+                server = stage(server, replies, experiment.setting, number)
+    return server
+
+
+def facts_of(server: Record) -> dict[str, float]:
+    return dict(payload_of(Facts, server, "facts").values)
+
+
+def test_the_generator_satisfies_the_heads_and_leaves_the_prototypes(lab: Any) -> None:
+    """200 steps at 1e-3: classes are told apart; with L_ad the second coordinate, which no head reads, runs away.
+
+    Steps: 4 rounds of 50 (fact 13).
+    """
+    options = {"gen_lr": 1e-3, "rounds": 4}
+    pushed, free = trained(lab, **options), trained(lab, use_ad=False, **options)
+    capped = trained(lab, ad_cap=1e-6, **options)
+    assert facts_of(pushed)["generator_fidelity"] < 0.1
+    assert facts_of(pushed)["generator_distance"] > facts_of(free)["generator_distance"] + 0.05
+    assert facts_of(capped)["generator_distance"] == pytest.approx(facts_of(free)["generator_distance"], abs=1e-4)
+    optimizer = AdamState.from_arrays(payload_of(Arrays, pushed, "generator_optimizer").named)
+    assert optimizer.steps == 200
+
+
+def test_which_prototypes_the_generator_sees(lab: Any) -> None:
+    """``old``: none in the first round, so no distance to note; ``new``: those that were just sent."""
+    assert "generator_distance" not in facts_of(trained(lab, rounds=1, gen_proto="old"))
+    assert "generator_distance" in facts_of(trained(lab, rounds=1))
+    assert "generator_distance" in facts_of(trained(lab, rounds=2, gen_proto="old"))
+    nobody = facts_of(trained(lab, rounds=2, present=(False, False)))
+    assert "generator_distance" not in nobody
+    assert nobody["generator_adversarial"] == 0
+
+
+def test_distance_is_a_root_of_mean_squares() -> None:
+    """‖(3, 4)‖ = 5 and ‖(0, 1)‖ = 1; class 1 has no prototype: √((25 + 1)/2) = √13."""
+    server = {"prototypes": Prototypes(torch.zeros(2, 2), T([True, False]))}
+    outputs = T([[3.0, 4.0], [0.0, 1.0], [100.0, 0.0]])
+    found = FedPA().generator_facts(server, outputs, T([0, 0, 1]))
+    assert found == {"generator_distance": pytest.approx(math.sqrt(13))}
+
+
+def test_labels_by_frequency_use_the_latest_counts(lab: Any) -> None:
+    """Client 0 holds (6, 4), later (1, 1); client 1 (6, 4): 12:8, then 7:5. Nothing is counted twice."""
+    experiment = by_hand(lab, [[2, 0], [0, 2]], [0, 1], False, method={"name": "fedpa", "gen_label_dist": "frequency"})
+    method, setting = experiment.method, replace(experiment.setting, num_clients=2)
+    replies = replies_of_heads([True, True])
+    server = {**method.start_server(setting), **method.known_labels({}, replies, setting)}
+    assert payload_of(Arrays, server, "label_distribution")["p"].tolist() == pytest.approx([0.6, 0.4])
+    later = {0: {**replies[0], "label_counts": Arrays({"held": T([1, 1]), "drawn": T([1, 1])})}}
+    server = {**server, **method.known_labels(server, later, setting)}
+    assert payload_of(Arrays, server, "label_distribution")["p"].tolist() == pytest.approx([7 / 12, 5 / 12])
+    assert "known_counts" not in method.broadcast(server, 0, setting)
+    uniform = FedPA().known_labels({}, replies, setting)
+    assert payload_of(Arrays, uniform, "label_distribution")["p"].tolist() == [0.5, 0.5]
+
+
+# ---- traffic -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client that has every class and was not trained."""
+
+    weights: Weights
+    num_classes: int
+    num_samples: int = 26
+    steps: int = 1
+
+    def features(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
+        return torch.zeros(self.num_classes, 32), torch.arange(self.num_classes)
+
+    def encoded(self) -> tuple[Tensor, Tensor]:
+        return self.features()
+
+    def drawn_labels(self) -> Tensor:
+        return torch.ones(self.num_classes, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "model", "generator", "up", "down"),
+    [(10, 26_434, 19_744, 26_764, 46_508), (26, 26_962, 23_840, 27_820, 51_660)],
+    ids=["mnist", "emnist"],
+)
+def test_traffic_of_the_paper(lab: Any, num_classes: int, model: int, generator: int, up: int, down: int) -> None:
+    """Facts 1 and 10. Counts are integers, which our ledger does not call scalars: K of them stand in the figure up.
+
+    A second K of them goes up: fedpa.md 4.6 weighs prototypes by the samples a client holds, heads by those it drew.
+    """
+    module = build_model(FedGenCnn(), (1, 28, 28), num_classes)
+    initial = extract_weights(module)
+    setting = replace(
+        lab.experiment().setting,
+        num_classes=num_classes,
+        feature_dim=32,
+        image_shape=(1, 28, 28),
+        initial=initial,
+        network=Network(module),
+    )
+    method = FedPA()
+    counts = torch.ones(num_classes, dtype=torch.int64)
+    inbox = method.broadcast(method.start_server(setting), 0, setting)
+    turn = Turn(setting, 1, "train-clients", 0, counts, inbox, {})
+    message, _ = method.reply(turn, Client(initial, num_classes))
+    assert payload_of(Weights, message, "model").num_parameters == model
+    assert sum(size.scalars for size in measure(message).values()) == up - num_classes
+    assert measure(message)["label_counts"].bytes == 2 * num_classes * 8
+
+    server = method.start_server(setting)
+    for stage in method.stages().values():
+        server = stage(server, {0: message}, setting, 1)
+    broadcast = method.broadcast(server, 0, setting)
+    assert payload_of(Weights, broadcast, "generator").num_parameters == generator
+    assert sum(size.scalars for size in measure(broadcast).values()) == down
+    assert measure(broadcast)["generator_buffers"].bytes == 2 * 256 * 4 + 8
+    assert set(broadcast) == {"model", "generator", "label_distribution", "prototypes"}
+
+
+# ---- the federation ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("model", "form"), [("fedgen_cnn", "mse"), ("fedproto_cnn", "l2")])
+def test_stacked_clients_learn_the_same(lab: Any, model: str, form: str, tmp_path: Any) -> None:
+    """Round 2, clients of unequal size, a last batch that is smaller, with and without dropout."""
+    options = {"name": "fedpa", "po_form": form, "gen_steps": 5}
+    first = lab.run(gentle(lab, method=options, federation__rounds=1, model={"name": model}), tmp_path / "first")
+    found = {}
+    for stack in (False, True):
+        experiment = gentle(lab, method=options, engine__stack=stack, model={"name": model})
+        found[stack] = lab.train_stack(experiment, range(4), number=2, server=first.state.server)
+    for client in range(4):
+        serial, stacked = found[False][client][0], found[True][client][0]
+        assert serial.losses == pytest.approx(stacked.losses, abs=1e-3)
+        assert {"generated", "prototype_pull"} < set(serial.losses)
+        for name, value in serial.message["model"].params.items():
+            assert torch.allclose(value, stacked.message["model"].params[name], atol=1e-4), name
+        protos = (reply.message["prototypes"].means for reply in (serial, stacked))
+        assert torch.allclose(*protos, atol=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"preset": "authors"}, {"po_form": "l2", "noise": "normal"}], ids=str)
+def test_odd_clients(lab: Any, options: Any, tmp_path: Any) -> None:
+    """One class; three samples; nobody has class 5; one sample (which BatchNorm skips); private statistics."""
+    labels = lab.dataset.train.labels
+    of_class = [(labels == c).nonzero().flatten().tolist() for c in range(6)]
+    clients = [
+        of_class[0][:20],
+        [of_class[1][0], of_class[2][0], of_class[2][1]],
+        of_class[3] + of_class[4],
+        [of_class[1][5]],
+    ]
+    partition = lab.by_hand(lab.dataset, clients, [range(10)] * 4)
+    run = lab.run(
+        gentle(
+            lab,
+            method={"name": "fedpa", "gen_steps": 5, **options},
+            partition=partition,
+            model={"name": "fedgen_cnn", "batchnorm": "local"},
+        ),
+        tmp_path / "run",
+    )
+    for record in run.history:
+        assert all(math.isfinite(value) for value in (*record["train_loss"].values(), *record["server"].values()))
+        assert record["pooled_local"] is not None
+    assert payload_of(Prototypes, run.state.server, "prototypes").present.tolist() == [True] * 5 + [False]
+    assert payload_of(Arrays, run.state.server, "label_distribution")["p"].tolist() == pytest.approx([0.2] * 5 + [0])
+
+
+def test_clients_that_hold_one_class_in_turn(lab: Any, tmp_path: Any) -> None:
+    """A prototype outlives the rounds in which its only holder is not sampled."""
+    labels = lab.dataset.train.labels
+    clients = [(labels == c).nonzero().flatten().tolist()[:8] for c in range(4)]
+    partition = lab.by_hand(lab.dataset, clients, [range(10)] * 4)
+    changes = {"federation__participation": 0.25, "federation__rounds": 6, "local__epochs": 1}
+    run = lab.run(gentle(lab, partition=partition, method={"name": "fedpa", "gen_steps": 2}, **changes), tmp_path / "r")
+    met = {client for record in run.history for client in record["participants"]}
+    present = payload_of(Prototypes, run.state.server, "prototypes").present.tolist()
+    assert present == [client in met for client in range(4)] + [False, False]
+    assert len(met) > 1

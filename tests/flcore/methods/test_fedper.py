@@ -1,0 +1,153 @@
+"""FedPer: what is personal, what travels, and its limit cases to the bit (baselines.md sections 17, 21 to 23)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.errors import ConfigError
+from flcore.messages import Record, Weights, measure, serialise
+from flcore.methods import METHODS
+from flcore.methods.fedper import FedPer
+from flcore.models import MODELS, build_model, extract_weights
+
+METHOD_NAMES = ["fedper", "fedrep"]
+
+
+def same(first: Record, second: Record) -> bool:
+    return serialise(first) == serialise(second)
+
+
+def part(weights: Weights, prefix: str) -> Record:
+    return {"part": Weights({name: tensor for name, tensor in weights.params.items() if name.startswith(prefix)})}
+
+
+def initial(model: str, shape: tuple[int, int, int], **options: Any) -> Weights:
+    return extract_weights(build_model(MODELS[model](**options), shape, 10))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "head_from", "shared"),
+    [
+        # conv 1→10 and 10→20 of 5×5: 260 + 5,020 = 5,280; with the linear layer 320→50 16,050 more (section 15 c).
+        ("fedproto_cnn", (1, 28, 28), "fully_connected", 5280),
+        ("fedproto_cnn", (1, 28, 28), "head", 5280 + 16050),
+        # conv 3→6 and 6→16 of 5×5: 456 + 2,416; all but the head's 256·10 + 10 of 92,626 (fedcspc.md section 2).
+        ("fedcspc_cnn", (3, 32, 32), "fully_connected", 2872),
+        ("fedcspc_cnn", (3, 32, 32), "head", 92626 - 2570),
+        # ResNet-18: only the last layer is fully connected: 512·10 + 10 of 11,173,962.
+        ("resnet18", (3, 32, 32), "fully_connected", 11173962 - 5130),
+        ("resnet18", (3, 32, 32), "head", 11173962 - 5130),
+    ],
+)
+def test_shared_scalars(model: str, shape: tuple[int, int, int], head_from: Any, shared: int) -> None:
+    weights = initial(model, shape)
+    method = FedPer(head_from=head_from)
+    base = method.base(weights)
+    assert base.num_parameters == shared
+    assert set(base.params) | set(method.personal(weights)) == set(weights.params)
+    assert set(base.params).isdisjoint(method.personal(weights))
+    assert dict(base.buffers) == dict(weights.buffers)
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_traffic_of_twenty_clients(lab: Any, method: str) -> None:
+    """Section 17 a: 20 · 5,280 = 105,600 scalars each way in a round (GFPL: 106 thousand)."""
+    cls = METHODS[method]
+    assert (cls.trains, cls.has_global_model, cls.has_vote) == ("cohort", False, False)
+    weights = initial("fedproto_cnn", (1, 28, 28))
+    message = measure({"model": FedPer(head_from="fully_connected").base(weights)})
+    assert 20 * message["model"].scalars == 105_600
+    assert 20 * message["model"].bytes == 4 * 105_600
+    experiment = lab.experiment(method={"name": method}, model={"name": "fedgen_cnn", "feature_dim": 8})
+    reply, _ = lab.train(experiment)
+    # fedgen_cnn at 1x16x16: 984 scalars of convolutions and BatchNorm, 256·8 + 8 of the linear layer; 192 bytes of
+    # statistics.
+    shared = 984 + 2056
+    assert {kind: size.bytes for kind, size in reply.up.items()} == {
+        "model": 4 * shared,
+        "model_buffers": 192,
+        "num_samples": 8,
+    }
+    assert {kind: size.bytes for kind, size in reply.down.items()} == {"model": 4 * shared, "model_buffers": 192}
+
+
+@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn", "fedcspc_cnn"])
+@pytest.mark.parametrize("head_from", ["head", "fully_connected"])
+def test_one_client_is_local_training(lab: Any, model: str, head_from: str, tmp_path: Any) -> None:
+    """Section 17 b."""
+    everything = lab.by_hand(lab.dataset, [range(240)], [range(60)])
+    changes = {"partition": everything, "model": {"name": model}, "federation__rounds": 2, "local__momentum": 0.9}
+    local = lab.run(lab.experiment(**changes, method__name="local"), tmp_path / "local")
+    method = {"name": "fedper", "head_from": head_from}
+    experiment = lab.experiment(**changes, method=method)
+    run = lab.run(experiment, tmp_path / "fedper")
+    found = experiment.method.client_model(run.state.server, run.memory(0), experiment.setting)
+    assert same({"model": found}, {"model": local.memory(0)["model"]})
+    assert [record["local_accuracy"] for record in run.history] == [r["local_accuracy"] for r in local.history]
+
+
+def test_a_round_is_fedavg_of_the_base_and_keeps_the_heads(lab: Any, tmp_path: Any) -> None:
+    """From equal initial heads clients train as in FedAvg; only the averaging differs, and only of the head."""
+    changes = {"model": {"name": "fedcspc_cnn"}, "federation__rounds": 1}
+    averaged = lab.run(lab.experiment(**changes), tmp_path / "fedavg")
+    experiment = lab.experiment(**changes, method__name="fedper")
+    run = lab.run(experiment, tmp_path / "fedper")
+    expected, base = averaged.state.server["model"], run.state.server["model"]
+    for prefix in ("encoder.", "projection."):
+        assert same(part(base, prefix), part(expected, prefix))
+    assert not part(base, "head.")["part"].params
+    heads = [run.memory(client)["top"].params["head.weight"] for client in range(4)]
+    assert len({tuple(head.flatten().tolist()) for head in heads}) == 4
+    assert run.history[0]["top1_global"] is None
+    assert run.history[0]["mean_local"] is not None
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_who_answers_for_a_client(lab: Any, method: str, tmp_path: Any) -> None:
+    """Half of the clients per round: whoever was never sampled has the initial head, all have the current base."""
+    experiment = lab.experiment(
+        method__name=method, model={"name": "fedcspc_cnn"}, federation={"rounds": 1, "participation": 0.5}
+    )
+    run = lab.run(experiment, tmp_path / "run")
+    sampled = run.history[0]["participants"]
+    start = experiment.setting.initial
+    for client in range(4):
+        memory = run.memory(client)
+        own = experiment.method.client_model(run.state.server, memory, experiment.setting)
+        assert own is not None and list(own.params) == list(start.params)
+        assert same(part(own, "encoder."), part(run.state.server["model"], "encoder."))
+        assert same(part(own, "head."), part(start, "head.")) == (client not in sampled)
+        assert bool(memory) == (client in sampled)
+
+
+def test_private_statistics_stay_with_their_client(lab: Any, tmp_path: Any) -> None:
+    changes = {"model": {"name": "fedgen_cnn", "batchnorm": "local"}, "method__name": "fedper"}
+    run = lab.run(lab.experiment(**changes, federation__rounds=2), tmp_path / "run")
+    assert "model_buffers" not in run.history[-1]["bytes_up"]
+    assert not run.state.server["model"].buffers
+    own = [run.memory(client)["batchnorm"].buffers["encoder.1.running_mean"] for client in (0, 1)]
+    assert not torch.equal(*own)
+
+
+def test_a_model_with_nothing_to_share(lab: Any) -> None:
+    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
+    experiment = lab.experiment(dataset, lab.by_hand(dataset, [[0, 1]], [[0, 1]]), lab.ToySpec(), method__name="fedper")
+    with pytest.raises(ConfigError, match="head_from = head: this model has no other layers"):
+        experiment.method.start_server(experiment.setting)
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_odd_clients_give_numbers(lab: Any, method: str, tmp_path: Any) -> None:
+    """One class only; one sample; fewer samples than a batch; classes 4 and 5 that nobody holds."""
+    labels = lab.dataset.train.labels
+    of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
+    clients = [of[0], of[1][:1], of[1][1:4] + of[2][:4], of[3]]
+    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
+    run = lab.run(lab.experiment(partition=partition, method__name=method), tmp_path / "run")
+    assert run.state.failures == ()
+    for record in (run.state.server, run.memory(1)):
+        tensors = [tensor for payload in record.values() for tensor in payload.arrays().values()]
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors)

@@ -1,0 +1,535 @@
+"""FedPG's stages and messages by hand, its limit cases, and whether its images help (fedpg.md section 8).
+
+The arithmetic of the losses is tested in test_generation.py, test_losses_contrastive.py and test_virtual_data.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flcore.data.dataset import prepare
+from flcore.data.images import normalise
+from flcore.data.partition import make_partition
+from flcore.data.partitioners import PARTITIONERS
+from flcore.data.sources import SOURCES
+from flcore.engine.experiment import Experiment
+from flcore.evaluation.analyses.virtual_sheet import has_virtual_images, image_sheet, virtual_sheet
+from flcore.messages import Arrays, Count, Prototypes, Record, Weights, measure, serialise
+from flcore.methods.fedpg import FedPG, aggregate_prototypes, support_means
+from flcore.prototypes import class_means
+
+SMALL = {"name": "fedpg", "gen_steps": 3, "gen_batch": 8, "noise_dim": 4, "n_virtual": 5, "virtual_batch": 8}
+
+
+def same(first: Weights, second: Weights) -> bool:
+    """Equal to the bit, names and order included."""
+    return first.header() == second.header() and serialise({"model": first}) == serialise({"model": second})
+
+
+def apart(first: Weights, second: Weights) -> float:
+    """Largest difference of two models' values."""
+    return max(float((first.values[name].float() - second.values[name].float()).abs().max()) for name in first.values)
+
+
+def uploads(experiment: Experiment, means: Tensor, present: Tensor) -> dict[int, Record]:
+    """One client's reply with these prototypes and the initial model."""
+    return {
+        0: {
+            "model": experiment.setting.initial,
+            "num_samples": Count(1),
+            "prototypes": Prototypes(torch.where(present.unsqueeze(1), means, 0.0), present),
+        }
+    }
+
+
+def through_stages(experiment: Experiment, server: Record, replies: Mapping[int, Record], number: int) -> Record:
+    for stage in experiment.method.stages().values():
+        server = stage(server, replies, experiment.setting, number)
+    return server
+
+
+def after_a_round(lab: Any, present: tuple[bool, ...] = (True,) * 6, **changes: Any) -> tuple[Experiment, Record]:
+    """An experiment, and its server after the stages of round 1 with random prototypes of the classes present."""
+    experiment = lab.experiment(**({"method": SMALL} | changes))
+    means = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    server = experiment.method.start_server(experiment.setting)
+    return experiment, through_stages(experiment, server, uploads(experiment, means, torch.tensor(present)), 1)
+
+
+# ---- prototypes ----------------------------------------------------------------------------------------------------
+
+
+def test_prototypes_are_means_over_clients() -> None:
+    """Fact 1: (1,0,2), (3,2,0) → (2,1,1); one client's own → itself; nobody's: absent, whatever there was before."""
+    first = Prototypes(torch.tensor([[1.0, 0, 2], [4, 4, 4], [0, 0, 0]]), torch.tensor([True, True, False]))
+    second = Prototypes(torch.tensor([[3.0, 2, 0], [0, 0, 0], [0, 0, 0]]), torch.tensor([True, False, False]))
+    before: Any = {"prototypes": Prototypes(torch.full((3, 3), 9.0), torch.tensor([True, True, True]))}
+
+    class Setting:
+        num_classes, feature_dim = 3, 3
+
+    replies: Any = {0: {"prototypes": first}, 1: {"prototypes": second}, 2: {}}
+    after: Any = aggregate_prototypes(before, replies, Setting(), 2)["prototypes"]  # type: ignore[arg-type]
+    assert after.means.tolist() == [[2, 1, 1], [4, 4, 4], [0, 0, 0]]
+    assert after.present.tolist() == [True, True, False]
+
+
+def test_supports() -> None:
+    """Classes of 3, 4 and 9 samples, m = 4: all of the first two; of the third 4 draws with replacement.
+
+    Features are one-hot, so that a mean shows who was drawn: multiples of 1/4 that sum to 1.
+    """
+    labels = torch.tensor([0] * 3 + [1] * 4 + [2] * 9)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(0))
+    found = support_means(torch.eye(16)[order], labels[order], 4, 4, torch.Generator().manual_seed(1))
+    assert found.present.tolist() == [True, True, True, False]
+    assert found.means[0].tolist() == pytest.approx([1 / 3] * 3 + [0] * 13)
+    assert found.means[1].tolist() == [0] * 3 + [1 / 4] * 4 + [0] * 9
+    drawn = found.means[2] * 4
+    assert drawn[7:].sum().item() == 4
+    assert torch.equal(drawn, drawn.round())
+    assert 1 < int((drawn > 0).sum()) <= 4
+    draws = [
+        support_means(torch.eye(9), torch.zeros(9, dtype=torch.int64), 1, 4, torch.Generator().manual_seed(seed)).means
+        for seed in range(40)
+    ]
+    # With replacement: among 40 draws of 4 out of 9 one without any repetition every time has a chance of 10^-12.
+    assert max(float(draw.max()) for draw in draws) > 1 / 4
+
+
+def test_supports_of_a_client_have_a_stream_of_their_own(lab: Any) -> None:
+    """A prototype is a mean of m = 4 features of the *trained local* model, in evaluation mode."""
+    experiment = lab.experiment(method=SMALL | {"support": 4})
+    reply, _ = lab.train(experiment)
+    again, _ = lab.train(lab.experiment(method=SMALL | {"support": 4}))
+    sent = reply.message["prototypes"]
+    assert torch.equal(sent.means, again.message["prototypes"].means)
+    rows = experiment.training_indices(0, 1)
+    images, labels = experiment.dataset.train.images[rows], experiment.dataset.train.labels[rows]
+    normal = (images.float() / 255 - 0.3) / 0.3
+    features = experiment.setting.network.features(normal, reply.message["model"].values)
+    for label in sent.present.nonzero().flatten().tolist():
+        own = features[labels == label]
+        assert bool((sent.means[label] <= own.max(dim=0).values + 1e-5).all())
+        assert bool((sent.means[label] >= own.min(dim=0).values - 1e-5).all())
+        if len(own) <= 4:
+            assert torch.allclose(sent.means[label], own.mean(dim=0), atol=1e-5)
+    assert sent.present.tolist() == (torch.bincount(labels, minlength=6) > 0).tolist()
+
+
+def test_rare_classes_are_held_back(lab: Any) -> None:
+    labels = lab.dataset.train.labels
+    rows = [(labels == label).nonzero().flatten().tolist() for label in range(2)]
+    partition = lab.by_hand(lab.dataset, [rows[0][:2] + rows[1][:3]], [range(60)])
+    changes = {"partition": partition, "partition__num_clients": 1}
+    sent = {
+        least: lab.train(lab.experiment(method=SMALL | {"min_proto_samples": least}, **changes))[0].message[
+            "prototypes"
+        ]
+        for least in (1, 3)
+    }
+    assert sent[1].present.tolist() == [True, True] + [False] * 4
+    assert sent[3].present.tolist() == [False, True] + [False] * 4
+    assert sent[3].means[0].tolist() == [0] * 8
+    assert torch.equal(sent[3].means[1], sent[1].means[1])
+    with pytest.raises(ValueError, match="min_proto_samples"):
+        FedPG(support=2, min_proto_samples=3)
+
+
+# ---- the generator -------------------------------------------------------------------------------------------------
+
+
+def test_training_changes_nothing_that_came_in(lab: Any) -> None:
+    """Fact 12: P' = P bit for bit on the present classes, and the frozen model keeps its bits, statistics included."""
+    present = (True, True, False, True, True, False)
+    experiment, server = after_a_round(lab, present)
+    before = {name: serialise({name: payload}) for name, payload in server.items()}
+    replies = uploads(experiment, torch.randn(6, 8), torch.tensor([True, False] * 3))
+    after = through_stages(experiment, server, replies, 2)
+    assert {name: serialise({name: payload}) for name, payload in server.items()} == before
+    targets: Any = server["targets"]
+    prototypes: Any = server["prototypes"]
+    assert torch.equal(targets["means"][list(present)], prototypes.means[list(present)])
+    assert same(after["model"], experiment.setting.initial)  # type: ignore[arg-type]
+    assert apart(after["generator"], server["generator"]) > 0  # type: ignore[arg-type]
+
+
+def test_missing_classes_aim_where_they_did(lab: Any) -> None:
+    """First N(0, I) rescaled to the mean norm of the present; afterwards last round's P'; all classes get images."""
+    first = torch.tensor([True, True, True, True, False, False])
+    second = torch.tensor([False, True, True, True, True, False])
+    experiment, server = after_a_round(lab, tuple(first.tolist()))
+    held: Any = server["prototypes"]
+    targets: Any = server["targets"]
+    norms = torch.linalg.vector_norm(held.means[first], dim=1)
+    assert torch.linalg.vector_norm(targets["means"][~first], dim=1).tolist() == pytest.approx(
+        [norms.mean().item()] * 2
+    )
+    means = torch.randn(6, 8, generator=torch.Generator().manual_seed(9))
+    after: Any = through_stages(experiment, server, uploads(experiment, means, second), 2)
+    assert torch.equal(after["targets"]["means"][~second], targets["means"][~second])
+    assert torch.equal(after["targets"]["means"][second], means[second])
+    assert after["virtual"]["labels"].tolist() == [label for label in range(6) for _ in range(5)]
+
+
+def test_random_targets_are_drawn_anew_and_hardly_move(lab: Any) -> None:
+    """The authors' mode: N(0, 1) whatever P is; 300 steps move it by Σ lr = 0.00429 at most, times Adam's ratio.
+
+    Here with 20 steps of 2e-5, without decay: 4e-4, and at least one coordinate moves.
+    """
+    rounds = []
+    for proto_lr in (0.0, 2e-5):
+        options = SMALL | {"proto_init": "random", "proto_lr": proto_lr, "gen_lr": 2e-5, "gen_steps": 20}
+        experiment, server = after_a_round(lab, method=options)
+        means = torch.randn(6, 8)
+        after = through_stages(experiment, server, uploads(experiment, means, torch.ones(6, dtype=torch.bool)), 2)
+        rounds.append([entry["targets"]["means"] for entry in (server, after)])  # type: ignore[index]
+    fixed, moving = rounds
+    assert not torch.allclose(fixed[0], fixed[1], atol=0.1)
+    for start, end in zip(fixed, moving, strict=True):
+        assert 0 < float((end - start).abs().max()) < 3 * 4e-4
+
+
+def test_a_pull_to_the_prototypes_holds_moving_targets(lab: Any) -> None:
+    """``d_form`` l2 has a gradient, d off has none: P' ends nearer to P with it; at proto_lr 0 d changes no bit."""
+    shifts = {}
+    for use_d in (True, False):
+        options = {"use_d": use_d, "d_form": "l2", "proto_lr": 0.1, "gen_lr": 0.1, "gen_steps": 30}
+        _, server = after_a_round(lab, method=SMALL | options)
+        shifts[use_d] = server["facts"].values["target_shift"]  # type: ignore[attr-defined]
+    assert 0 < shifts[True] < 0.9 * shifts[False]
+    generators = [after_a_round(lab, method=SMALL | {"use_d": use_d})[1]["generator"] for use_d in (True, False)]
+    assert same(*generators)  # type: ignore[arg-type]
+
+
+def test_switches_of_the_generator(lab: Any) -> None:
+    """GT-p and λ_s = 0 are the same; every other choice of the loss changes the generator."""
+    trained: dict[str, Any] = {
+        str(options): after_a_round(lab, method=SMALL | options)[1]["generator"]
+        for options in (
+            {},
+            {"use_lp": False},
+            {"lambda_s": 0.0},
+            {"dce_dist": "l2"},
+            {"dce_denominator": "negatives"},
+            {"dce_scale": 0.5},
+            {"gen_lr": 1e-3},
+            {"gen_steps": 4},
+            {"pixel_range": "authors"},
+        )
+    }
+    assert same(trained["{'use_lp': False}"], trained["{'lambda_s': 0.0}"])
+    del trained["{'lambda_s': 0.0}"]
+    names = list(trained)
+    for one, name in enumerate(names):
+        assert all(not same(trained[name], trained[other]) for other in names[one + 1 :])
+
+
+def test_learning_rates_fall_step_by_step(lab: Any) -> None:
+    """In units of lr, with decay 0.5 at every step, betas (0.5, 0.999) and gradients g, h.
+
+    Step 1 moves every weight by 1 (its own gradient over its own size). Step 2 moves by 0.5·(g/3 + 2h/3) over
+    √((g² + h²)/2), which is largest at h = 2g: 0.5·√(10/9) = 0.52705. So 1.52705 is the most, in each round: Adam is
+    fresh.
+    """
+    options = {"gen_lr": 1e-3, "gen_decay": 0.5, "gen_decay_every": 1}
+    for steps, most in ((1, 1e-3), (2, 1.52705e-3)):
+        experiment = lab.experiment(method=SMALL | options | {"gen_steps": steps})
+        server = experiment.method.start_server(experiment.setting)
+        replies = uploads(experiment, torch.randn(6, 8), torch.ones(6, dtype=torch.bool))
+        for number in (1, 2):
+            after = through_stages(experiment, server, replies, number)
+            before, trained = (entry["generator"].params for entry in (server, after))  # type: ignore[attr-defined]
+            moved = max(float((trained[name] - before[name]).abs().max()) for name in before)
+            assert moved == pytest.approx(most, rel=1e-3)
+            server = after
+
+
+@pytest.mark.parametrize("kind", ["fc", "cnn"])
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_the_virtual_images(lab: Any, kind: str, dtype: str) -> None:
+    """n of every class in order, on 0 to 1 or 0 to 255, the same up to half a level; all as a client is sent them."""
+    experiment, server = after_a_round(lab, method=SMALL | {"generator": kind, "virtual_dtype": dtype})
+    _, reference = after_a_round(lab, method=SMALL | {"generator": kind})
+    virtual: Any = server["virtual"]
+    images = virtual["images"]
+    assert images.shape == (30, 1, 16, 16)
+    assert images.dtype == getattr(torch, dtype)
+    assert virtual["labels"].tolist() == [label for label in range(6) for _ in range(5)]
+    unit = 255 if dtype == "uint8" else 1
+    plain = reference["virtual"]["images"]  # type: ignore[index]
+    assert float((images / unit - plain).abs().max()) <= 0.5 / 255 + 1e-6
+    assert 0 <= float(plain.min()) < float(plain.max()) <= 1
+    for client in range(4):
+        assert experiment.method.broadcast(server, client, experiment.setting)["virtual"] is server["virtual"]
+
+
+def test_facts(lab: Any) -> None:
+    """P' = P: no shift, and d(P', P) = mean -log softmax_c(-2‖P_c - P_i‖²); distances from their definitions."""
+    present = torch.tensor([True, True, True, True, False, False])
+    experiment, server = after_a_round(lab, tuple(present.tolist()))
+    facts: Any = server["facts"].values  # type: ignore[attr-defined]
+    means = server["prototypes"].means[present].double()  # type: ignore[attr-defined]
+    squares = (means.unsqueeze(1) - means).square().sum(dim=2)
+    assert facts["match"] == pytest.approx(-torch.log_softmax(-2 * squares, 1).diagonal().mean().item(), rel=1e-4)
+    assert facts["target_shift"] == 0
+    assert facts["prototype_spread"] == pytest.approx(squares.sum().item() / 12, rel=1e-5)
+    virtual: Any = server["virtual"]
+    normal = (virtual["images"] - 0.3) / 0.3
+    network, values = experiment.setting.network, server["model"].values  # type: ignore[attr-defined]
+    features, labels = network.features(normal, values), virtual["labels"]
+    rights = network.classify(features, values).argmax(dim=1) == labels
+    assert facts["head_accuracy"] == pytest.approx(rights.double().mean().item())
+    known = labels < 4
+    to_each = (features[known].unsqueeze(1) - means).square().sum(dim=2)
+    assert facts["nearest_prototype_accuracy"] == pytest.approx(
+        (to_each.argmin(dim=1) == labels[known]).double().mean().item()
+    )
+    own = to_each.gather(1, labels[known].unsqueeze(1)).mean().item()
+    assert facts["prototype_distance"] == pytest.approx(own, rel=1e-4)
+    assert facts["generator_dce_first"] > 0
+    assert {"generator_dce_last", "generator_pull_first", "generator_pull_last", "virtual_intra", "virtual_inter"} <= {
+        *facts
+    }
+    assert facts["shipped"] == 1
+
+
+def test_a_generator_that_diverges_is_named(lab: Any) -> None:
+    with pytest.raises(ArithmeticError, match=r"generator diverged .* lower method\.gen_lr"):
+        after_a_round(lab, method=SMALL | {"gen_lr": 1e30, "gen_steps": 8})
+
+
+# ---- limit cases ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+def test_what_equals_fedavg(lab: Any, model: str, tmp_path: Any) -> None:
+    """Fact 10: with w_v = λ_c = 0 to the bit, and nothing of D' is sent, while the generator is trained all the same.
+
+    Any setting equals it in round 1, and after ``stop_round`` clients train as FedAvg's; a gate that never opens keeps
+    the images at home.
+    """
+    changes = {"model": {"name": model}, "federation__participation": 0.5, "local__momentum": 0.5}
+    runs = {
+        name: lab.run(lab.experiment(method=options, **changes), tmp_path / name)
+        for name, options in {
+            "fedavg": {"name": "fedavg"},
+            "off": SMALL | {"w_v": 0, "lambda_c": 0},
+            "switched off": SMALL | {"use_ct": False, "use_fa": False},
+            "gate": SMALL | {"gate": 1.0, "gen_steps": 0},
+            "stop": SMALL | {"stop_round": 1},
+            "on": SMALL,
+        }.items()
+    }
+    expected = runs["fedavg"]
+    for name in ("off", "switched off", "gate", "stop"):
+        run = runs[name]
+        assert same(run.state.server["model"], expected.state.server["model"])
+        assert [r["train_loss"] for r in run.history] == [r["train_loss"] for r in expected.history]
+        assert run.history[-1]["bytes_down"] == expected.history[-1]["bytes_down"]
+        assert run.history[0]["class_accuracy"] == expected.history[0]["class_accuracy"]
+    on = runs["on"]
+    assert not same(on.state.server["model"], expected.state.server["model"])
+    assert on.history[0]["train_loss"] == expected.history[0]["train_loss"]
+    assert on.history[0]["class_accuracy"] == expected.history[0]["class_accuracy"]
+    assert same(runs["off"].state.server["generator"], runs["switched off"].state.server["generator"])
+    assert {"targets", "virtual"} <= set(runs["off"].state.server)
+    assert "targets" not in runs["stop"].state.server
+
+
+@pytest.mark.parametrize(("switch", "gone"), [("use_fa", "contrast"), ("use_ct", "virtual")])
+def test_ablations_of_the_client(lab: Any, switch: str, gone: str) -> None:
+    """LT-fa and LT-ct: one term goes, the other stays (section 7m)."""
+    experiment, server = after_a_round(lab)
+    reply, _ = lab.train(experiment, server=server, number=2)
+    assert set(reply.losses) == {"cross_entropy", "virtual", "contrast"}
+    ablated = lab.experiment(method=SMALL | {switch: False})
+    other, _ = lab.train(ablated, server=server, number=2)
+    assert set(other.losses) == {"cross_entropy", "virtual", "contrast"} - {gone}
+
+
+def test_weights_multiply_the_terms(lab: Any) -> None:
+    """At the first step of a round all is equal but the weights: w_v 0.5 halves, λ_c 10 multiplies by ten."""
+    _, server = after_a_round(lab)
+    losses = []
+    for options in ({}, {"w_v": 0.5, "lambda_c": 10.0}):
+        reply, _ = lab.train(lab.experiment(method=SMALL | options, local__steps=1), server=server, number=2)
+        losses.append(reply.losses)
+    assert losses[1]["virtual"] == pytest.approx(0.5 * losses[0]["virtual"])
+    assert losses[1]["contrast"] == pytest.approx(10 * losses[0]["contrast"])
+    assert losses[1]["cross_entropy"] == losses[0]["cross_entropy"]
+
+
+@pytest.mark.parametrize("options", [{}, {"passes": "joint"}, {"virtual_dtype": "uint8", "detach": False}])
+@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+def test_stacked_clients_learn_the_same(lab: Any, model: str, options: dict[str, Any]) -> None:
+    replies = []
+    for stack in (False, True):
+        experiment = lab.experiment(method=SMALL | options, model={"name": model}, engine__stack=stack)
+        setting = experiment.setting
+        means = torch.randn(6, setting.feature_dim, generator=torch.Generator().manual_seed(0))
+        server = experiment.method.start_server(setting)
+        server = through_stages(experiment, server, uploads(experiment, means, torch.ones(6, dtype=torch.bool)), 1)
+        turns = lab.train_stack(experiment, range(4), number=2, server=server)
+        replies.append([turns[client][0] for client in range(4)])
+    for one, other in zip(*replies, strict=True):
+        assert apart(one.message["model"], other.message["model"]) < 1e-4
+        assert torch.allclose(one.message["prototypes"].means, other.message["prototypes"].means, atol=1e-3)
+        assert other.losses == pytest.approx(one.losses, abs=1e-3)
+        assert set(one.losses) == {"cross_entropy", "virtual", "contrast"}
+
+
+@pytest.mark.parametrize("stack", [False, True])
+@pytest.mark.parametrize("batchnorm", ["aggregate", "local"])
+def test_poor_clients(lab: Any, stack: bool, batchnorm: str, tmp_path: Any) -> None:
+    """A single sample, one class, fewer samples than a batch, and two classes that nobody holds."""
+    labels = lab.dataset.train.labels
+    rows = [(labels == label).nonzero().flatten().tolist() for label in range(4)]
+    clients = [rows[0][:1], rows[1][:20], rows[2][:3] + rows[3][:2]]
+    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 3)
+    changes = {
+        "engine__stack": stack,
+        "partition__num_clients": 3,
+        "model": {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": batchnorm},
+    }
+    run = lab.run(lab.experiment(partition=partition, method=SMALL, **changes), tmp_path / "run")
+    assert not run.state.failures
+    assert all(bool(value.isfinite().all()) for value in run.state.server["model"].params.values())
+    assert run.state.server["prototypes"].present.tolist() == [True] * 4 + [False] * 2
+    assert run.history[1]["server"]["shipped"] == 1
+
+
+def test_without_any_prototype_nothing_is_trained(lab: Any) -> None:
+    experiment, server = after_a_round(lab, (False,) * 6)
+    assert "targets" not in server
+    assert "virtual" not in server
+    untouched = experiment.method.start_server(experiment.setting)["generator"]
+    assert same(server["generator"], untouched)  # type: ignore[arg-type]
+    assert set(experiment.method.broadcast(server, 0, experiment.setting)) == {"model"}
+    assert experiment.method.generated_features(server, experiment.setting, 2, torch.Generator()) is None
+
+
+def test_after_the_last_round_nothing_is_trained(lab: Any, tmp_path: Any) -> None:
+    two = lab.run(lab.experiment(method=SMALL, federation__rounds=3), tmp_path / "three")
+    assert ["server" in record for record in two.history] == [True, True, False]
+    assert two.state.server["shipping"] == Count(0)
+    assert "virtual" in two.state.server  # of the round before, for the sheet
+
+
+# ---- traffic -------------------------------------------------------------------------------------------------------
+
+
+def downlink(model: int, images: int, pixels: int, sampled: int, rounds: int) -> int:
+    """Fact 13: 4·m·S·R + (4·C·n_v·I + 8·C·n_v)·S·(R - 1) bytes."""
+    return 4 * model * sampled * rounds + (4 * images * pixels + 8 * images) * sampled * (rounds - 1)
+
+
+def test_bytes(lab: Any, tmp_path: Any) -> None:
+    """Down by the formula, which gives fact 13's figure; up 4·m + 8 a client, and 4·d + 8 per prototype.
+
+    fedproto_cnn at 1x16x16 with 6 classes: 260 + 5,020 + 20·1·1 · 50 + 50 + 50·6 + 6 = 6,636 scalars, d = 50, no
+    BatchNorm; C·n_v = 30, I = 256; two of four clients in three rounds.
+    """
+    assert downlink(38_474, 640, 64, 5, 12) == 18_526_560
+    changes = {"model": {"name": "fedproto_cnn"}, "federation__participation": 0.5}
+    experiment = lab.experiment(method=SMALL, **changes)
+    assert experiment.setting.initial.num_parameters == 6636
+    run = lab.run(experiment, tmp_path / "run")
+    last = run.history[-1]
+    assert sum(last["bytes_down"].values()) == downlink(6636, 30, 256, 2, 3)
+    assert last["bytes_down"]["virtual"] == (4 * 30 * 256 + 8 * 30) * 2 * 2
+    assert last["bytes_up"]["model"] == 4 * 6636 * 6
+    assert last["bytes_up"]["num_samples"] == 8 * 6
+    held = [int((experiment.label_counts(k, 1) > 0).sum()) for r in run.history for k in r["participants"]]
+    assert last["bytes_up"]["prototypes"] == sum(held) * (4 * 50 + 8)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("uint8", 1)])
+def test_counted_bytes_are_those_of_the_message(lab: Any, dtype: str, size: int) -> None:
+    experiment, server = after_a_round(lab, method=SMALL | {"virtual_dtype": dtype})
+    message = experiment.method.broadcast(server, 0, experiment.setting)
+    assert set(message) == {"model", "virtual"}
+    assert sum(cost.bytes for cost in measure(message).values()) == len(serialise(message))
+    assert measure(message)["virtual"].bytes == size * 30 * 256 + 8 * 30
+
+
+def test_the_last_round_with_virtual_images(lab: Any, tmp_path: Any) -> None:
+    """``stop_round`` = 2 of 4: images in round 2 alone, prototypes up in rounds 1 and 2, one training."""
+    run = lab.run(lab.experiment(method=SMALL | {"stop_round": 2}, federation__rounds=4), tmp_path / "run")
+    assert ["virtual" in record["train_loss"] for record in run.history] == [False, True, False, False]
+    assert ["server" in record for record in run.history] == [True, False, False, False]
+    down = [record["bytes_down"].get("virtual", 0) for record in run.history]
+    assert down == [0] + [(4 * 30 * 256 + 8 * 30) * 4] * 3
+    up = [record["bytes_up"]["prototypes"] for record in run.history]
+    assert 0 < up[0] < up[1] == up[2] == up[3]
+
+
+# ---- for analyses --------------------------------------------------------------------------------------------------
+
+
+def test_features_for_analyses(lab: Any) -> None:
+    experiment, server = after_a_round(lab)
+    found = experiment.method.generated_features(server, experiment.setting, 3, torch.Generator().manual_seed(0))
+    assert found is not None
+    features, labels = found
+    assert features.shape == (18, 8)
+    assert labels.tolist() == [label for label in range(6) for _ in range(3)]
+
+
+def test_the_sheet(lab: Any) -> None:
+    """Two classes of three 1×2 images: the first two of each, white lines between; 0.5 is level 128 (127.5 to even)."""
+    levels = torch.tensor([[0.0, 1.0], [0.5, 0.2], [0.9, 0.9], [0.4, 0.6], [0.8, 0.0], [0.9, 0.9]])
+    images = levels.reshape(6, 1, 1, 2)
+    expected = [[0, 255, 255, 128, 51], [255] * 5, [102, 153, 255, 204, 0]]
+    for given in (images, (255 * images).round().to(torch.uint8)):
+        sheet = image_sheet(given, 2, 2)
+        assert sheet.dtype == np.uint8
+        assert sheet[:, :, 0].tolist() == expected
+    assert image_sheet(images.repeat(1, 3, 4, 1), 2, 9).shape == (4 + 1 + 4, 3 * 2 + 2, 3)
+    experiment, server = after_a_round(lab)
+    assert has_virtual_images(experiment, server) is None
+    assert virtual_sheet(experiment, server, lambda client: {}).arrays["sheet"].shape == (6 * 17 - 1, 5 * 17 - 1, 1)
+    assert "no virtual images" in str(has_virtual_images(experiment, {"model": Arrays({})}))
+
+
+# ---- does it do what it is for -------------------------------------------------------------------------------------
+
+
+def test_generated_images_reach_the_prototypes_of_digits(lab: Any, tmp_path: Any) -> None:
+    """Fact 14: the extractor of four FedAvg rounds, 2 classes per client; P from 8 of 10 classes; lr 1e-3, 100 steps.
+
+    Nearest-prototype accuracy of D' is at least 0.95; from an untrained generator, whose images are all one grey, one
+    prototype wins for every label: 1/8.
+    """
+    dataset = prepare(SOURCES["digits"]())
+    partition = make_partition(dataset, PARTITIONERS["classes_per_client"](classes=2), num_clients=10, seed=0)
+    changes = {
+        "model": {"name": "fedgen_cnn", "feature_dim": 64},
+        "local": {"lr": 0.1, "batch_size": 64, "epochs": 2, "clip": 5.0},
+        "partition__num_clients": 10,
+    }
+    federation = {"rounds": 4, "participation": 0.5}
+    averaged = lab.run(
+        lab.experiment(dataset, partition, method__name="fedavg", federation=federation, **changes), tmp_path / "run"
+    )
+    accuracy = {}
+    for steps in (0, 100):
+        method = {"name": "fedpg", "gen_lr": 1e-3, "gen_steps": steps}
+        experiment = lab.experiment(dataset, partition, method=method, federation__rounds=9, **changes)
+        setting, model = experiment.setting, averaged.state.server["model"]
+        known = dataset.train.labels < 8
+        images = normalise(dataset.train.images[known], dataset.meta.mean, dataset.meta.std)
+        prototypes = class_means(setting.network.features(images, model.values), dataset.train.labels[known], 10)
+        server: Record = {**experiment.method.start_server(setting), "model": model, "prototypes": prototypes}
+        for stage in ("train-generator", "generate-images"):
+            server = experiment.method.stages()[stage](server, {}, setting, 5)
+        facts: Any = server["facts"]
+        accuracy[steps] = facts.values["nearest_prototype_accuracy"]
+    assert accuracy[0] == pytest.approx(1 / 8, abs=0.05)
+    assert accuracy[100] >= 0.95

@@ -1,0 +1,136 @@
+"""FedProc: its schedule, one step by hand, prototypes, traffic and limit cases (baselines.md sections 11, 22, 23)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.messages import Arrays, Prototypes, Record, serialise
+from flcore.methods.fedproc import FedProc
+
+CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
+
+
+def same(first: Record, second: Record) -> bool:
+    return serialise(first) == serialise(second)
+
+
+def test_schedule(lab: Any) -> None:
+    """Section 11 b, T = 10: the share of the contrast in round t = 5 and 9 is 0.5 and 0.1; in round 0 there is none."""
+    experiment = lab.experiment(method__name="fedproc", federation__rounds=10)
+    prototypes = {"prototypes": Prototypes(torch.zeros(6, 8), torch.ones(6, dtype=torch.bool))}
+    server = {**experiment.method.start_server(experiment.setting), **prototypes}
+    reply, _ = lab.train(experiment, server=server)
+    assert set(reply.losses) == {"cross_entropy"}
+    for number, share in ((6, 0.5), (10, 0.1)):
+        # All prototypes are zero: every class has the same similarity, ln 6.
+        reply, _ = lab.train(experiment, server=server, number=number)
+        assert reply.losses["contrast"] == pytest.approx(share * math.log(6), rel=1e-5)
+
+
+def test_one_step_by_hand(lab: Any) -> None:
+    """f = (2, 0) of class 0, prototypes (1, 0) and (0, 1), τ = 1: ℓ = ln(1 + e^-1) = 0.313262; round t = 1 of T = 2.
+
+    Half of it, and half of ln 2. p = 1/(1 + e) = 0.268941 is the share of class 1: dℓ/df = p·(0, 1)/2 (the cosine with
+    (1, 0) is at its maximum), so E_10 = −0.1·(1/2)·0.268941·(1/2)·2. The head moves by half a FedAvg step: W_00 = 0.05.
+    """
+    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
+    partition = lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2)
+    settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 2}, "method": {"name": "fedproc"}}
+    experiment = lab.experiment(dataset, partition, lab.ToySpec(encoder=True), **settings)
+    prototypes = Prototypes(torch.eye(2), torch.ones(2, dtype=torch.bool))
+    server = {"model": experiment.setting.initial, "prototypes": prototypes}
+    reply, memory = lab.train(experiment, number=2, server=server)
+    assert reply.losses == {
+        "cross_entropy": pytest.approx(math.log(2) / 2),
+        "contrast": pytest.approx(0.313262 / 2, abs=1e-6),
+    }
+    params = reply.message["model"].params
+    assert params["encoder.1.weight"].flatten().tolist() == pytest.approx([1, 0, -0.1 * 0.268941 / 2, 1], abs=1e-6)
+    assert params["head.weight"].flatten().tolist() == pytest.approx([0.05, 0, -0.05, 0])
+    assert reply.message["prototypes"].present.tolist() == [True, False]
+    assert memory == {}
+
+
+@pytest.mark.parametrize(("weighted", "expected"), [(False, 3.0), (True, 4.0)])
+def test_means_over_clients(lab: Any, weighted: bool, expected: float) -> None:
+    """Class 0: 1 and 5 of 100 and 300 samples; class 1 keeps 7; class 2 stays without."""
+    setting = replace(lab.experiment().setting, num_classes=3)
+    server = {"prototypes": Prototypes(torch.tensor([[9.0], [7.0], [0.0]]), torch.tensor([True, True, False]))}
+    held = torch.tensor([True, False, False])
+    replies = {
+        client: {
+            "prototypes": Prototypes(torch.tensor([[value], [0.0], [0.0]]), held),
+            "class_counts": Arrays({"held": torch.tensor([count])}),
+        }
+        for client, value, count in ((0, 1.0, 100), (1, 5.0, 300))
+    }
+    fused = FedProc(weighted=weighted).fuse_prototypes(server, replies, setting, 2)["prototypes"]
+    assert fused.means.flatten().tolist() == [expected, 7, 0]
+    assert fused.present.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_traffic(lab: Any, weighted: bool) -> None:
+    """Up P + |C_k|·d scalars, down P + C·d; an id of 8 bytes with each prototype, a count of 8 each if weighted."""
+    experiment = lab.experiment(model=CSPC, method={"name": "fedproc", "weighted": weighted})
+    model = experiment.setting.initial.num_parameters
+    held = int((experiment.label_counts(0, 1) > 0).sum())
+    full = Prototypes(torch.ones(6, 16), torch.ones(6, dtype=torch.bool))
+    server = {"model": experiment.setting.initial, "prototypes": full}
+    reply, _ = lab.train(experiment, server=server, number=2)
+    assert sum(size.scalars for size in reply.up.values()) == model + held * 16
+    assert sum(size.scalars for size in reply.down.values()) == model + 6 * 16
+    counts = 8 * held if weighted else 0
+    assert sum(size.bytes for size in reply.up.values()) == 4 * model + 8 + held * (16 * 4 + 8) + counts
+    assert sum(size.bytes for size in reply.down.values()) == 4 * model + 6 * (16 * 4 + 8)
+
+
+def test_without_its_term_it_is_fedavg(lab: Any, tmp_path: Any) -> None:
+    """Also the first round with it: the weights are FedAvg's."""
+    changes = {"model": {"name": "fedproto_cnn"}, "federation__participation": 0.5}
+    expected = lab.run(lab.experiment(**changes), tmp_path / "fedavg")
+    off = lab.run(lab.experiment(**changes, method={"name": "fedproc", "alpha": 0}), tmp_path / "off")
+    assert same(off.state.server, expected.state.server)
+    assert off.history == expected.history
+    plain, _ = lab.train(lab.experiment(**changes))
+    first, _ = lab.train(lab.experiment(**changes, method__name="fedproc"))
+    assert same({"model": first.message["model"]}, {"model": plain.message["model"]})
+
+
+@pytest.mark.parametrize("model", [CSPC, {"name": "fedgen_cnn", "feature_dim": 8}])
+def test_stacked_clients(lab: Any, model: dict[str, Any]) -> None:
+    """A second round within 1e-4 of the serial engine; one class has no prototype."""
+    changes = {"method": {"name": "fedproc", "tau": 0.5}, "model": model}
+    serial, stacked = lab.experiment(**changes), lab.experiment(**changes, engine__stack=True)
+    means = torch.randn(6, serial.setting.feature_dim, generator=torch.Generator().manual_seed(0))
+    server = {"model": serial.setting.initial, "prototypes": Prototypes(means, torch.tensor([True] * 5 + [False]))}
+    ours, theirs = (lab.train_stack(run, range(4), number=2, server=server) for run in (serial, stacked))
+    for client in range(4):
+        assert theirs[client][0].losses == pytest.approx(ours[client][0].losses, abs=1e-4)
+        for name in ("model", "prototypes"):
+            pairs = zip(
+                ours[client][0].message[name].arrays().values(),
+                theirs[client][0].message[name].arrays().values(),
+                strict=True,
+            )
+            assert all(torch.allclose(a, b, atol=1e-4) for a, b in pairs)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "inner"])
+def test_odd_clients_give_numbers(lab: Any, similarity: str, tmp_path: Any) -> None:
+    """One class only; one sample; fewer samples than a batch; classes 4 and 5 that nobody holds."""
+    labels = lab.dataset.train.labels
+    of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
+    clients = [of[0], of[1][:1], of[1][1:4] + of[2][:4], of[3]]
+    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
+    changes = {"model": CSPC, "method": {"name": "fedproc", "similarity": similarity, "weighted": True}}
+    run = lab.run(lab.experiment(partition=partition, **changes), tmp_path / "run")
+    assert run.state.failures == ()
+    assert run.state.server["prototypes"].present.tolist() == [True] * 4 + [False] * 2
+    assert bool(torch.isfinite(run.state.server["prototypes"].means).all())
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.state.server["model"].params.values())

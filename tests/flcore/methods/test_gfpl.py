@@ -1,0 +1,656 @@
+"""GFPL: its message, its two legs by hand, its limit cases to the bit, its heads (gfpl.md, section 8).
+
+The mathematics of mixtures, frame and dot regression is tested in tests/flcore/prototypes and with the losses.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flcore.engine.client import Worker
+from flcore.errors import ConfigError
+from flcore.losses import cross_entropy
+from flcore.messages import (
+    PAYLOADS,
+    Arrays,
+    Mixtures,
+    Record,
+    Size,
+    Weights,
+    load_record,
+    measure,
+    payload_of,
+    save_record,
+    serialise,
+)
+from flcore.methods.base import Batch, Context, LocalModel, Phase
+from flcore.methods.gfpl import GFPL, RETRAIN_LEG, packed, unpacked
+from flcore.methods.local import Local
+from flcore.models import build_model, extract_weights
+from flcore.models.cnn import FedProtoCnn
+from flcore.models.network import Network
+from flcore.prototypes.mixtures import Mixture
+from flcore.rng import torch_stream
+
+EXCHANGING = {"name": "gfpl", "first_exchange": 0, "interval": 1}
+
+
+def close(*expected: float) -> Any:
+    return pytest.approx(expected, abs=1e-5)
+
+
+def same(first: Weights, second: Weights) -> bool:
+    """Equal to the bit, names and order included."""
+    return first.header() == second.header() and serialise({"model": first}) == serialise({"model": second})
+
+
+def toy(lab: Any, pixels: list[list[int]], labels: list[int], clients: list[Any], **changes: Any) -> Any:
+    """A linear model for two classes that starts at zero; features are pixels; full batches, learning rate 0.1."""
+    dataset = lab.toy_dataset(pixels, labels, [[1, 0], [0, 1]], [0, 1])
+    settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 1}} | changes
+    partition = lab.by_hand(dataset, clients, [[0, 1]] * len(clients))
+    return lab.experiment(dataset, partition, lab.ToySpec(), **settings)
+
+
+# ---- the message -------------------------------------------------------------------------------------------------
+
+
+def mixtures(components: list[int], dim: int, counts: bool = True) -> Mixtures:
+    total, classes = sum(components), len(components)
+    generator = torch.Generator().manual_seed(0)
+    return Mixtures(
+        classes=torch.arange(classes) * 3,
+        components=torch.tensor(components, dtype=torch.int64),
+        weights=torch.rand(total, generator=generator),
+        means=torch.randn(total, dim, generator=generator),
+        deviations=torch.rand(total, dim, generator=generator),
+        counts=torch.arange(classes) + 10 if counts else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("payload", "size"),
+    [
+        # Fact 10: n(2d + 1) = 4·101 = 404 scalars for a client's class, and id, number of components and count: 24.
+        (mixtures([4], 50), Size(404, 404 * 4 + 24)),
+        (mixtures([4], 512), Size(4100, 4100 * 4 + 24)),
+        # Classes of their own numbers: 4 + 1 + 2 components of 2·3 + 1; without counts 16 bytes for each class.
+        (mixtures([4, 1, 2], 3, counts=False), Size(49, 196 + 48)),
+        (mixtures([], 3), Size(0, 0)),
+    ],
+)
+def test_mixtures_cost_what_they_weigh_and_come_back(payload: Mixtures, size: Size, tmp_path: Path) -> None:
+    record = {"mixtures": payload}
+    assert measure(record) == {"mixtures": size}
+    assert len(serialise(record)) == size.bytes
+    save_record(tmp_path / "record.safetensors", record)
+    found = payload_of(Mixtures, load_record(tmp_path / "record.safetensors")[0], "mixtures")
+    assert found.arrays().keys() == payload.arrays().keys()
+    assert all(torch.equal(found.arrays()[name], value) for name, value in payload.arrays().items())
+    assert PAYLOADS["mixtures"] is Mixtures
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"classes": torch.tensor([3, 0])},  # not ascending
+        {"classes": torch.tensor([0, 0])},
+        {"components": torch.tensor([2, 2])},  # four in all, of three
+        {"components": torch.tensor([3, 0])},
+        {"components": torch.tensor([2.0, 1.0])},
+        {"weights": torch.ones(2)},
+        {"means": torch.zeros(3, 3)},  # another d than the deviations
+        {"deviations": torch.zeros(3, 2, dtype=torch.float64)},
+        {"counts": torch.tensor([1])},
+    ],
+)
+def test_mixtures_refuse_what_does_not_belong_together(change: dict[str, Tensor]) -> None:
+    whole = mixtures([2, 1], 2)
+    with pytest.raises(ValueError, match="mixtures need ascending classes"):
+        replace(whole, **change)
+
+
+def test_what_is_packed_is_what_is_unpacked() -> None:
+    """Deviations travel, variances come out: 4 and 9 as 2 and 3; counts of the classes that are there."""
+    first = Mixture(torch.tensor([0.25, 0.75]), torch.tensor([[0.0], [1.0]]), torch.tensor([[4.0], [9.0]]))
+    second = Mixture(torch.ones(1), torch.full((1, 1), 5.0), torch.full((1, 1), 0.25))
+    payload = packed({7: second, 2: first}, torch.arange(10) * 10)
+    assert payload.classes.tolist() == [2, 7]
+    assert payload.components.tolist() == [2, 1]
+    assert payload.deviations.flatten().tolist() == [2.0, 3.0, 0.5]
+    assert payload.counts is not None and payload.counts.tolist() == [20, 70]
+    found = unpacked(payload)
+    assert list(found) == [2, 7]
+    for mixture, expected in ((found[2], first), (found[7], second)):
+        assert torch.equal(mixture.weights, expected.weights)
+        assert torch.equal(mixture.means, expected.means)
+        assert torch.equal(mixture.variances, expected.variances)
+
+
+# ---- a layer beside the head -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TwoHeads(Local):
+    """Local training with a second linear head of its own, which is all that its second phase moves."""
+
+    name = "two-heads"
+
+    def extra_layers(self, feature_dim: int, num_classes: int) -> dict[str, nn.Module]:
+        return {"second": nn.Linear(feature_dim, num_classes)}
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(), Phase(("extra.second.",), epochs=2))
+
+    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+        logits = model.apply_extra("second", model.features(batch.images))
+        return {**super().loss(model, batch, context), "second": cross_entropy(logits, batch.labels, batch.weight)}
+
+
+@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+def test_an_extra_layer_changes_no_other_initial_weight(lab: Any, model: str) -> None:
+    plain = lab.experiment(method__name="local", model={"name": model}).setting.initial
+    wider = lab.experiment(algorithm=TwoHeads(), model={"name": model}).setting.initial
+    assert list(wider.params) == [*plain.params, "extra.second.weight", "extra.second.bias"]
+    assert all(torch.equal(wider.params[name], value) for name, value in plain.params.items())
+    other = lab.experiment(algorithm=TwoHeads(), model={"name": model}, seed=1).setting.initial
+    assert not torch.equal(other.params["extra.second.weight"], wider.params["extra.second.weight"])
+
+
+@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+def test_an_extra_layer_is_trained_alike_alone_and_in_a_stack(lab: Any, model: str) -> None:
+    """1e-4 of each array's largest value; the last phase leaves everything else where the first one put it."""
+    found = []
+    for stack in (False, True):
+        experiment = lab.experiment(algorithm=TwoHeads(), model={"name": model}, engine__stack=stack)
+        found.append({k: memory["model"] for k, (_, memory) in lab.train_stack(experiment, range(4)).items()})
+    first_phase = lab.train(lab.experiment(algorithm=FirstPhase(), model={"name": model}))[1]["model"]
+    for client, serial in found[0].items():
+        for name, value in serial.params.items():
+            assert torch.allclose(value, found[1][client].params[name], atol=1e-4 * float(value.abs().max())), name
+    for name, value in first_phase.params.items():
+        assert torch.equal(value, found[0][0].params[name]) == (not name.startswith("extra.")), name
+
+
+class FirstPhase(TwoHeads):
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(),)
+
+
+def test_an_extra_layer_of_other_weights(lab: Any) -> None:
+    """Of the model in training, of given weights, and as a function of weights: W x + b of each."""
+    experiment = lab.experiment(algorithm=TwoHeads())
+    worker, features = Worker(experiment), torch.randn(5, 8, generator=torch_stream(0, "features"))
+    params = experiment.setting.initial.params
+    expected = features @ params["extra.second.weight"].T + params["extra.second.bias"]
+    assert torch.allclose(worker.model.apply_extra("second", features), expected, atol=1e-6)
+    other = {"extra.second.weight": torch.eye(8)[:6], "extra.second.bias": torch.ones(6)}
+    assert torch.equal(worker.model.apply_extra("second", features, other), features[:, :6] + 1)
+    assert torch.equal(experiment.setting.network.apply_extra("second", features, other), features[:, :6] + 1)
+
+
+def test_models_without_extra_layers_are_what_they_were() -> None:
+    module = build_model(FedProtoCnn(), (1, 28, 28), 10)
+    assert sum(value.numel() for value in module.parameters()) == 21_840
+    assert not any(name.startswith("extra") for name in extract_weights(module).values)
+    assert Network(module).feature_dim == 50
+
+
+# ---- when, and what travels --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rounds", "expected"), [(80, 7), (100, 9), (110, 10)])
+def test_exchanges_of_a_run(rounds: int, expected: int) -> None:
+    """Fact 9: t = 10, 20, ... < T, that is rounds 11, 21, ... of those counted from 1."""
+    found = [number for number in range(1, rounds + 1) if GFPL().exchanges(number)]
+    assert len(found) == expected
+    assert found == [10 * k + 1 for k in range(1, expected + 1)]
+
+
+def test_an_exchange_may_have_to_wait_for_the_next_multiple() -> None:
+    """t1 = 4, S_T = 3: t = 6, 9, ...; t1 = 0 starts at once."""
+    late, early = GFPL(first_exchange=4, interval=3), GFPL(first_exchange=0, interval=3)
+    assert [t for t in range(11) if late.exchanges(t + 1)] == [6, 9]
+    assert [t for t in range(7) if early.exchanges(t + 1)] == [0, 3, 6]
+    assert not any(GFPL(use_pfg=False).exchanges(number) for number in range(1, 40))
+
+
+def test_two_legs_in_an_exchange_and_one_otherwise(lab: Any) -> None:
+    experiment = lab.experiment(method={"name": "gfpl", "first_exchange": 1, "interval": 2})
+    legs = [experiment.method.legs(number, experiment.setting) for number in (1, 2, 3)]
+    assert [[leg.name for leg in round_legs] for round_legs in legs] == [
+        ["train-clients"], ["train-clients"], ["train-clients", "retrain-heads"],
+    ]  # fmt: skip
+    assert [leg.stages for leg in legs[2]] == [("fuse-prototypes",), ("end-exchange",)]
+    (phase,) = legs[2][1].phases
+    assert (phase.trainable, phase.epochs, phase.source) == (("head.", "extra."), 1, "pseudo")
+
+
+def test_traffic(lab: Any, tmp_path: Path) -> None:
+    """t1 = 1, S_T = 2, 4 rounds: one exchange, in round 3; fedgen_cnn with d = 8.
+
+    Four clients with at least 4 samples of whatever class they hold send n·(2d + 1) = 2·17 = 34 scalars for each of
+    their classes, with three integers; smaller classes send min(2, N // 2) Gaussians, at least 1. Nothing is merged, so
+    all of them go down to each of the four, with two integers for each of the six classes. Weights never travel.
+    """
+    method = {"name": "gfpl", "first_exchange": 1, "interval": 2, "components": 2, "merge_distance": 0}
+    run = lab.run(lab.experiment(method=method, federation__rounds=4), tmp_path / "run")
+    counts = lab.partition.counts
+    gaussians = sum(max(1, min(2, int(number) // 2)) for number in counts.flatten() if number)
+    pairs = int((counts > 0).sum())
+    assert [record["bytes_up"] for record in run.history[:2]] == [{}, {}]
+    assert [record["bytes_down"] for record in run.history[:2]] == [{}, {}]
+    for record in run.history[2:]:
+        assert record["scalars_up"] == 17 * gaussians
+        assert record["bytes_up"] == {"mixtures": 4 * 17 * gaussians + 24 * pairs}
+        assert record["bytes_down"] == {"mixtures": 4 * (4 * 17 * gaussians + 16 * 6)}
+    assert run.history[2]["server"] == {"components_uploaded": gaussians, "components": gaussians, "classes": 6}
+    assert {"frame", "facts", "last_mixtures"} == set(run.state.server)
+
+
+def test_the_frame_is_everybodys_and_is_not_sent(lab: Any) -> None:
+    experiment = lab.experiment(method=EXCHANGING)
+    method, setting = experiment.method, experiment.setting
+    server = method.start_server(setting)
+    assert method.broadcast(server, 0, setting) == {}
+    worker = Worker(experiment)
+    frames = [
+        method.context(worker.receive(number, method.legs(number, setting)[0], client, server, {}))["frame"]
+        for client, number in ((0, 1), (3, 1), (0, 2))
+    ]
+    assert all(torch.equal(frame, server["frame"]["frame"]) for frame in frames)
+    other = lab.experiment(method=EXCHANGING, seed=1)
+    assert not torch.equal(other.method.frame(other.setting), frames[0])
+
+
+# ---- by hand -----------------------------------------------------------------------------------------------------
+
+
+def fused_by_hand(lab: Any, tmp_path: Path, **options: Any) -> Any:
+    """Client 0: class 0 at (2, 0), (4, 0), mean (3, 0), variance (1, 0). Client 1: six times (7, 0), variance 0.
+
+    One Gaussian each, merged at any distance. Client 1 also holds (0, 4) of class 1, once.
+    """
+    method = {**EXCHANGING, "components": 1, "merge_distance": 1e12, **options}
+    experiment = toy(lab, [[2, 0], [4, 0], *[[7, 0]] * 6, [0, 4]], [0] * 8 + [1], [[0, 1], range(2, 9)], method=method)
+    return lab.run(experiment, tmp_path / "run")
+
+
+def test_mixtures_are_fused_by_counts(lab: Any, tmp_path: Path) -> None:
+    """Weights 2:6: mean 0.25·3 + 0.75·7 = 6, variance 0.25·(1 + 9) + 0.75·(0 + 1) = 3.25; all plus the floor 1e-4."""
+    run = fused_by_hand(lab, tmp_path)
+    fused = unpacked(run.state.server["last_mixtures"])
+    assert list(fused) == [0, 1]
+    assert fused[0].weights.tolist() == [1.0]
+    assert fused[0].means[0].tolist() == close(6, 0)
+    assert fused[0].variances[0].tolist() == close(3.2501, 1e-4)
+    assert fused[1].means[0].tolist() == close(0, 4)
+    assert run.history[0]["server"] == {"components_uploaded": 3, "components": 2, "classes": 2}
+    # d = 2: 5 scalars for each of three (client, class) pairs up, for each of two Gaussians to two clients down.
+    assert run.history[0]["scalars_up"] == 15
+    assert run.history[0]["bytes_up"] == {"mixtures": 60 + 3 * 24}
+    assert run.history[0]["bytes_down"] == {"mixtures": 2 * (40 + 2 * 16)}
+
+
+def test_without_counts_clients_weigh_alike_and_do_not_tell(lab: Any, tmp_path: Path) -> None:
+    """Mean (3 + 7)/2 = 5, variance ((1 + 4) + (0 + 4))/2 = 4.5; two integers for each class instead of three."""
+    run = fused_by_hand(lab, tmp_path, use_counts=False)
+    fused = unpacked(run.state.server["last_mixtures"])[0]
+    assert fused.means[0].tolist() == close(5, 0)
+    assert fused.variances[0].tolist() == close(4.5001, 1e-4)
+    assert run.history[0]["bytes_up"] == {"mixtures": 60 + 3 * 16}
+
+
+def test_distance_per_dimension_is_a_switch(lab: Any, tmp_path: Path) -> None:
+    """(3, 0), variances (1.0001, 1e-4) and (7, 0), 1e-4: mean variance 0.50010 of the first dimension, so
+
+    D = 16/8/0.50010 + ½·ln(0.50010/sqrt(1.0001·1e-4)) = 3.99920 + ½·3.91212 = 5.95526 (the second dimension is equal);
+    over d = 2 it is 2.97763.
+    """
+    distance = 2 / 0.5001 + 0.5 * math.log(0.5001 / math.sqrt(1.0001 * 1e-4))
+    assert distance == pytest.approx(5.95526, abs=1e-4)
+    for threshold, per_dim, expected in ((5.9, False, 3), (6.0, False, 2), (2.9, True, 3), (3.0, True, 2)):
+        options = {"merge_distance": threshold, "bd_per_dim": per_dim}
+        run = fused_by_hand(lab, tmp_path / f"{threshold}", **options)
+        assert run.history[0]["server"]["components"] == expected
+
+
+def test_loss_of_local_training() -> None:
+    """Fact 8: λ = 2 times the regression 0.252992 plus CE 0.407606 of logits (2, 1, 0): 0.913589."""
+    a, b = 0.816497, -0.408248
+    frame = torch.tensor([[a, b, b], [b, a, b], [b, b, a], [0, 0, 0]])
+    model = SimpleNamespace(
+        classify=lambda features: torch.tensor([[2.0, 1.0, 0.0]]),
+        apply_extra=lambda name, features: {"projection": torch.tensor([[1.0, 1.0, 0.0, 0.0]])}[name],
+    )
+    batch = Batch(torch.zeros(1, 1), torch.tensor([0]))
+    terms = GFPL().both_heads(model, torch.zeros(1, 5), batch, {"frame": frame})  # type: ignore[arg-type]
+    assert terms["cross_entropy"].item() == pytest.approx(0.407606, abs=1e-6)
+    assert terms["dot_regression"].item() == pytest.approx(2 * 0.252992, abs=2e-6)
+    assert sum(term.item() for term in terms.values()) == pytest.approx(0.913589, abs=2e-6)
+    assert set(GFPL(use_dcs=False).both_heads(model, torch.zeros(1, 5), batch, {})) == {"cross_entropy"}  # type: ignore[arg-type]
+
+
+POINT = packed(
+    {0: Mixture(torch.ones(1), torch.tensor([[3.0, 0.0]]), torch.full((1, 2), 1e-20))},
+    None,
+)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_retraining_by_hand(lab: Any, factor: float) -> None:
+    """Pseudo-features are all (3, 0) of class 0, head zero: row 0 has gradient (-1/2)·(3, 0), bias -1/2, lr 0.1.
+
+    W_0 = (0.15, 0), b_0 = 0.05; times the factor. Two features in one batch: one step.
+    """
+    method = {**EXCHANGING, "use_dcs": False, "samples_per_class": 2, "retrain_lr_factor": factor}
+    experiment = toy(lab, [[0, 4]], [1], [[0]], method=method)
+    reply, memory = lab.train(experiment, leg=1, server={"mixtures": POINT})
+    params = memory["model"].params
+    assert params["head.weight"].flatten().tolist() == close(0.15 * factor, 0, -0.15 * factor, 0)
+    assert params["head.bias"].tolist() == close(0.05 * factor, -0.05 * factor)
+    assert reply.losses == pytest.approx({"retrain_cross_entropy": factor * math.log(2)})
+    assert (reply.steps, reply.message) == (1, {})
+
+
+def test_how_long_the_retraining_is(lab: Any) -> None:
+    """MNIST's 160 features in batches of 4 are 40 steps; here one class of 16 in batches of 6: 3 steps, twice 6."""
+    for epochs in (1, 2):
+        method = {**EXCHANGING, "retrain_epochs": epochs}
+        experiment = toy(lab, [[0, 4]], [1], [[0]], method=method, local={"lr": 0.1, "batch_size": 6, "epochs": 5})
+        reply, _ = lab.train(experiment, leg=1, server={"mixtures": POINT})
+        assert reply.steps == 3 * epochs
+
+
+def pseudo(experiment: Any, client: int, server: Record, memory: Record | None = None) -> Any:
+    """What a client retrains on."""
+    leg = experiment.method.legs(1, experiment.setting)[1]
+    assert leg.name == RETRAIN_LEG
+    turn = Worker(experiment).receive(1, leg, client, server, memory or {})
+    return experiment.method.context(turn)
+
+
+def test_every_class_or_the_clients_own(lab: Any) -> None:
+    """Client 0 holds class 1 alone; r = 3 of each fused class, in their order; negative entries are kept or cut."""
+    two = packed({label: Mixture(torch.ones(1), torch.full((1, 2), -5.0), torch.ones(1, 2)) for label in (0, 1)}, None)
+    for classes, expected in (("all", [0, 0, 0, 1, 1, 1]), ("local", [1, 1, 1])):
+        method = {**EXCHANGING, "samples_per_class": 3, "retrain_classes": classes}
+        found = pseudo(toy(lab, [[0, 4]], [1], [[0]], method=method), 0, {"mixtures": two})["pseudo"]
+        assert found["labels"].tolist() == expected
+        assert found["inputs"].shape == (len(expected), 2)
+        assert (found["inputs"] < 0).all()
+    clipped = toy(lab, [[0, 4]], [1], [[0]], method={**EXCHANGING, "clip_nonneg": True})
+    assert (pseudo(clipped, 0, {"mixtures": two})["pseudo"]["inputs"] == 0).all()
+
+
+def test_clients_draw_their_own_features(lab: Any) -> None:
+    spread = packed({0: Mixture(torch.ones(1), torch.zeros(1, 2), torch.ones(1, 2))}, None)
+    experiment = toy(lab, [[0, 4], [0, 4]], [1, 1], [[0], [1]], method=EXCHANGING)
+    first, again, other = (pseudo(experiment, client, {"mixtures": spread})["pseudo"]["inputs"] for client in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_own_mixtures_stay_at_home(lab: Any, tmp_path: Path) -> None:
+    """Nothing travels and no stage runs; what is drawn is of the own class, here a single point (0, 4) twice.
+
+    Head after local training W, b; the retraining moves on from there, so that head and its copy differ.
+    """
+    method = {**EXCHANGING, "retrain_source": "own", "variance_floor": 1e-12, "samples_per_class": 2}
+    experiment = toy(lab, [[0, 4], [0, 4], [2, 0]], [1, 1, 0], [[0, 1], [2]], method=method)
+    reply, memory = lab.train(experiment)
+    assert (reply.message, set(memory)) == ({}, {"model", "mixtures"})
+    found = pseudo(experiment, 0, {}, memory)["pseudo"]
+    assert found["labels"].tolist() == [1, 1]
+    assert torch.allclose(found["inputs"], torch.tensor([[0.0, 4.0]]), atol=1e-4)
+    assert experiment.method.stages() == {}
+    run = lab.run(experiment, tmp_path / "run")
+    assert (run.state.up, run.state.down) == ({}, {})
+    assert set(run.memory(0)) == {"model"}
+    weights = run.memory(0)["model"].values
+    assert not torch.equal(weights["head.weight"], weights["extra.head_before.weight"])
+
+
+def test_where_there_is_nothing_to_draw_from_the_retraining_changes_nothing(lab: Any) -> None:
+    experiment = toy(lab, [[0, 4]], [1], [[0]], method=EXCHANGING)
+    reply, memory = lab.train(experiment, leg=1, server={})
+    assert same(memory["model"], experiment.setting.initial)
+    assert reply.losses == {"retrain_cross_entropy": 0.0, "retrain_dot_regression": 0.0}
+
+
+# ---- limit cases, to the bit -------------------------------------------------------------------------------------
+
+OFF = {
+    "neither": {"use_dcs": False, "use_pfg": False},
+    "no weight": {"weight": 0, "use_pfg": False, "first_exchange": 0},
+}
+
+
+@pytest.mark.parametrize("off", OFF)
+@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+def test_without_both_parts_it_is_local_training(lab: Any, off: str, model: str, tmp_path: Path) -> None:
+    """Fact 11: to the bit, names of the weights included."""
+    local = lab.run(lab.experiment(method__name="local", model={"name": model}), tmp_path / "local")
+    found = lab.run(lab.experiment(method={"name": "gfpl", **OFF[off]}, model={"name": model}), tmp_path / "gfpl")
+    for client in range(4):
+        assert same(found.memory(client)["model"], local.memory(client)["model"])
+    assert [r["local_accuracy"] for r in found.history] == [r["local_accuracy"] for r in local.history]
+    assert (found.state.up, found.state.down) == ({}, {})
+
+
+def test_parts_can_be_switched_off_alone(lab: Any, tmp_path: Path) -> None:
+    """Without DCS there is one head, and mixtures travel; without PFG two heads, and nothing travels."""
+    single = lab.experiment(method={**EXCHANGING, "use_dcs": False})
+    assert "extra.projection.weight" not in single.setting.initial.values
+    run = lab.run(single, tmp_path / "single")
+    assert run.state.up["mixtures"].scalars > 0
+    assert set(run.history[-1]["alternatives"]) == {"own_classes", "before_retraining"}
+    dual = lab.experiment(method={**EXCHANGING, "use_pfg": False})
+    assert {name for name in dual.setting.initial.values if name.startswith("extra")} == {
+        "extra.projection.weight", "extra.projection.bias",
+    }  # fmt: skip
+    run = lab.run(dual, tmp_path / "dual")
+    assert (run.state.up, run.state.down) == ({}, {})
+    assert set(run.history[-1]["alternatives"]) == {"own_classes", "etf_head", "sum_head"}
+
+
+def test_before_the_first_exchange_it_is_the_method_without_exchanges(lab: Any, tmp_path: Path) -> None:
+    """Three rounds, exchange in round 3: two rounds agree to the bit, and so do the heads before the retraining."""
+    changes = {"model": {"name": "fedproto_cnn"}, "local": {"lr": 0.05, "batch_size": 4}}
+    method = {"name": "gfpl", "first_exchange": 2, "interval": 2}
+    whole = lab.run(lab.experiment(method=method, **changes), tmp_path / "whole")
+    without = lab.run(lab.experiment(method={**method, "use_pfg": False}, **changes), tmp_path / "without")
+    for number in (0, 1):
+        assert whole.history[number]["local_accuracy"] == without.history[number]["local_accuracy"]
+        before = whole.history[number]["alternatives"]["before_retraining"]["mean_local"]
+        assert before == whole.history[number]["mean_local"]
+    before = whole.history[2]["alternatives"]["before_retraining"]
+    assert before == {key: without.history[2][key] for key in ("top1_global", "mean_local", "pooled_local")}
+    for client in range(4):
+        found, expected = whole.memory(client)["model"].values, without.memory(client)["model"].values
+        for name, value in expected.items():
+            copy = name.replace("head.", "extra.head_before.").replace("projection.", "projection_before.")
+            assert torch.equal(found[copy], value)  # the body itself, and the copies of the heads
+            retrained = name.startswith(("head.", "extra."))
+            assert torch.equal(found[name], value) != retrained, name
+
+
+def test_the_first_weights_are_those_of_other_methods(lab: Any) -> None:
+    local = lab.experiment(method__name="local", model={"name": "fedproto_cnn"}).setting.initial
+    ours = lab.experiment(method__name="gfpl", model={"name": "fedproto_cnn"}).setting.initial
+    assert all(torch.equal(ours.values[name], value) for name, value in local.values.items())
+
+
+# ---- both engines ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", ["all", "local"])
+def test_retraining_of_a_stack(lab: Any, classes: str) -> None:
+    """1e-4 of each array's largest value, also where clients retrain on different numbers of features."""
+    method = {**EXCHANGING, "retrain_classes": classes}
+    changes = {"model": {"name": "fedproto_cnn"}, "local__momentum": 0.5}
+    serial = lab.experiment(method=method, **changes)
+    stacked = lab.experiment(method=method, engine__stack=True, **changes)
+    first = lab.train_stack(serial, range(4))
+    messages = {client: reply.message for client, (reply, _) in first.items()}
+    server = serial.method.start_server(serial.setting)
+    server = serial.method.stages()["fuse-prototypes"](server, messages, serial.setting, 1)
+    memories = {client: memory for client, (_, memory) in first.items()}
+    found = [lab.train_stack(run, range(4), memories, leg=1, server=server) for run in (serial, stacked)]
+    for client in range(4):
+        (reply, memory), (other, other_memory) = found[0][client], found[1][client]
+        assert other.losses == pytest.approx(dict(reply.losses), rel=1e-4)
+        assert other.steps == reply.steps
+        before, after = memories[client]["model"].values, memory["model"].values
+        for name, value in after.items():
+            far = 1e-4 * max(float(value.abs().max()), 1e-3)
+            assert torch.allclose(other_memory["model"].values[name], value, atol=far), name
+            moves = name.startswith(("head.", "extra.projection."))
+            assert torch.equal(value, before[name]) != moves, name  # fact 9: the body to the bit
+
+
+@pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
+@pytest.mark.parametrize("source", ["global", "own"])
+def test_small_clients_exchange(lab: Any, stack: bool, source: str, tmp_path: Path) -> None:
+    """One sample; five; a single class; a class nobody holds: every number of the history is finite."""
+    labels = lab.dataset.train.labels
+    single = (labels == 2).nonzero().flatten().tolist()[:20]
+    rest = [i for i in range(240) if int(labels[i]) in (0, 1)]
+    partition = lab.by_hand(lab.dataset, [rest[:1], rest[1:6], single], [range(60)] * 3)
+    method = {**EXCHANGING, "retrain_source": source}
+    run = lab.run(lab.experiment(partition=partition, method=method, engine__stack=stack), tmp_path / "run")
+    text = (tmp_path / "run" / "history.jsonl").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    assert len(run.history) == 3
+    for client in range(3):
+        assert all(torch.isfinite(value).all() for value in run.memory(client)["model"].params.values())
+
+
+def test_a_run_stopped_between_the_legs_goes_on(lab: Any, tmp_path: Path) -> None:
+    """The second leg needs what the first left, on disk as in memory."""
+    experiment = lab.experiment(method=EXCHANGING, federation__rounds=2)
+    whole = lab.run(experiment, tmp_path / "whole")
+
+    class Stopping(lab.Threaded):
+        def map(self, name: str, function: Any, items: Any) -> list[Any]:
+            if name == RETRAIN_LEG:
+                raise KeyboardInterrupt
+            return super().map(name, function, items)
+
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(experiment, tmp_path / "stopped", steps=Stopping())
+    assert lab.run(experiment, tmp_path / "stopped").bytes == whole.bytes
+
+
+# ---- answers -----------------------------------------------------------------------------------------------------
+
+
+class Given:
+    """Features are the images; logits (3, 2, 0); the projection is (1, 1, 0, 0), before the retraining (0, 2, 0, 0)."""
+
+    def features(self, images: Tensor) -> Tensor:
+        return images
+
+    def classify(self, features: Tensor) -> Tensor:
+        return torch.tensor([[3.0, 2.0, 0.0]])
+
+    def apply_extra(self, name: str, features: Tensor) -> Tensor:
+        layers = {
+            "projection": [[1.0, 1.0, 0.0, 0.0]],
+            "projection_before": [[0.0, 2.0, 0.0, 0.0]],
+            "head_before": [[0.0, 0.0, 7.0]],
+        }
+        return torch.tensor(layers[name])
+
+
+def answered(method: GFPL, classes: list[bool] | None = None, way: str | None = None) -> list[float]:
+    a, b = 0.816497, -0.408248
+    frame = torch.tensor([[a, b, b], [b, a, b], [b, b, a], [0, 0, 0]])
+    held = None if classes is None else torch.tensor(classes)
+    predict = method.predict if way is None else method.alternatives()[way]
+    return predict(Given(), torch.zeros(1, 1), {"frame": Arrays({"frame": frame})}, held)[0].tolist()  # type: ignore[arg-type]
+
+
+def test_heads() -> None:
+    """Logits; cosines (fact 2); softmax(3, 2, 0) = (e³, e², 1)/28.474593 = (0.705385, 0.259496, 0.035119) + cosines."""
+    cosines = (0.288675, 0.288675, -0.577350)
+    total = [p + c for p, c in zip((0.705385, 0.259496, 0.035119), cosines, strict=True)]
+    expected: dict[Any, Any] = {"linear": (3, 2, 0), "etf": cosines, "sum": total}
+    for head, scores in expected.items():
+        assert answered(GFPL(head=head)) == close(*scores)
+        others = {f"{name}_head" for name in expected if name != head}
+        assert set(GFPL(head=head).alternatives()) == {*others, "own_classes", "before_retraining"}
+        for other in others:
+            assert answered(GFPL(head=head), way=other) == close(*expected[other.removesuffix("_head")])
+
+
+def test_own_classes() -> None:
+    """Class 0 is not held: out of reach where only own classes count; a global answer knows no own classes."""
+    held = [False, True, True]
+    assert answered(GFPL(), held) == [3, 2, 0]
+    assert answered(GFPL(), held, "own_classes") == [-math.inf, 2, 0]
+    own = GFPL(eval_classes="own")
+    assert answered(own, held) == [-math.inf, 2, 0]
+    assert answered(own, held, "all_classes") == [3, 2, 0]
+    assert answered(own) == [3, 2, 0]
+    assert answered(own, held, "etf_head")[0] == -math.inf
+
+
+def test_the_heads_of_before_the_retraining() -> None:
+    """The copies: logits (0, 0, 7); projection (0, 2, 0, 0), whose direction has cosine 0.816497 with class 1."""
+    assert answered(GFPL(), way="before_retraining") == [0, 0, 7]
+    assert answered(GFPL(head="etf"), way="before_retraining") == close(-0.408248, 0.816497, -0.408248)
+
+
+def test_a_client_that_never_trained_answers_with_the_initial_heads(lab: Any) -> None:
+    experiment = lab.experiment(method__name="gfpl", model={"name": "fedproto_cnn"})
+    model = experiment.method.client_model({}, {}, experiment.setting).values
+    for own, copy in (("head", "extra.head_before"), ("extra.projection", "extra.projection_before")):
+        for part in ("weight", "bias"):
+            assert torch.equal(model[f"{own}.{part}"], model[f"{copy}.{part}"])
+            assert model[f"{own}.{part}"].abs().sum() > 0
+
+
+def test_generated_features_are_drawn_from_the_last_mixtures(lab: Any) -> None:
+    experiment = toy(lab, [[0, 4]], [1], [[0]], method=EXCHANGING)
+    method, setting = experiment.method, experiment.setting
+    assert method.generated_features(method.start_server(setting), setting, 3, torch_stream(0, "draw")) is None
+    for name in ("mixtures", "last_mixtures"):
+        features, labels = method.generated_features({name: POINT}, setting, 3, torch_stream(0, "draw"))
+        assert torch.allclose(features, torch.tensor([[3.0, 0.0]] * 3), atol=1e-6)
+        assert labels.tolist() == [0, 0, 0]
+
+
+# ---- configuration -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("feature_dim", "classes", "asked", "expected"),
+    [(50, 10, None, 50), (512, 10, None, 128), (512, 100, None, 128), (8, 20, None, 20), (50, 62, 80, 80)],
+)
+def test_length_of_the_projection(feature_dim: int, classes: int, asked: int | None, expected: int) -> None:
+    """As long as the feature, but from K to 128 (gfpl.md, section 2: 50 for MNIST, 128 for CIFAR)."""
+    layer = GFPL(projection_dim=asked).extra_layers(feature_dim, classes)["projection"]
+    assert layer.weight.shape == (expected, feature_dim)
+
+
+def test_a_projection_too_short_for_the_frame(lab: Any) -> None:
+    """d_p = 80 for the 100 classes of CIFAR-100 is impossible (gfpl.md, section 2)."""
+    with pytest.raises(ConfigError, match=r"method.projection_dim = 80: a frame of 100 classes"):
+        GFPL(projection_dim=80).extra_layers(512, 100)
+    with pytest.raises(ConfigError, match=r"^method.projection_dim = 5"):
+        lab.experiment(method={"name": "gfpl", "projection_dim": 5}).setting  # noqa: B018
+
+
+@pytest.mark.parametrize("off", [{"use_dcs": False}, {"weight": 0}])
+def test_no_answer_from_a_head_that_is_not_there(lab: Any, off: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="head = etf needs use_dcs"):
+        lab.config(method={"name": "gfpl", "head": "etf", **off})

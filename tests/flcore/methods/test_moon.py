@@ -1,0 +1,150 @@
+"""MOON by hand, its limit cases to the bit, its memory and its frozen models (baselines.md sections 4 and 23)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.messages import Record, Weights, serialise
+
+CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
+
+
+def same(first: Record, second: Record) -> bool:
+    return serialise(first) == serialise(second)
+
+
+def apart(first: Weights, second: Weights) -> float:
+    """Largest difference of two models' parameters and statistics."""
+    pairs = zip(first.arrays().values(), second.arrays().values(), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def linear(lab: Any, **changes: Any) -> Any:
+    """Client 0 holds (2, 0) of class 0: encoder E = I, head zero, one full batch, plain SGD at 0.1."""
+    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
+    settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 2}}
+    return lab.experiment(
+        dataset, lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2), lab.ToySpec(encoder=True), **settings, **changes
+    )
+
+
+def test_one_step_by_hand(lab: Any) -> None:
+    """z = z_g = (2, 0) and z_prev = (0, 2): cosines 1 and 0, τ = 0.5, so ℓ = ln(1 + e^-2) = 0.126928.
+
+    p = e^0/(e^2 + e^0) = 0.119203 is the share of z_prev, and dℓ/dz = (p/τ)·∇cos(z, z_prev) = 0.238406·(0, 1)/2, since
+    ∇cos(z, z_g) = 0 where the two agree. E is moved by z's gradient times xᵀ = (2, 0): E_10 = −0.1·μ·0.238406. The
+    cross-entropy gives E nothing through a head of zeros.
+    """
+    mu = 3.0
+    experiment = linear(lab, method={"name": "moon", "mu": mu, "tau": 0.5})
+    initial = experiment.setting.initial
+    turned = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    previous = Weights({**initial.params, "encoder.1.weight": turned})
+    reply, memory = lab.train(experiment, number=2, memory={"previous": previous})
+    share = 1 / (1 + math.exp(2))
+    assert reply.losses["contrast"] == pytest.approx(mu * 0.126928, abs=1e-5)
+    encoder = reply.message["model"].params["encoder.1.weight"]
+    assert encoder.flatten().tolist() == pytest.approx([1, 0, -0.1 * mu * 2 * share, 1])
+    assert same({"m": memory["previous"]}, {"m": reply.message["model"]})
+    assert torch.equal(previous.params["encoder.1.weight"], turned)
+    assert torch.equal(initial.params["encoder.1.weight"], torch.eye(2))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_without_a_previous_model_the_turn_is_fedavg(lab: Any, number: int) -> None:
+    """In round 1, and in a later one that is a client's first."""
+    changes = {"model": CSPC, "local__epochs": 2, "local__momentum": 0.9}
+    expected, _ = lab.train(lab.experiment(**changes), number=number)
+    found, _ = lab.train(lab.experiment(**changes, method__name="moon"), number=number)
+    assert same(found.message, expected.message)
+    assert found.losses.get("contrast", 0.0) == 0.0
+
+
+@pytest.mark.parametrize("model", [CSPC, {"name": "fedgen_cnn"}, {"name": "fedproto_cnn"}])
+def test_without_its_term_it_is_fedavg(lab: Any, model: dict[str, Any], tmp_path: Any) -> None:
+    runs = {
+        name: lab.run(
+            lab.experiment(method=method, model=model, federation__participation=0.5, local__momentum=0.5),
+            tmp_path / name,
+        )
+        for name, method in {
+            "fedavg": {"name": "fedavg"},
+            "off": {"name": "moon", "mu": 0},
+            "on": {"name": "moon", "mu": 1},
+        }.items()
+    }
+    assert same(runs["off"].state.server, runs["fedavg"].state.server)
+    assert runs["off"].history == runs["fedavg"].history
+    assert not same(runs["on"].state.server, runs["fedavg"].state.server)
+    assert all(
+        on["bytes_up"] == off["bytes_up"] for on, off in zip(runs["on"].history, runs["off"].history, strict=True)
+    )
+
+
+def test_the_frozen_models_are_asked_in_evaluation_mode(lab: Any) -> None:
+    """A client whose previous model is the received one, without steps yet: both cosines are equal, ln 2.
+
+    With BatchNorm and dropout z itself differs from both; the two frozen answers are the same all the same.
+    """
+    for model in ({"name": "fedproto_cnn"}, {"name": "fedgen_cnn"}, CSPC):
+        experiment = lab.experiment(model=model, method={"name": "moon", "mu": 1.0}, local__steps=1)
+        initial = experiment.setting.initial
+        reply, _ = lab.train(experiment, number=2, memory={"previous": initial})
+        assert reply.losses["contrast"] == pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_private_statistics_serve_the_received_model(lab: Any, tmp_path: Any) -> None:
+    """Under `batchnorm: local` the received parameters come without statistics; the client's own stand in."""
+    changes = {"method__name": "moon", "model": {"name": "fedgen_cnn", "batchnorm": "local"}}
+    run = lab.run(lab.experiment(**changes, federation__rounds=2), tmp_path / "run")
+    memory = run.memory(0)
+    assert memory["previous"].buffers and "batchnorm" in memory
+    experiment = lab.experiment(**changes, local__steps=1)
+    frozen = Weights(run.state.server["model"].params, memory["previous"].buffers)
+    equal = {**memory, "previous": frozen}
+    reply, _ = lab.train(experiment, number=3, server=run.state.server, memory=equal)
+    assert reply.losses["contrast"] == pytest.approx(5 * math.log(2), abs=1e-5)
+
+
+@pytest.mark.parametrize("model", [CSPC, {"name": "fedgen_cnn", "feature_dim": 8}])
+def test_stacked_clients_of_whom_some_have_a_previous_model(lab: Any, model: dict[str, Any]) -> None:
+    """A round with 1e-4 of the serial engine; clients 1 and 3 are new."""
+    changes = {"method": {"name": "moon", "mu": 1.0}, "model": model}
+    serial, stacked = lab.experiment(**changes), lab.experiment(**changes, engine__stack=True)
+    first = lab.train_stack(serial, range(4))
+    memories = {client: first[client][1] for client in (0, 2)}
+    expected, found = (lab.train_stack(experiment, range(4), memories, number=2) for experiment in (serial, stacked))
+    for client in range(4):
+        assert apart(expected[client][0].message["model"], found[client][0].message["model"]) < 1e-4
+        assert found[client][0].losses == pytest.approx(expected[client][0].losses, abs=1e-4)
+        assert (found[client][0].losses["contrast"] > 0) == (client in memories)
+
+
+def test_one_client_is_drawn_to_its_own_start(lab: Any, tmp_path: Any) -> None:
+    """One client: what it receives is what it sent, so z_g = z_prev and the first step's term is ln 2 for any weights.
+
+    Its mean over the round is not: z moves.
+    """
+    everything = lab.by_hand(lab.dataset, [range(240)], [range(60)])
+    changes = {"partition": everything, "model": CSPC, "method": {"name": "moon", "mu": 1.0}, "local__steps": 1}
+    run = lab.run(lab.experiment(**changes, federation__rounds=3), tmp_path / "run")
+    assert [record["train_loss"].get("contrast") for record in run.history] == [
+        None,
+        pytest.approx(math.log(2), abs=1e-6),
+        pytest.approx(math.log(2), abs=1e-6),
+    ]
+
+
+def test_odd_clients_give_numbers(lab: Any, tmp_path: Any) -> None:
+    """One class only; one sample; fewer samples than a batch; classes 4 and 5 that nobody holds."""
+    labels = lab.dataset.train.labels
+    of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
+    clients = [of[0], of[1][:1], of[1][1:4] + of[2][:4], of[3]]
+    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
+    run = lab.run(lab.experiment(partition=partition, model=CSPC, method__name="moon"), tmp_path / "run")
+    assert run.state.failures == ()
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.state.server["model"].params.values())
