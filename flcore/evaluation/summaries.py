@@ -46,6 +46,9 @@ def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[s
         "last10_rounds": len(recent),
         "top5_pooled_local": mean_of_best(history, "pooled_local"),
         "top5_mean_local": mean_of_best(history, "mean_local"),
+        # A client uploads at most once a round: the worst case, whoever was sampled.
+        "privacy": experiment.method.privacy(rounds),
+        "alternatives": dict(final.alternatives) or None,
         "best_top1_global": None if best is None else best["top1_global"],
         "best_round": None if best is None else best["round"],
         "bytes_up": up,

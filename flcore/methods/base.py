@@ -330,6 +330,13 @@ class Method(ABC):
         """
         return None
 
+    def privacy(self, releases: int) -> Mapping[str, Any] | None:
+        """The account of a differentially private part of its messages after so many uploads of a client; else None.
+
+        JSON values that say what is covered: ``epsilon``, ``delta``, ``unit``, ``covers``, ``releases``.
+        """
+        return None
+
 
 def own_model(turn: Turn) -> Weights:
     """The model a client kept, or the common initial one before its first turn."""

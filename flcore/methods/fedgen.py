@@ -31,6 +31,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from flcore.evaluation.distances import class_distances
 from flcore.generation import (
     AdamState,
     adam_step,
@@ -255,8 +256,16 @@ class FeatureGeneratorMethod(FedAvg):
             shown = ", ".join(f"{name} {value:.3g}" for name, value in facts.items())
             raise ArithmeticError(f"the generator diverged ({shown}); lower method.gen_lr")
         trained = {"generator": generator.weights, "generator_optimizer": Arrays(generator.optimizer.arrays())}
-        known = self.known_labels(server, replies, setting)
-        return {**server, **on_device(trained, "cpu"), **known, "facts": Facts(facts)}
+        after = {**server, **on_device(trained, "cpu"), **self.known_labels(server, replies, setting)}
+        return {**after, "facts": Facts(facts | self.quality(after, setting))}
+
+    def quality(self, server: Record, setting: Setting) -> dict[str, float]:
+        """Spread of 100 generated features per class and distance between classes (FedPA's table V), same noise always.
+
+        Named ``generated_intra``, ``generated_inter``, ``generated_centroid_inter``.
+        """
+        made = self.generated_features(server, setting, 100, torch_stream(setting.seed, "generator quality"))
+        return {} if made is None else {f"generated_{name}": value for name, value in class_distances(*made).items()}
 
     def generator_facts(self, server: Record, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         """What else to note of the features [B, d] of the last step and their labels [B]."""

@@ -66,7 +66,7 @@ from flcore.methods.fedgen import (
     uniform_distribution,
 )
 from flcore.params import Search, param
-from flcore.privacy import clip_to_norm, frequent_classes, noisy_means
+from flcore.privacy import clip_to_norm, frequent_classes, noisy_means, privacy_spent
 from flcore.prototypes import class_means
 
 
@@ -123,6 +123,7 @@ class FedPA(FeatureGeneratorMethod):
     proto_unit: Literal["sample", "client"] = param(
         "sample", "what clipping and noise protect: one sample, or all of a client's"
     )
+    proto_delta: float = param(1e-5, "δ of the (ε, δ) account of noisy prototypes in metrics.json", above=0, below=1)
 
     def __post_init__(self) -> None:
         """Refuse noise without a bound on what it hides, and choices that the preset would replace."""
@@ -227,6 +228,18 @@ class FedPA(FeatureGeneratorMethod):
             unit=self.proto_unit,
         )
         return Prototypes(means, released)
+
+    def privacy(self, releases: int) -> Mapping[str, Any] | None:
+        """(ε, δ) of the noisy prototypes alone; weights and counts, which are sent too, are not covered."""
+        if self.proto_noise == 0 or not (self.pulls or self.pushes):
+            return None
+        return {
+            "epsilon": privacy_spent(self.proto_noise, releases, self.proto_delta),
+            "delta": self.proto_delta,
+            "unit": self.proto_unit,
+            "releases": releases,
+            "covers": "prototypes alone; weights and label counts are sent beside them, unprotected",
+        }
 
     def stages(self) -> Mapping[str, Stage]:
         """Prototypes, generator, aggregate, each if it is used; with ``gen_proto: old`` prototypes come last."""
