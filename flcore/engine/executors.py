@@ -253,7 +253,10 @@ def _serve(
             train_task(worker, checkpoint, state, task)
         except ProtoflError as error:
             failure = str(error)
-        pipe.send(failure)
+        try:
+            pipe.send(failure)
+        except OSError:
+            return  # the parent is gone; what was trained lies on the disk
 
 
 def set_precision(name: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,15 +47,22 @@ class Steps(Protocol):
 
 
 class PlainSteps:
-    """Calls, in order, in this thread."""
+    """Plain calls; of mapped work as many at the same time as there are workers to wait for."""
+
+    def __init__(self, workers: int = 1) -> None:
+        """Say how many workers train."""
+        self._workers = workers
 
     def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call it."""
         return function(*arguments)
 
     def map(self, name: str, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """Call it for each item."""
-        return [function(item) for item in items]
+        """Call it for each item; results in the order of the items."""
+        if self._workers <= 1:
+            return [function(item) for item in items]
+        with ThreadPoolExecutor(self._workers) as threads:
+            return list(threads.map(function, items))
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def train(
             experiment,
             checkpoint,
             executor,
-            steps or PlainSteps(),
+            steps or PlainSteps(worker_count(config.engine)),
             observers or Observers(meter=machine_meter(config.engine.device)),
         )
     finally:

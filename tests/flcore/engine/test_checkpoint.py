@@ -73,9 +73,12 @@ def ended(pid):
 
 def progress(folder):
     "What changes on the disk as soon as a run does something."
-    state = folder / "state.safetensors"
-    replies = sorted(path.name for path in folder.glob("legs/*/0*"))
-    return state.stat().st_mtime_ns if state.exists() else 0, replies
+    try:
+        state = folder / "state.safetensors"
+        replies = sorted(path.name for path in folder.glob("legs/*/0*"))
+        return state.stat().st_mtime_ns if state.exists() else 0, replies
+    except FileNotFoundError:  # it is just being cleared away
+        return progress(folder)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

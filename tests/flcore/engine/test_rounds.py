@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -215,3 +216,13 @@ def test_a_message_that_is_not_finite_is_a_failure(lab: Any) -> None:
     failure, _ = lab.train(lab.experiment(algorithm=Untrue()))
     assert isinstance(failure, Failure)
     assert failure.cause == "its extra holds values that are not finite"
+
+
+def test_plain_steps_keep_as_many_workers_busy_as_there_are() -> None:
+    """Three pieces of work that wait for each other can only end if they run at the same time; results stay in order."""
+    barrier = threading.Barrier(3, timeout=20)
+
+    def work(item: int) -> tuple[int, int]:
+        return item, 0 * barrier.wait()
+
+    assert PlainSteps(3).map("train-clients", work, [7, 5, 6]) == [(7, 0), (5, 0), (6, 0)]
