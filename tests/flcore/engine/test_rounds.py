@@ -219,7 +219,7 @@ def test_a_message_that_is_not_finite_is_a_failure(lab: Any) -> None:
 
 
 def test_plain_steps_keep_as_many_workers_busy_as_there_are() -> None:
-    """Three pieces of work that wait for each other can only end if they run at the same time; results stay in order."""
+    """Three pieces of work that wait for each other end only if they run at the same time; results stay in order."""
     barrier = threading.Barrier(3, timeout=20)
 
     def work(item: int) -> tuple[int, int]:
