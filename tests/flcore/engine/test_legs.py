@@ -130,6 +130,7 @@ class Watching(PlainSteps):
     """Names of what is done, and what is committed whenever clients are about to work."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.names: list[str] = []
         self.states: list[Any] = []
         self._checkpoint = Checkpoint(folder)
