@@ -115,6 +115,8 @@ class Worker:
             inbox=on_device(inbox, device),
             memory=on_device(memory, device),
             task=experiment.task(round_number),
+            stage=experiment.stage(round_number),
+            task_counts=experiment.task_counts(client),
         )
 
     def _answer(self, turn: Turn, outcome: Outcome) -> tuple[Reply, Record] | Failure:

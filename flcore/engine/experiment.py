@@ -72,6 +72,19 @@ class Experiment:
             return None
         return task_of_round(round_number, schedule, self._tasks, rounds)
 
+    def stage(self, round_number: int) -> int:
+        """Which stretch of rounds on one task a round belongs to, from 0: see :class:`flcore.methods.base.Turn`."""
+        task = self.task(round_number)
+        if task is None:
+            return 0
+        return round_number - 1 if self.config.federation.task_schedule == "cyclic" else task
+
+    def task_counts(self, trainer: int) -> Tensor:
+        """int64 [T, C]: a trainer's samples per task and class; one row where data do not change."""
+        if self._tasks:
+            return torch.from_numpy(self.partition.task_counts[trainer].copy())
+        return self.label_counts(trainer, 1).unsqueeze(0)
+
     def training_indices(self, trainer: int, round_number: int) -> Tensor:
         """The training samples of a trainer in a round, int64, ascending: all of its own, or those of the task."""
         task = self.task(round_number)

@@ -131,10 +131,10 @@ class Scorer:
         sizes = {k: len(self._experiment.trainers[k]) for k in private}
         return Weights(model.params, average_weights(private, sizes).buffers)
 
-    def _own_model(self, server: Record, memory: Record) -> Weights | None:
+    def _own_model(self, server: Record, client: int, memory: Record) -> Weights | None:
         """The model that answers for one client alone; None where the global one does."""
         method, setting = self._experiment.method, self._experiment.setting
-        own = method.client_model(server, memory, setting)
+        own = method.client_model(server, client, memory, setting)
         if own is None and self._experiment.batchnorm == "local" and setting.initial.buffers:
             # Everybody has statistics of its own; those of a client that was never sampled are the initial ones.
             shared = method.global_model(server, setting)
@@ -144,7 +144,7 @@ class Scorer:
     def _client_correct(self, client: int, server: Record, memory: Record, shared: Tensor | None) -> tuple[int, int]:
         """(correct, tested) of one client on its own test data."""
         rows = self._data.clients[client]
-        own = self._own_model(server, memory)
+        own = self._own_model(server, client, memory)
         if len(rows) == 0 or (own is None and shared is None):
             return 0, 0
         if own is not None:
@@ -159,7 +159,7 @@ class Scorer:
         num_classes, images = self._experiment.setting.num_classes, self._data.images[: self._data.num_shared]
         votes = torch.zeros(self._data.num_shared, num_classes, dtype=torch.int64)
         for client in range(self._experiment.setting.num_clients):
-            own = self._own_model(server, memories(client))
+            own = self._own_model(server, client, memories(client))
             if own is not None:
                 answers = self._scores(own, images, server, self._classes(client)).argmax(dim=1)
                 votes += F.one_hot(answers, num_classes)

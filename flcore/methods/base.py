@@ -77,6 +77,10 @@ class Turn:
         inbox: the message it received.
         memory: what it kept from its last turn; empty at the first.
         task: 0-based task of the stream that it meets in this round; None where data do not change.
+        stage: which stretch of rounds on one task this is, from 0: each round is one under a cyclic schedule, each task
+            under a blocked one; 0 throughout where data do not change.
+        task_counts: int64 [T, C], its training samples per task of the whole stream and class; one row, that of
+            ``counts``, where data do not change.
     """
 
     setting: Setting
@@ -87,6 +91,8 @@ class Turn:
     inbox: Record
     memory: Record
     task: int | None = None
+    stage: int = 0
+    task_counts: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
 
     def stream(self, purpose: str, *keys: int) -> torch.Generator:
         """A generator of this client's and round's own, for one purpose of the method."""
@@ -290,11 +296,15 @@ class Method(ABC):
         return {}
 
     def global_model(self, server: Record, setting: Setting) -> Weights | None:
-        """The model that answers for everybody; None where there is none."""
+        """The model that answers for everybody; None where there is none.
+
+        What it lacks (upper layers that never leave the clients) is, for scoring alone, the mean over all clients of
+        their own models, weighted by their samples (baselines.md section 21).
+        """
         return payload_of(Weights, server, "model") if "model" in server else None
 
-    def client_model(self, server: Record, memory: Record, setting: Setting) -> Weights | None:
-        """The model that answers for one client; None where that is the global one."""
+    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
+        """The model that answers for one client, given its memory; None where that is the global one."""
         if self.has_global_model:
             return None
         return payload_of(Weights, memory, "model") if "model" in memory else setting.initial

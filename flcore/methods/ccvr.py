@@ -187,9 +187,9 @@ class CCVR(Method):
         """The base's, and after the last of them the calibration."""
         return {**self.base_method.stages(), "keep-model": self.keep_model, "calibrate": self.calibrate}
 
-    def client_model(self, server: Record, memory: Record, setting: Setting) -> Weights | None:
+    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
         """The base's."""
-        return self.base_method.client_model(server, memory, setting)
+        return self.base_method.client_model(server, client, memory, setting)
 
     def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
         """The base's way, with whatever head the model has."""

@@ -104,7 +104,7 @@ class FedEnsemble(FedAvg):
             return super().global_model(server, setting)
         return payload_of(Weights, server, member_name(0))
 
-    def client_model(self, server: Record, memory: Record, setting: Setting) -> Weights | None:
+    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
         """A client's own model, or w_g before its first turn; None where the ensemble answers for clients too."""
         if self.variant == "permutation":
             return None

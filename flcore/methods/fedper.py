@@ -61,7 +61,7 @@ class FedPer(FedAvg):
         """None: a base without a top answers nothing."""
         return None
 
-    def client_model(self, server: Record, memory: Record, setting: Setting) -> Weights | None:
+    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
         """The current base under the client's own top."""
         return self.whole(payload_of(Weights, server, "model"), memory, setting)
 

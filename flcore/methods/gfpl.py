@@ -273,7 +273,7 @@ class GFPL(Method):
         }
         return replace(weights, buffers={**weights.buffers, **copies})
 
-    def client_model(self, server: Record, memory: Record, setting: Setting) -> Weights:
+    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights:
         """The client's own; the initial one before its first turn."""
         return payload_of(Weights, memory, "model") if "model" in memory else self.with_heads_kept(setting.initial)
 

@@ -47,7 +47,7 @@ class Answers(Scorer):
 
     def own_model(self, client: int) -> Weights | None:
         """The model that answers for this client alone; None where the global one does."""
-        return self._own_model(self.server, self.memory(client))
+        return self._own_model(self.server, client, self.memory(client))
 
     def reference_model(self) -> tuple[Weights, str]:
         """The model whose features are looked at where one is enough, and its name in words."""

@@ -120,9 +120,9 @@ def test_a_client_alone_answers_with_its_own_model(lab: Any) -> None:
     """Or with w_g, before its first turn."""
     method = FedEnsemble()
     server = {"model": saying(1.0), "member_0003": saying(2.0)}
-    own = method.client_model(server, {"model": saying(3.0)}, None)  # type: ignore[arg-type]
+    own = method.client_model(server, 0, {"model": saying(3.0)}, None)  # type: ignore[arg-type]
     assert own is not None and own.params["head.bias"].item() == 3
-    before = method.client_model(server, {}, None)  # type: ignore[arg-type]
+    before = method.client_model(server, 0, {}, None)  # type: ignore[arg-type]
     assert before is not None and before.params["head.bias"].item() == 1
 
 

@@ -84,7 +84,7 @@ def test_one_client_is_local_training(lab: Any, model: str, head_from: str, tmp_
     method = {"name": "fedper", "head_from": head_from}
     experiment = lab.experiment(**changes, method=method)
     run = lab.run(experiment, tmp_path / "fedper")
-    found = experiment.method.client_model(run.state.server, run.memory(0), experiment.setting)
+    found = experiment.method.client_model(run.state.server, 0, run.memory(0), experiment.setting)
     assert same({"model": found}, {"model": local.memory(0)["model"]})
     assert [record["local_accuracy"] for record in run.history] == [r["local_accuracy"] for r in local.history]
 
@@ -116,7 +116,7 @@ def test_who_answers_for_a_client(lab: Any, method: str, tmp_path: Any) -> None:
     start = experiment.setting.initial
     for client in range(4):
         memory = run.memory(client)
-        own = experiment.method.client_model(run.state.server, memory, experiment.setting)
+        own = experiment.method.client_model(run.state.server, client, memory, experiment.setting)
         assert own is not None and list(own.params) == list(start.params)
         assert same(part(own, "encoder."), part(run.state.server["model"], "encoder."))
         assert same(part(own, "head."), part(start, "head.")) == (client not in sampled)

@@ -612,7 +612,7 @@ def test_the_heads_of_before_the_retraining() -> None:
 
 def test_a_client_that_never_trained_answers_with_the_initial_heads(lab: Any) -> None:
     experiment = lab.experiment(method__name="gfpl", model={"name": "fedproto_cnn"})
-    model = experiment.method.client_model({}, {}, experiment.setting).values
+    model = experiment.method.client_model({}, 0, {}, experiment.setting).values
     for own, copy in (("head", "extra.head_before"), ("extra.projection", "extra.projection_before")):
         for part in ("weight", "bias"):
             assert torch.equal(model[f"{own}.{part}"], model[f"{copy}.{part}"])
