@@ -166,6 +166,11 @@ class EvaluationConfig:
     every: int = param(1, "evaluate after every this many rounds, and always after the last", low=1)
     split: Literal["test", "validation"] = param("test", "test data, or the clients' validation data (tuning)")
     batch_size: int = param(512, "images per evaluation batch; does not change scores", low=1)
+    private: Literal[False, True, "auto"] = param(
+        "auto",
+        "also score each client's own model, as it left local training, on the whole global test set (A_loc, A_sel, "
+        "forgetting); auto: where the partition has tasks",
+    )
     analyses: tuple[str, ...] = param((), "analyses of the finished run, for its report; see protofl analyse --help")
 
 

@@ -106,9 +106,9 @@ def _toy_dataset(pixels: Sequence[Sequence[int]], labels: Sequence[int], test: A
 
 
 def _by_hand(
-    dataset: Dataset, clients: Any, tests: Any = None, vals: Any = None, test_source: Any = "test"
+    dataset: Dataset, clients: Any, tests: Any = None, vals: Any = None, test_source: Any = "test", tasks: Any = None
 ) -> Partition:
-    """A partition from lists of indices per client."""
+    """A partition from lists of indices per client; ``tasks``: per client a list of such lists, its stream."""
 
     def indices(values: Any) -> np.ndarray:
         return np.array(sorted(values), dtype=np.int64)
@@ -117,9 +117,14 @@ def _by_hand(
         return np.stack([np.bincount(labels.numpy()[part], minlength=dataset.meta.num_classes) for part in parts])
 
     none: list[list[int]] = [[] for _ in clients]
+    streams = [tuple(map(indices, own)) for own in tasks or none]
     splits = tuple(
-        ClientSplit(indices(train), indices(val), indices(test))
-        for train, val, test in zip(clients, vals or none, tests or none, strict=True)
+        ClientSplit(indices(train), indices(val), indices(test), stream)
+        for train, val, test, stream in zip(clients, vals or none, tests or none, streams, strict=True)
+    )
+    labels = dataset.train.labels
+    by_task = (
+        np.zeros((0, 0, 0), dtype=np.int64) if tasks is None else np.stack([counts(own, labels) for own in streams])
     )
     tested = dataset.test if test_source == "test" else dataset.train
     return Partition(
@@ -134,6 +139,8 @@ def _by_hand(
         source_fingerprint=dataset.meta.fingerprint,
         version="0",
         fingerprint="by hand",
+        class_counts=np.bincount(labels.numpy(), minlength=dataset.meta.num_classes),
+        task_counts=by_task,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -34,6 +35,58 @@ def task_of_round(round_number: int, schedule: Schedule, tasks: int, rounds: int
     if schedule == "cyclic":
         return (round_number - 1) % tasks
     return (round_number - 1) * tasks // rounds
+
+
+@dataclass(frozen=True)
+class TaskStream:
+    """Who meets which classes, and when.
+
+    Attributes:
+        classes: bool [K, T, C], whether a client's task has samples of a class; T is 1 where data do not change.
+        schedule: ``cyclic`` or ``blocked``; ``none`` where data do not change.
+        rounds: R.
+        minority: bool [C], the classes with few samples.
+    """
+
+    classes: np.ndarray
+    schedule: Schedule | Literal["none"]
+    rounds: int
+    minority: np.ndarray
+
+    @property
+    def num_tasks(self) -> int:
+        """T."""
+        return int(self.classes.shape[1])
+
+    def task(self, round_number: int) -> int | None:
+        """The task of a round, from 0; None where data do not change."""
+        if self.schedule == "none":
+            return None
+        return task_of_round(round_number, self.schedule, self.num_tasks, self.rounds)
+
+    def stage(self, round_number: int) -> int:
+        """Which stretch of rounds on one task this is, from 0; 0 throughout where data do not change."""
+        task = self.task(round_number)
+        if task is None:
+            return 0
+        return round_number - 1 if self.schedule == "cyclic" else task
+
+    def begun(self, round_number: int) -> int:
+        """How many tasks clients have met up to and including a round."""
+        task = self.task(round_number)
+        if task is None:
+            return self.num_tasks
+        return min(round_number, self.num_tasks) if self.schedule == "cyclic" else task + 1
+
+    def met(self, round_number: int) -> np.ndarray:
+        """The classes of all tasks met up to and including a round, bool [K, C]."""
+        return np.logical_or.reduce(self.classes[:, : self.begun(round_number)], axis=1)
+
+    def ends_block(self, round_number: int) -> bool:
+        """Whether this is the last round on a task that never returns: what is forgotten is measured then."""
+        if self.schedule != "blocked":
+            return False
+        return round_number == self.rounds or self.stage(round_number + 1) != self.stage(round_number)
 
 
 def new_classes(task_counts: np.ndarray) -> list[tuple[int, ...]]:

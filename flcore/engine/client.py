@@ -24,6 +24,9 @@ from flcore.models import load_weights
 BATCHNORM = "batchnorm"
 """Name of a client's private BatchNorm statistics in its memory (policy ``local``); the engine's, not a method's."""
 
+PRIVATE = "private_model"
+"""Name, in a client's memory, of its model as local training left it; for scoring alone, the engine's likewise."""
+
 Memories = Callable[[int], Record]
 
 
@@ -99,7 +102,8 @@ class Worker:
         starts = [starting_weights(method.begin(turn), turn.memory, experiment) for turn in turns]
         before = sum(len(earlier.phases) for earlier in legs[: place.leg])
         outcomes = self._trainer.train(turns, starts, leg.phases, before)
-        return {turn.client: self._answer(turn, outcome) for turn, outcome in zip(turns, outcomes, strict=True)}
+        answers = zip(turns, outcomes, strict=True)
+        return {turn.client: self._answer(turn, outcome, trained=bool(leg.phases)) for turn, outcome in answers}
 
     def receive(self, round_number: int, leg: Leg, client: int, server: Record, memory: Record) -> Turn:
         """A client's turn, with the message it is sent."""
@@ -115,22 +119,23 @@ class Worker:
             inbox=on_device(inbox, device),
             memory=on_device(memory, device),
             task=experiment.task(round_number),
-            stage=experiment.stage(round_number),
+            stage=experiment.stream.stage(round_number),
             task_counts=experiment.task_counts(client),
         )
 
-    def _answer(self, turn: Turn, outcome: Outcome) -> tuple[Reply, Record] | Failure:
+    def _answer(self, turn: Turn, outcome: Outcome, *, trained: bool) -> tuple[Reply, Record] | Failure:
         experiment = self.experiment
         down = _cost(turn.inbox, experiment)
         cause = _not_finite(outcome)
         if cause is not None:
             return Failure(cause, down)
-        trained = _Trained(self, turn, outcome)
-        message, kept = experiment.method.reply(turn, trained)
+        message, kept = experiment.method.reply(turn, _Trained(self, turn, outcome))
         own = kept.get("model")
         keeps_statistics = isinstance(own, Weights) and bool(own.buffers)
         if experiment.batchnorm == "local" and outcome.weights.buffers and not keeps_statistics:
             kept = {**kept, BATCHNORM: Weights({}, outcome.weights.buffers)}
+        if experiment.keeps_private_models:
+            kept = {**kept, **_private_model(kept, turn.memory, outcome.weights if trained else None)}
         message, kept = on_device(outgoing(message, experiment), "cpu"), on_device(kept, "cpu")
         for name, payload in {**kept, **message}.items():
             if not _finite(payload):
@@ -184,6 +189,25 @@ class _Trained:
         split = worker.experiment.dataset.train
         values = worker.over_images(split.images[self._indices], part).cpu()
         return values, split.labels[self._indices]
+
+
+def private_model(memory: Record) -> Weights | None:
+    """A client's model as its last local training left it; None before its first."""
+    name = PRIVATE if PRIVATE in memory else "model"
+    return payload_of(Weights, memory, name) if name in memory else None
+
+
+def _private_model(kept: Record, memory: Record, trained: Weights | None) -> dict[str, Payload]:
+    """What to remember for :func:`private_model`: nothing where the method keeps that model itself."""
+    if trained is None:
+        return {PRIVATE: memory[PRIVATE]} if PRIVATE in memory else {}
+    if kept.get("model") is trained:
+        return {}
+    # A copy: the method may have kept some of these very tensors under another name.
+    params, buffers = (
+        {name: tensor.clone() for name, tensor in part.items()} for part in (trained.params, trained.buffers)
+    )
+    return {PRIVATE: Weights(params, buffers)}
 
 
 def _not_finite(outcome: Outcome) -> str | None:

@@ -8,13 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flcore.config import Config
 from flcore.data.dataset import Dataset, Split
 from flcore.data.partition import Partition
-from flcore.data.tasks import task_of_round
+from flcore.data.tasks import TaskStream
 from flcore.errors import ConfigError
 from flcore.methods.base import Method, Setting
 from flcore.models import Backbone, build_model, extract_weights
@@ -67,17 +68,24 @@ class Experiment:
 
     def task(self, round_number: int) -> int | None:
         """The task, from 0, of a round; None where data do not change."""
-        schedule, rounds = self.config.federation.task_schedule, self.config.federation.rounds
-        if not self._tasks or schedule == "none":
-            return None
-        return task_of_round(round_number, schedule, self._tasks, rounds)
+        return self.stream.task(round_number)
 
-    def stage(self, round_number: int) -> int:
-        """Which stretch of rounds on one task a round belongs to, from 0: see :class:`flcore.methods.base.Turn`."""
-        task = self.task(round_number)
-        if task is None:
-            return 0
-        return round_number - 1 if self.config.federation.task_schedule == "cyclic" else task
+    @cached_property
+    def stream(self) -> TaskStream:
+        """The tasks with the classes that they bring; a single one where data do not change."""
+        changing = bool(self._tasks)
+        counts = self.partition.task_counts if changing else self.partition.counts[:, None]
+        minority = np.zeros(self.dataset.meta.num_classes, dtype=bool)
+        minority[list(self.partition.minority_classes)] = True
+        schedule = self.config.federation.task_schedule if changing else "none"
+        return TaskStream(counts > 0, schedule, self.config.federation.rounds, minority)
+
+    @property
+    def keeps_private_models(self) -> bool:
+        """Whether what clients trained themselves is kept, to be scored before aggregation."""
+        if self.config.evaluation.private == "auto":
+            return bool(self._tasks)
+        return self.config.evaluation.private and self.method.data_scope == "client"
 
     def task_counts(self, trainer: int) -> Tensor:
         """int64 [T, C]: a trainer's samples per task and class; one row where data do not change."""

@@ -120,21 +120,26 @@ def _run_round(
     observers: Observers,
 ) -> tuple[RunState, RoundRecord | None]:
     """The rest of the round under way, leg by leg; each ends with a commit."""
-    number, config = state.round + 1, experiment.config
+    number = state.round + 1
     legs = experiment.method.legs(number, experiment.setting)
     record: RoundRecord | None = None
     for leg in legs[state.leg :]:
         last = state.leg == len(legs) - 1
         watch = Stopwatch(observers.clock, observers.meter)
         after, done = _run_leg(experiment, executor, steps, state, leg, watch, last=last)
-        if last and (number % config.evaluation.every == 0 or number == config.federation.rounds):
+        if last and _is_evaluated(experiment, number):
             memory = partial(checkpoint.memory, memories=after.memories)
-            scores = steps.call("evaluate", scorer.score, after.server, memory)
+            scores = steps.call("evaluate", partial(scorer.score, round_number=number), after.server, memory)
             record = {"round": number, **scores.to_mapping(), **_round_facts(done, after)}
             watch.lap("evaluate")
         checkpoint.commit(after, record, {"round": number, **watch.record()})
         state = after
     return state, record
+
+
+def _is_evaluated(experiment: Experiment, number: int) -> bool:
+    config, stream = experiment.config, experiment.stream
+    return number % config.evaluation.every == 0 or number == config.federation.rounds or stream.ends_block(number)
 
 
 @dataclass(frozen=True)
@@ -204,6 +209,8 @@ def _round_facts(done: _LegDone, after: RunState) -> dict[str, Any]:
     record: dict[str, Any] = {
         "participants": list(done.replies),
         "train_loss": {name: float(np.mean(values)) for name, values in losses.items()},
+        # One client that blows up inside a round is invisible in means.
+        "train_loss_max": {name: max(values) for name, values in losses.items()},
         "bytes_up": {kind: size.bytes for kind, size in after.up.items()},
         "bytes_down": {kind: size.bytes for kind, size in after.down.items()},
         "scalars_up": sum(size.scalars for size in after.up.values()),

@@ -3,7 +3,9 @@
 A method says how it predicts, never how it is scored.
 ``top1_global``: the global model on the whole test set. ``mean_local``: unweighted mean over clients of each client's
 accuracy on its own test data, with the model that answers for it. ``pooled_local``: correct over all clients divided by
-samples over all clients. Clients without test data are left out of means and counted.
+samples over all clients. Clients without test data are left out of means and counted. Where data change, a client is
+tested on the classes that it has met so far, and its own model as local training left it is scored on the whole global
+test set too (`flcore/evaluation/continual.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcore.aggregation import average_weights
-from flcore.engine.client import BATCHNORM, Worker, starting_weights
+from flcore.engine.client import BATCHNORM, Worker, private_model, starting_weights
 from flcore.engine.experiment import Experiment
 from flcore.errors import DataError
+from flcore.evaluation.continual import task_scores
 from flcore.messages import Record, Weights, on_device, payload_of
 from flcore.methods.base import Predict
 from flcore.models import load_weights
@@ -38,6 +41,10 @@ class Scores:
         client_std: population standard deviation of ``local_accuracy``.
         alternatives: per other way to predict (:meth:`flcore.methods.base.Method.alternatives`) its ``top1_global``,
             ``mean_local`` and ``pooled_local``.
+        tasks: where clients' own models are scored before aggregation: ``tested`` [C], the images of each class in the
+            global test set; ``private_correct`` [K, C], those that each client's model gets right;
+            ``untrained_clients``, those with the initial model still; ``tasks``, the accuracies that follow
+            (:func:`flcore.evaluation.continual.task_scores`).
     """
 
     top1_global: float | None
@@ -48,11 +55,12 @@ class Scores:
     pooled_local: float | None
     client_std: float | None
     alternatives: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    tasks: Mapping[str, Any] = field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON values; without ``alternatives`` where a method has none."""
-        values = {name: value for name, value in vars(self).items() if name != "alternatives"}
-        return values | ({"alternatives": dict(self.alternatives)} if self.alternatives else {})
+        """As JSON values; without ``alternatives`` and ``tasks`` where there are none."""
+        values = {name: value for name, value in vars(self).items() if name not in ("alternatives", "tasks")}
+        return {**values, **({"alternatives": dict(self.alternatives)} if self.alternatives else {}), **self.tasks}
 
 
 @dataclass(frozen=True)
@@ -78,8 +86,11 @@ class Scorer:
         self._experiment = worker.experiment
         self._data = _lay_out(worker.experiment)
         self._predict: Predict = worker.experiment.method.predict
+        self._met = self._met_classes()
 
-    def score(self, server: Record, memories: Memories, *, vote: bool = False) -> Scores:
+    def score(
+        self, server: Record, memories: Memories, *, vote: bool = False, round_number: int | None = None
+    ) -> Scores:
         """Score a state. Memories are asked for one client at a time: a large population is never in memory at once.
 
         Args:
@@ -87,8 +98,10 @@ class Scorer:
             memories: client id to what that client remembers.
             vote: for methods without a global model, also take the majority vote of all clients' models as the global
                 answer (costs every client's model on the whole test set).
+            round_number: after which round; None for the last. Where data change, it says what clients have met.
         """
         method = self._experiment.method
+        self._met = self._met_classes(round_number)
         server = on_device(server, self._experiment.config.engine.device)
         if method.data_scope == "union":
             memories = _nothing_remembered  # what trained stands at the server
@@ -99,7 +112,44 @@ class Scorer:
         }
         kept = ("top1_global", "mean_local", "pooled_local")
         alternatives = {name: {key: getattr(other, key) for key in kept} for name, other in others.items()}
-        return replace(scores, alternatives=alternatives)
+        self._predict = method.predict
+        tasks = (
+            self._task_scores(server, memories, scores, round_number) if self._experiment.keeps_private_models else {}
+        )
+        return replace(scores, alternatives=alternatives, tasks=tasks)
+
+    def _task_scores(
+        self, server: Record, memories: Memories, scores: Scores, round_number: int | None
+    ) -> dict[str, Any]:
+        """The counts and accuracies of :attr:`Scores.tasks`."""
+        setting, stream = self._experiment.setting, self._experiment.stream
+        labels, images = self._data.shared_labels, self._data.images[: self._data.num_shared]
+        tested = torch.bincount(labels, minlength=setting.num_classes)
+        correct, untrained = [], 0
+        for client in range(setting.num_clients):
+            memory = memories(client)
+            own = private_model(memory)
+            untrained += own is None
+            weights = starting_weights(own or setting.initial, memory, self._experiment)
+            answers = self._scores(weights, images, server, self._classes(client)).argmax(dim=1)
+            correct.append(torch.bincount(labels[answers == labels], minlength=setting.num_classes))
+        private = torch.stack(correct).numpy()
+        found = None
+        if scores.class_accuracy is not None and scores.top1_global is not None:
+            accuracy = np.array([0.0 if value is None else value for value in scores.class_accuracy])
+            found = np.rint(accuracy * tested.numpy()).astype(np.int64)
+        number = stream.rounds if round_number is None else round_number
+        return {
+            "tested": tested.tolist(),
+            "private_correct": private.tolist(),
+            "untrained_clients": untrained,
+            "tasks": task_scores(stream, number, tested.numpy(), private, found),
+        }
+
+    def _met_classes(self, round_number: int | None = None) -> Tensor:
+        """The classes that each client has met in training after a round, bool [K, C]."""
+        stream = self._experiment.stream
+        return torch.from_numpy(stream.met(stream.rounds if round_number is None else round_number))
 
     def _score_with(self, predict: Predict, server: Record, memories: Memories, *, vote: bool) -> Scores:
         data, setting = self._data, self._experiment.setting
@@ -118,18 +168,36 @@ class Scorer:
         return _summarise(correct, loss, data.shared_labels, local, setting.num_classes)
 
     def _global_model(self, server: Record, memories: Memories) -> Weights | None:
-        """The global model with the statistics to evaluate it with."""
+        """The global model, with what only clients have (upper layers, statistics) averaged over them.
+
+        That never travels; for scoring alone it is averaged as baselines.md section 21 says.
+        """
         method, setting = self._experiment.method, self._experiment.setting
-        model = method.global_model(server, setting) if method.has_global_model else None
-        if model is None or self._experiment.batchnorm != "local":
+        model = method.global_model(server, setting)
+        if model is None:
+            return None
+        missing = [name for name in setting.initial.params if name not in model.params]
+        if missing:
+            model = self._completed(model, missing, server, memories)
+        if self._experiment.batchnorm != "local":
             return model
         remembered = ((k, memories(k)) for k in range(setting.num_clients))
         private = {k: payload_of(Weights, memory, BATCHNORM) for k, memory in remembered if BATCHNORM in memory}
         if not private:
             return model
-        # Private statistics never travel; for scoring alone they are averaged, as heads are in baselines.md section 21.
         sizes = {k: len(self._experiment.trainers[k]) for k in private}
         return Weights(model.params, average_weights(private, sizes).buffers)
+
+    def _completed(self, model: Weights, missing: list[str], server: Record, memories: Memories) -> Weights:
+        """The model with the parameters that it lacks: means over all clients of their own, by training samples."""
+        method, setting = self._experiment.method, self._experiment.setting
+        parts: dict[int, Weights] = {}
+        for client in range(setting.num_clients):
+            own = method.client_model(server, client, memories(client), setting)
+            assert own is not None  # who has no whole global model answers with clients' own
+            parts[client] = Weights({name: own.params[name] for name in missing})
+        sizes = {client: len(self._experiment.trainers[client]) for client in parts}
+        return Weights({**model.params, **average_weights(parts, sizes).params}, model.buffers)
 
     def _own_model(self, server: Record, client: int, memory: Record) -> Weights | None:
         """The model that answers for one client alone; None where the global one does."""
@@ -143,7 +211,7 @@ class Scorer:
 
     def _client_correct(self, client: int, server: Record, memory: Record, shared: Tensor | None) -> tuple[int, int]:
         """(correct, tested) of one client on its own test data."""
-        rows = self._data.clients[client]
+        rows = self._tested_rows(client)
         own = self._own_model(server, client, memory)
         if len(rows) == 0 or (own is None and shared is None):
             return 0, 0
@@ -166,7 +234,14 @@ class Scorer:
         return votes.argmax(dim=1)
 
     def _classes(self, client: int) -> Tensor:
-        return torch.from_numpy(self._experiment.partition.counts[client] > 0)
+        return self._met[client]
+
+    def _tested_rows(self, client: int) -> Tensor:
+        """A client's test data: where data change, those of the classes that it has met."""
+        rows = self._data.clients[client]
+        if self._experiment.stream.schedule == "none":
+            return rows
+        return rows[self._met[client][self._data.labels[rows]]]
 
     def _scores(self, weights: Weights, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
         load_weights(self._worker.module, starting_weights(weights, {}, self._experiment))

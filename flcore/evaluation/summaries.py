@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flcore.engine.experiment import Experiment
+from flcore.evaluation.continual import summarise_tasks
 from flcore.evaluation.scoring import Scores
 
 
@@ -23,7 +24,8 @@ def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[s
     up, down = sum(last["bytes_up"].values()), sum(last["bytes_down"].values())
     best = best_round(history, "top1_global")
     recent = [record["top1_global"] for record in history[-10:] if record["top1_global"] is not None]
-    return {
+    tasks = {"tasks": summarise_tasks(experiment.stream, history)} if "tasks" in last else {}
+    return tasks | {
         "method": experiment.method.name,
         "dataset": meta.name,
         "partition": config.partitioner.name,
