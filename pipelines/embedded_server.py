@@ -7,6 +7,7 @@ to say to a log file, and ends with its parent however the parent ends: it reads
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -116,8 +117,17 @@ def _serve(port: int) -> None:
     import uvicorn
     from prefect.server.api.server import create_app
 
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            # Two servers that make the tables of a new database at the same time stop each other.
+            home = Path(os.environ["PREFECT_HOME"])
+            home.mkdir(parents=True, exist_ok=True)
+            with (home / "embedded-server.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                await super().startup(sockets)
+
     config = uvicorn.Config(create_app, factory=True, host="127.0.0.1", port=port, log_level="error", lifespan="on")
-    server = uvicorn.Server(config)
+    server = Server(config)
 
     def stop_with_parent() -> None:
         sys.stdin.buffer.read()
