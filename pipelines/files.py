@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flcore.errors import DataError
+from flcore.errors import DataError, RunError
 
 
 def write_text(path: Path, text: str) -> None:
@@ -35,6 +38,28 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path}: no such file; run the stage that makes it first") from error
     except json.JSONDecodeError as error:
         raise DataError(f"{path}: damaged ({error}); delete it and run again") from error
+
+
+@contextmanager
+def sole_use(directory: Path) -> Iterator[None]:
+    """Keep other processes out of a folder for as long as this lasts; a process that ends, however, lets go of it.
+
+    Raises:
+        RunError: another process is at work there.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / ".running"
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunError(
+                f"{directory}: another process is at work on this run; wait for it or end it, or choose another --out"
+            ) from error
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,8 @@ class StackedTrainer:
 
     def _stacked(self, values: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         device = self.experiment.config.engine.device
-        return {name: torch.stack([value[name] for value in values]).to(device) for name in values[0]}
+        # First to the device: a client's kept layers lie there, those of one at its first turn on the CPU still.
+        return {name: torch.stack([value[name].to(device) for value in values]) for name in values[0]}
 
     def _run_phase(
         self,

@@ -84,9 +84,10 @@ def _key(experiment: Experiment) -> str:
 def measure(experiment: Experiment, clock: Callable[[], float] = time.perf_counter) -> StackDecision:
     """Train a few steps both ways and compare client steps per second; nothing of it enters the run."""
     stacked_run, serial_run = replace(experiment, stack=True), replace(experiment, stack=False)
-    leg = experiment.method.legs(1, experiment.setting)[0]
-    if not leg.phases:
-        return StackDecision(False, None, None, "the method's first leg trains nothing")
+    # A leg before it, such as a report of counts, may have nothing to train.
+    leg = next((leg for leg in experiment.method.legs(1, experiment.setting) if leg.phases), None)
+    if leg is None:
+        return StackDecision(False, None, None, "nothing is trained in the first round")
     group = stacks(stacked_run, 1, leg, select_cohort(experiment, 1, leg).trainers)
     if not group or len(group[0]) < 2:
         return StackDecision(False, None, None, "no two clients fit into a stack")

@@ -23,7 +23,7 @@ from flcore.engine.workers import worker_count
 from flcore.errors import ConfigError
 from flcore.messages import save_record
 from pipelines.environment import environment
-from pipelines.files import RunFiles, read_json, write_json, write_text
+from pipelines.files import RunFiles, read_json, sole_use, write_json, write_text
 
 
 def train(
@@ -52,29 +52,30 @@ def train(
 
     Raises:
         ConfigError: the directory holds another run and ``replace`` is False.
-        RunError: training failed.
+        RunError: training failed, or another process is at work in ``directory``.
     """
     single_thread()
     set_precision(config.engine.precision)
     experiment = Experiment.open(config, prepared, partition)
     files = RunFiles(directory)
-    if is_finished(files.directory, experiment.hash):
-        return False
-    experiment = _claim(files, experiment, replace)
-    on_start(experiment)
-    checkpoint = Checkpoint(files.checkpoint)
-    executor = _executor(experiment, prepared, partition, checkpoint)
-    try:
-        state = run_rounds(
-            experiment,
-            checkpoint,
-            executor,
-            steps or PlainSteps(worker_count(config.engine)),
-            observers or Observers(meter=machine_meter(config.engine.device)),
-        )
-    finally:
-        executor.close()
-    _finish(files, experiment, checkpoint, state)
+    with sole_use(directory):
+        if is_finished(files.directory, experiment.hash):
+            return False
+        experiment = _claim(files, experiment, replace)
+        on_start(experiment)
+        checkpoint = Checkpoint(files.checkpoint)
+        executor = _executor(experiment, prepared, partition, checkpoint)
+        try:
+            state = run_rounds(
+                experiment,
+                checkpoint,
+                executor,
+                steps or PlainSteps(worker_count(config.engine)),
+                observers or Observers(meter=machine_meter(config.engine.device)),
+            )
+        finally:
+            executor.close()
+        _finish(files, experiment, checkpoint, state)
     return True
 
 

@@ -118,6 +118,14 @@ class Silent(FedAvg):
         return (Leg("ask", phases=()), Leg())
 
 
+@dataclass(frozen=True)
+class Mute(FedAvg):
+    """Nobody trains."""
+
+    def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
+        return (Leg("ask", phases=()),)
+
+
 def test_what_cannot_be_stacked_is_not(lab: Any) -> None:
     decision = measure(auto(lab, algorithm=Branching()))
     assert (decision.stack, decision.serial, decision.stacked) == (False, None, None)
@@ -126,8 +134,13 @@ def test_what_cannot_be_stacked_is_not(lab: Any) -> None:
     assert alone == StackDecision(False, None, None, "no two clients fit into a stack")
     one = measure(lab.experiment(engine={"stack": "auto", "stack_size": 1}))
     assert one == StackDecision(False, None, None, "no two clients fit into a stack")
-    silent = measure(auto(lab, algorithm=Silent()))
-    assert silent == StackDecision(False, None, None, "the method's first leg trains nothing")
+    mute = measure(auto(lab, algorithm=Mute()))
+    assert mute == StackDecision(False, None, None, "nothing is trained in the first round")
+
+
+def test_a_leg_that_trains_nothing_is_passed_over(lab: Any) -> None:
+    """What is measured is the training behind it, as behind FedMLP's report of counts."""
+    assert measure(auto(lab, algorithm=Silent())).serial is not None
 
 
 def test_a_round_without_clients_decides_nothing(lab: Any) -> None:

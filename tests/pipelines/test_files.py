@@ -1,0 +1,40 @@
+"""One process at a time works in a run's folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flcore.errors import RunError
+from pipelines.files import sole_use
+
+ROOT = Path(__file__).resolve().parents[2]
+HOLD = "import sys; from pathlib import Path; from pipelines.files import sole_use\n"
+HOLD += "with sole_use(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+
+
+def test_another_process_is_kept_out_until_it_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with (
+            pytest.raises(RunError, match=r"run: another process is at work .* choose another --out"),
+            sole_use(tmp_path / "run"),
+        ):
+            pass
+        other.kill()
+        other.wait()
+        with sole_use(tmp_path / "run"):  # what a killed process held is free
+            pass
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_failure_inside_lets_go(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="inside"), sole_use(tmp_path):
+        raise ValueError("inside")
+    with sole_use(tmp_path):
+        assert (tmp_path / ".running").exists()
