@@ -176,8 +176,8 @@ class _Trained:
     def features(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
         return self._over_samples(self._worker.model.features, weights)
 
-    def encoded(self) -> tuple[Tensor, Tensor]:
-        return self._over_samples(self._worker.model.encode, None)
+    def encoded(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
+        return self._over_samples(self._worker.model.encode, weights)
 
     def drawn_labels(self) -> Tensor:
         return self._outcome.drawn

@@ -143,7 +143,7 @@ class LocalModel(Protocol):
         """Features [B, d] to logits [B, K]."""
 
     def apply_extra(self, name: str, features: Tensor, weights: Values | None = None) -> Tensor:
-        """Features [B, d] through the layer ``name`` of :meth:`Method.extra_layers`, without dropout."""
+        """Features [B, d] (or what the projection reads) through a layer of :meth:`Method.extra_layers`, no dropout."""
 
     def beside(self) -> LocalModel:
         """The same model in training for inputs that are not the batch's: none is padding; without dropout."""
@@ -209,7 +209,7 @@ class TrainedClient(Protocol):
         With ``weights`` those of another model.
         """
 
-    def encoded(self) -> tuple[Tensor, Tensor]:
+    def encoded(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
         """What the projection reads [n, e] and labels [n], likewise."""
 
     def drawn_labels(self) -> Tensor:
@@ -243,11 +243,11 @@ class Method(ABC):
         """Outputs of the model's head: one per class, and those of classes that only the method knows behind them."""
         return num_classes
 
-    def extra_layers(self, feature_dim: int, num_classes: int) -> Mapping[str, nn.Module]:
-        """Fresh layers that read features beside the head, by name; they are a part of every model of the run.
+    def extra_layers(self, feature_dim: int, num_classes: int, encoded_dim: int) -> Mapping[str, nn.Module]:
+        """Fresh layers beside the head, by name; they are a part of every model of the run.
 
-        Their parameters are called ``extra.<name>.…``. They are made after everything else, whose initial weights are
-        those of other methods.
+        They read features [B, d], or what the projection reads, [B, ``encoded_dim``]. Their parameters are called
+        ``extra.<name>.…``. They are made after everything else, whose initial weights are those of other methods.
         """
         return {}
 

@@ -1,7 +1,7 @@
 """CCVR (Luo, Chen, Hu, Zhang, Liang, Feng, NeurIPS 2021): calibrate the classifier of a finished federated model.
 
-Any method with a global model may be the base: with the same seed its part of the run is the base's own run to the bit.
-When its last round is over, one more leg of that round follows:
+Any method whose clients train one global model that answers by itself may be the base: with the same seed its part of
+the run is the base's own run to the bit. When its last round is over, one more leg of that round follows:
 
 1. *all* clients receive the final model w_g and send, per class, the number, mean and unbiased covariance of their
    features (evaluation mode, no augmentation);
@@ -25,6 +25,12 @@ Gaussians from 3,655 instead of 33,153 values per class at 84 hidden units and 2
 those behind a ReLU are; the head works on features as ever. This is our reading of an optional transform that no paper
 at hand describes; 1 is off.
 
+Over FedCSPC, which calibrates projection and head in every round, the head is trained once more at the end; its
+exemplars, which do not depend on the head, go on answering with it, and ``before_calibration`` is before CCVR. Over
+CReFF the head to start from is its re-trained classifier. Not a base: FedEnsemble, whose answer is its members' and not
+the global model's; methods without a global model, or with a part of one. In a stream of tasks the statistics are those
+of the last round's task.
+
 Choices: classes with fewer than ``min_count`` samples in all are left out (one sample has no covariance). Covariances
 travel as their upper triangle. ``base_settings`` holds the hyper-parameters of bases, written as in
 ``compare.settings``, for example ``{fedprox: {method.mu: 0.1}}``; other bases run with their defaults. FedPG's authors
@@ -45,7 +51,7 @@ from torch import Tensor
 
 from flcore.errors import ConfigError
 from flcore.losses import cross_entropy
-from flcore.messages import Arrays, Facts, Record, Weights, payload_of
+from flcore.messages import Arrays, Count, Facts, Record, Weights, payload_of
 from flcore.methods.base import (
     Batch,
     Context,
@@ -59,10 +65,16 @@ from flcore.methods.base import (
     TrainedClient,
     Turn,
 )
+from flcore.methods.creff import CReFF
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.fedcspc import FedCSPC
 from flcore.methods.fedgen import FedGen
+from flcore.methods.fedhkd import FedHKD
+from flcore.methods.fedmlp import FedMLP
+from flcore.methods.fedntd import FedNTD
 from flcore.methods.fedpa import FedPA
 from flcore.methods.fedpg import FedPG
+from flcore.methods.fedproc import FedProc
 from flcore.methods.fedprox import FedProx
 from flcore.methods.moon import Moon
 from flcore.methods.vhl import VHL
@@ -77,10 +89,16 @@ from flcore.prototypes.mixtures import (
 )
 from flcore.rng import torch_stream
 
-BASES: dict[str, type[Method]] = {cls.name: cls for cls in (FedAvg, FedProx, Moon, FedGen, FedPA, FedPG, VHL)}
-"""Methods whose global model answers alone."""
+BASES: dict[str, type[Method]] = {
+    cls.name: cls
+    for cls in (FedAvg, FedProx, Moon, FedNTD, FedGen, FedPA, FedPG, VHL, FedProc, FedHKD, FedCSPC, CReFF, FedMLP)
+}
+"""Methods that train a global model which answers by itself."""
 
 COLLECT_LEG = "collect-statistics"
+
+OVER = "training_over"
+"""Name, in the server's record, of the round after which training was over."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +109,10 @@ class CCVR(Method):
     summary: ClassVar[str] = "another method, after whose last round the head is retrained on virtual features"
     citation: ClassVar[str] = "Luo et al., NeurIPS 2021"
 
-    base: Literal["fedavg", "fedprox", "moon", "fedgen", "fedpa", "fedpg", "vhl"] = param(
-        "fedavg", "the method that trains the model"
-    )
+    base: Literal[
+        "fedavg", "fedprox", "moon", "fedntd", "fedgen", "fedpa", "fedpg", "vhl", "fedproc", "fedhkd", "fedcspc",
+        "creff", "fedmlp",
+    ] = param("fedavg", "the method that trains the model")  # fmt: skip
     base_settings: Mapping[str, Any] = param(
         {}, "per base, dotted keys of its own as in compare.settings: {fedprox: {method.mu: 0.1}}"
     )
@@ -119,25 +138,34 @@ class CCVR(Method):
         """The method that trains."""
         return _base_method(self.base, self.base_settings)
 
+    @property
+    def calibration_stage(self) -> str:
+        """Name of the calibration among the server's stages; a base that calibrates too has the shorter one."""
+        return "calibrate-head" if "calibrate" in self.base_method.stages() else "calibrate"
+
     # ---- the base's part, to the bit ---------------------------------------------------------------------------
 
     def num_outputs(self, num_classes: int) -> int:
         """The base's."""
         return self.base_method.num_outputs(num_classes)
 
-    def extra_layers(self, feature_dim: int, num_classes: int) -> Mapping[str, torch.nn.Module]:
+    def extra_layers(self, feature_dim: int, num_classes: int, encoded_dim: int) -> Mapping[str, torch.nn.Module]:
         """The base's."""
-        return self.base_method.extra_layers(feature_dim, num_classes)
+        return self.base_method.extra_layers(feature_dim, num_classes, encoded_dim)
 
     def start_server(self, setting: Setting) -> Record:
         """The base's.
 
         Raises:
-            ConfigError: the model has no hidden units to take statistics of.
+            ConfigError: the model has no hidden units to take statistics of; or the base, as it is set, no global head.
         """
         if self.tap == "hidden":
             last_linear(setting)
-        return self.base_method.start_server(setting)
+        server = self.base_method.start_server(setting)
+        model = self.base_method.global_model(server, setting)
+        if model is None or not _head(setting.initial).keys() <= model.params.keys():
+            raise ConfigError(f"method.base = {self.base}: its heads stay with the clients, there is none to calibrate")
+        return server
 
     def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
         """The base's, and after the last of them the collection of statistics."""
@@ -149,7 +177,7 @@ class CCVR(Method):
         if round_number < setting.rounds:
             return tuple(legs)
         legs[-1] = replace(legs[-1], stages=(*(legs[-1].stages or ()), "keep-model"))
-        return (*legs, Leg(COLLECT_LEG, who="all", phases=(), stages=("calibrate",)))
+        return (*legs, Leg(COLLECT_LEG, who="all", phases=(), stages=(self.calibration_stage,)))
 
     def phases(self) -> tuple[Phase, ...]:
         """The base's."""
@@ -157,7 +185,7 @@ class CCVR(Method):
 
     def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
         """The base's message; when training is over the final model alone."""
-        if "model_before" in server:
+        if OVER in server:
             return {"model": server["model_before"]}
         return self.base_method.broadcast(server, client, setting)
 
@@ -185,7 +213,7 @@ class CCVR(Method):
 
     def stages(self) -> Mapping[str, Stage]:
         """The base's, and after the last of them the calibration."""
-        return {**self.base_method.stages(), "keep-model": self.keep_model, "calibrate": self.calibrate}
+        return {**self.base_method.stages(), "keep-model": self.keep_model, self.calibration_stage: self.calibrate}
 
     def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
         """The base's."""
@@ -246,13 +274,12 @@ class CCVR(Method):
     def keep_model(self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int) -> Record:
         """Server stage: training is over; what answers now is kept beside what the calibration will make of it."""
         before = self.base_method.global_model(server, setting)
-        if before is None:
-            raise ValueError(f"{self.base} has no global model to calibrate")
-        return {**server, "model_before": _copy(before)}
+        assert before is not None  # checked at the start
+        return {**server, "model_before": _copy(before), OVER: Count(round_number)}
 
     def calibrate(self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int) -> Record:
         """Server stage: the head, trained on virtual features; nothing changes where no class has enough samples."""
-        if "model_before" not in server:
+        if OVER not in server:
             server = self.keep_model(server, replies, setting, round_number)
         before = payload_of(Weights, server, "model_before")
         features, labels = self.virtual_features(before, replies, setting)

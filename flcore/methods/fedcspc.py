@@ -30,6 +30,14 @@ learning rate's schedule count from 0.
 
 The exemplars stay at the server, where the global model is scored. With ``feedback: false`` clients receive the average
 and the calibrated model only answers. ``model_before`` in the server's record is H and F before calibration.
+
+``aux_ce`` (authors' code, not in the paper): clients add the cross-entropy of one more linear classifier, on f. It is
+averaged with the model and answers nothing.
+
+``norm_match`` (ours, section 11; not in the paper): averaging shrinks features, so prototypes of local encoders are too
+long for the averaged one. Every client also sends the mean ‖E(x)‖ of its samples under the model it received, one
+scalar; calibration and exemplars then see the prototypes times (mean of these over samples)/(mean ‖u‖), fact
+``norm_factor``. The u_g of the alignment stay as they are. E lags a round behind: in round 1 it is the initial one.
 """
 
 from __future__ import annotations
@@ -44,7 +52,7 @@ from torch import Tensor, nn
 from flcore.losses import cross_entropy, weighted_mean
 from flcore.losses_alignment import angle_loss, edge_loss, extrapolate, triplet_hinge
 from flcore.losses_contrastive import contrastive_terms, prototype_contrast, source_weights, unit_vectors
-from flcore.messages import Arrays, Facts, Prototypes, Record, Weights, on_device, payload_of
+from flcore.messages import Arrays, Count, Facts, Prototypes, Record, Weights, on_device, payload_of
 from flcore.methods.base import (
     Batch,
     Context,
@@ -67,6 +75,9 @@ from flcore.rng import numpy_stream, torch_stream
 
 CALIBRATED = ("projection.", "head.")
 """What the server trains."""
+
+AUXILIARY = "auxiliary"
+"""Name of the extra layer of ``aux_ce``."""
 
 ANGLE_ROWS = 32
 """L_A looks at so many samples of a mini-batch: its triples grow with the cube."""
@@ -94,6 +105,12 @@ class FedCSPC(Method):
     feedback: bool = param(True, "send the calibrated model to the clients; off: the average", switch=True)
     keep_stale: bool = param(
         False, "also use the last prototypes of clients that did not take part in the round", switch=True
+    )
+    aux_ce: bool = param(
+        False, "train a linear classifier of f at the clients too (authors' code, not in the paper)", switch=True
+    )
+    norm_match: bool = param(
+        False, "rescale prototypes to the length of the global model's features (not in the paper)", switch=True
     )
 
     clusters: int = param(4, "K_c, clusters per class of a client", low=1, search=Search(1, 8))
@@ -156,15 +173,21 @@ class FedCSPC(Method):
         """Whether anybody has a use for prototypes."""
         return self.aligns or self.use_ca or self.use_kp
 
+    @property
+    def rescales(self) -> bool:
+        """Whether the server rescales prototypes, for which clients send a norm."""
+        return self.norm_match and (self.use_ca or self.use_kp)
+
     # ---- clients -------------------------------------------------------------------------------------------------
 
     def num_outputs(self, num_classes: int) -> int:
         """The base's."""
         return self.base_method.num_outputs(num_classes)
 
-    def extra_layers(self, feature_dim: int, num_classes: int) -> Mapping[str, nn.Module]:
-        """The base's."""
-        return self.base_method.extra_layers(feature_dim, num_classes)
+    def extra_layers(self, feature_dim: int, num_classes: int, encoded_dim: int) -> Mapping[str, nn.Module]:
+        """The base's, and with ``aux_ce`` a linear classifier of f."""
+        layers = self.base_method.extra_layers(feature_dim, num_classes, encoded_dim)
+        return {**layers, AUXILIARY: nn.Linear(encoded_dim, num_classes)} if self.aux_ce else layers
 
     def phases(self) -> tuple[Phase, ...]:
         """The base's."""
@@ -202,13 +225,18 @@ class FedCSPC(Method):
         return self.base_method.draws(turn, steps, generator)
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
-        """The base's terms and the three of the alignment."""
-        base = context.get("base", {})
-        if "prototypes" not in context:
+        """The base's terms, the auxiliary classifier's, and the three of the alignment."""
+        base, aligns = context.get("base", {}), "prototypes" in context
+        if not (aligns or self.aux_ce):
             return self.base_method.loss(model, batch, base)
         tapped = Tapped(model, batch.images)
         terms = self.base_method.loss(tapped, batch, base)
-        return terms | self.alignment(tapped.encoded, batch, context["prototypes"], context["present"])
+        if self.aux_ce:
+            logits = model.apply_extra(AUXILIARY, tapped.encoded)
+            terms["auxiliary"] = cross_entropy(logits, batch.labels, batch.weight)
+        if aligns:
+            terms |= self.alignment(tapped.encoded, batch, context["prototypes"], context["present"])
+        return terms
 
     def alignment(self, encoded: Tensor, batch: Batch, means: Tensor, present: Tensor) -> dict[str, Tensor]:
         """κ·(w_N L_N + w_A L_A + w_E L_E), term by term."""
@@ -242,12 +270,15 @@ class FedCSPC(Method):
         return terms
 
     def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
-        """The base's message and memory, and the client's prototypes with their labels."""
+        """The base's message and memory, the client's prototypes with their labels, perhaps a norm."""
         message, memory = self.base_method.reply(turn, trained)
         if not self.sends_prototypes:
             return message, memory
         vectors, labels = self.own_prototypes(turn, *trained.encoded())
-        return {**message, "prototypes": Arrays({"labels": labels, "vectors": vectors})}, memory
+        message = {**message, "prototypes": Arrays({"labels": labels, "vectors": vectors})}
+        if self.rescales:
+            message["encoder_norm"] = Arrays({"mean": received_norm(turn, trained)})
+        return message, memory
 
     def own_prototypes(self, turn: Turn, encoded: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Prototypes [q, e] and their labels [q] of encoded samples [n, e] with labels [n]."""
@@ -298,7 +329,7 @@ class FedCSPC(Method):
         """
         model = payload_of(Weights, server, "model")
         before = calibrated_part(model)
-        pool = pooled(server, replies)
+        pool, norms = self.fitting_pool(server, replies)
         held = on_device({"pool": pool, "before": before}, setting.device)
         stream = torch_stream(setting.seed, "calibrate", round_number)
         vectors, labels, sources = (payload_of(Arrays, held, "pool")[name] for name in ("vectors", "labels", "sources"))
@@ -314,7 +345,7 @@ class FedCSPC(Method):
             shown = ", ".join(f"{name} {value:.3g}" for name, value in facts.items())
             raise ArithmeticError(f"the calibration diverged ({shown}); lower method.cal_lr or method.eta")
         known = payload_of(Facts, server, "facts").values if "facts" in server else {}
-        facts |= {"prototypes": float(len(labels)), "prototype_norm": float(pool["vectors"].norm(dim=1).mean())}
+        facts |= {"prototypes": float(len(labels)), **norms}
         return {
             **server,
             "model": Weights(
@@ -323,6 +354,19 @@ class FedCSPC(Method):
             "model_before": before,
             "facts": Facts({**known, **facts}),
         }
+
+    def fitting_pool(self, server: Record, replies: Mapping[int, Record]) -> tuple[Arrays, dict[str, float]]:
+        """The prototypes as calibration and exemplars see them, and facts about their lengths."""
+        pool = pooled(server, replies)
+        length = float(pool["vectors"].norm(dim=1).mean())
+        if not self.rescales:
+            return pool, {"prototype_norm": length}
+        sizes = [payload_of(Count, replies[client], "num_samples").value for client in sorted(replies)]
+        means = [float(payload_of(Arrays, replies[client], "encoder_norm")["mean"]) for client in sorted(replies)]
+        target = sum(size * mean for size, mean in zip(sizes, means, strict=True)) / sum(sizes)
+        factor = target / length if length > 0 else 1.0
+        rescaled = Arrays({**pool.named, "vectors": pool["vectors"] * factor})
+        return rescaled, {"prototype_norm": length, "norm_factor": factor}
 
     def calibration_rate(self, round_number: int) -> float:
         """The learning rate at the beginning of a round's calibration."""
@@ -418,7 +462,7 @@ class FedCSPC(Method):
         self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int
     ) -> Record:
         """Server stage: ``exemplars``, e_c of the model as it now is; none for a class without prototypes."""
-        pool = pooled(server, replies)
+        pool, _ = self.fitting_pool(server, replies)
         part = calibrated_part(payload_of(Weights, server, "model"))
         held = on_device({"pool": pool, "model": part}, setting.device)
         values, arrays = payload_of(Weights, held, "model").values, payload_of(Arrays, held, "pool")
@@ -594,6 +638,14 @@ def pooled(server: Record, replies: Mapping[int, Record]) -> Arrays:
     joined = {name: torch.cat([part[name] for part in parts]) for name in ("labels", "sources", "vectors")}
     order = torch.argsort(joined["sources"], stable=True)
     return Arrays({name: tensor[order] for name, tensor in joined.items()})
+
+
+def received_norm(turn: Turn, trained: TrainedClient) -> Tensor:
+    """float32 [1]: mean ‖E(x)‖ over the client's samples, E of the received model; 0 without samples."""
+    received = payload_of(Weights, turn.inbox, "model")
+    # Under `model.batchnorm: local` no statistics are received: the client has its own.
+    encoded, labels = trained.encoded(Weights(received.params, received.buffers or trained.weights.buffers))
+    return encoded.norm(dim=1).sum().reshape(1) / max(len(labels), 1)
 
 
 def calibrated_part(model: Weights) -> Weights:

@@ -4,8 +4,8 @@ Client: minimise CE over base f and top h together, from the received f and its 
 f (Algorithm 1). A client that never took part has the initial h; one that was not sampled answers with the current f
 and its old h.
 
-There is no global model. Section 21 of baselines.md defines a global score by the mean of the clients' tops, which
-never leave them: it is not reported.
+There is no global model, only a global base. For scoring alone, the tops of all clients stand on it as their mean,
+weighted by samples (section 21 of baselines.md); no client ever sends its own.
 
 ``head_from`` says where the personal part begins. BatchNorm statistics belong to the base, which is where the models
 have them.
@@ -56,10 +56,6 @@ class FedPer(FedAvg):
         message, memory = super().reply(turn, trained)
         top = {name: trained.weights.params[name] for name in self.personal(trained.weights)}
         return {**message, "model": self.base(trained.weights)}, {**memory, "top": Weights(top)}
-
-    def global_model(self, server: Record, setting: Setting) -> Weights | None:
-        """None: a base without a top answers nothing."""
-        return None
 
     def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
         """The current base under the client's own top."""

@@ -156,7 +156,7 @@ class GFPL(Method):
         passed = round_number - 1
         return self.use_pfg and passed >= self.first_exchange and passed % self.interval == 0
 
-    def extra_layers(self, feature_dim: int, num_classes: int) -> Mapping[str, nn.Module]:
+    def extra_layers(self, feature_dim: int, num_classes: int, encoded_dim: int) -> Mapping[str, nn.Module]:
         """The projection l, and copies of the heads for scoring.
 
         Raises:

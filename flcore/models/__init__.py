@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from flcore.models.base import Backbone, Noise, extract_weights, load_weights, widen_head
-from flcore.models.cnn import FedCspcCnn, FedGenCnn, FedProtoCnn
+from flcore.models.cnn import FedCspcCnn, FedGenCnn, FedMlpCnn, FedProtoCnn
 from flcore.models.pfl_cnn import PflCnn
 from flcore.models.resnet import ResNet18
 
@@ -39,7 +39,9 @@ class ModelSpec(Protocol):
         """Assemble the network for images of ``shape`` (C, H, W)."""
 
 
-MODELS: dict[str, type] = {spec.name: spec for spec in (FedGenCnn, FedProtoCnn, FedCspcCnn, PflCnn, ResNet18)}
+MODELS: dict[str, type] = {
+    spec.name: spec for spec in (FedGenCnn, FedProtoCnn, FedMlpCnn, FedCspcCnn, PflCnn, ResNet18)
+}
 
 
 def build_model(
@@ -48,7 +50,7 @@ def build_model(
     num_classes: int,
     seed: int = 0,
     outputs: int | None = None,
-    extra: Callable[[int, int], Mapping[str, nn.Module]] | None = None,
+    extra: Callable[[int, int, int], Mapping[str, nn.Module]] | None = None,
 ) -> Backbone:
     """Build a model with PyTorch's default initialisation, as a function of ``seed`` alone.
 
@@ -62,5 +64,5 @@ def build_model(
         if outputs is not None and outputs > num_classes:
             widen_head(module, outputs)
         if extra is not None:
-            module.extra.update(extra(module.feature_dim, num_classes))
+            module.extra.update(extra(module.feature_dim, num_classes, module.encoded_dim))
         return module

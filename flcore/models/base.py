@@ -24,6 +24,7 @@ class Backbone(nn.Module):
 
     Attributes:
         feature_dim: d, the length of a feature.
+        encoded_dim: e, the length of what the projection reads; d where there is none.
         noise_shapes: per dropout site the shape of one sample's noise; empty for models without dropout.
     """
 
@@ -35,6 +36,8 @@ class Backbone(nn.Module):
         self.encoder, self.projection, self.head = encoder, projection, head
         self.extra = nn.ModuleDict()
         self.feature_dim = head.in_features
+        reads = (layer.in_features for layer in projection.modules() if isinstance(layer, nn.Linear))
+        self.encoded_dim = next(reads, head.in_features)
         self.num_classes = head.out_features
 
     def encode(self, images: Tensor, noise: Noise | None = None) -> Tensor:

@@ -73,6 +73,36 @@ class FedProtoCnn:
         return DropoutCnn(encoder, nn.Identity(), nn.Linear(50, num_classes))
 
 
+class ThreeConvDropoutCnn(Backbone):
+    """FedMLP's network: three convolutions, dropout of whole channels at 0.5 behind the second, none behind the tap."""
+
+    noise_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"channels": (20,)}
+    rate = 0.5
+
+    def encode(self, images: Tensor, noise: Noise | None = None) -> Tensor:
+        """Conv-pool-ReLU twice, conv-ReLU, then linear with ReLU; channel dropout between convolution 2 and pooling."""
+        first, second, third, linear = self.encoder.children()
+        hidden = second(F.relu(F.max_pool2d(first(images), 2)))
+        if noise is not None:
+            hidden = dropout(hidden, noise["channels"], self.rate)
+        return F.relu(linear(F.relu(third(F.relu(F.max_pool2d(hidden, 2)))).flatten(1)))
+
+
+@dataclass(frozen=True)
+class FedMlpCnn:
+    """FedMLP's five-layer CNN: 18,032 parameters for 1×28×28 images and 10 classes (fedmlp.md section 2)."""
+
+    name: ClassVar[str] = "fedmlp_cnn"
+    summary: ClassVar[str] = "3 conv (5×5, 5×5, 3×3) with pooling and dropout + 2 fc; FedMLP on MNIST and FEMNIST"
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
+        """Assemble the network for images of ``shape`` (C, H, W)."""
+        first, second, third = nn.Conv2d(shape[0], 10, 5), nn.Conv2d(10, 20, 5), nn.Conv2d(20, 32, 3)
+        plain = nn.Sequential(first, nn.MaxPool2d(2), second, nn.MaxPool2d(2), third, nn.Flatten())
+        encoder = nn.Sequential(first, second, third, nn.Linear(flat_size(plain, shape), 50))
+        return ThreeConvDropoutCnn(encoder, nn.Identity(), nn.Linear(50, num_classes))
+
+
 @dataclass(frozen=True)
 class FedCspcCnn:
     """FedCSPC's and MOON's CNN for CIFAR-10: LeNet encoder, two-layer projection, linear head (fedcspc.md section 2).

@@ -43,20 +43,38 @@ def toy(lab: Any, pixels: list[list[int]], labels: list[int], clients: list[Any]
 # ---- the base's part ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", ["fedavg", "fedprox", "moon", "vhl"])
-def test_the_bases_part_is_the_bases_run(lab: Any, base: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("base", "own"),
+    [
+        ("fedavg", {}),
+        ("fedprox", {}),
+        ("moon", {}),
+        ("vhl", {}),
+        ("fedntd", {}),
+        ("fedproc", {"weighted": True}),
+        ("fedhkd", {}),
+        ("fedcspc", {"cal_epochs": 3, "n_aug": 1, "clusters": 2, "n_repeat": 2}),
+        ("creff", {"match_steps": 3, "retrain_epochs": 2, "per_class": 5}),
+        ("fedmlp", {}),
+    ],
+)
+def test_the_bases_part_is_the_bases_run(lab: Any, base: str, own: dict[str, Any], tmp_path: Path) -> None:
     """The same seed: the model before the calibration, what clients remember and every round but the last, to the bit.
 
     The last round scores the head of before beside the new one.
     """
     changes = {"federation": {"rounds": 2, "participation": 0.75}, "local__momentum": 0.5}
-    alone = lab.run(lab.experiment(method__name=base, **changes), tmp_path / "base")
-    found = lab.run(lab.experiment(method={"name": "ccvr", "base": base, **SHORT}, **changes), tmp_path / "ccvr")
-    final = payload_of(Weights, alone.state.server, "model")
+    alone = lab.run(lab.experiment(method={"name": base, **own}, **changes), tmp_path / "base")
+    settings = {base: {f"method.{name}": value for name, value in own.items()}}
+    method = {"name": "ccvr", "base": base, "base_settings": settings, **SHORT}
+    experiment = lab.experiment(method=method, **changes)
+    found = lab.run(experiment, tmp_path / "ccvr")
+    final = experiment.method.base_method.global_model(alone.state.server, experiment.setting)
     for name, payload in alone.state.server.items():
-        if name != "facts":
+        if name not in ("facts", "model_before"):
             assert serialise({name: found.state.server[name]}) == serialise({name: payload})
     assert same(found.state.server["model_before"], final)
+    assert not same(found.state.server["calibrated"], final)
     for client in range(4):
         assert serialise(found.memory(client)) == serialise(alone.memory(client))
     first, expected = dict(found.history[0]), alone.history[0]
@@ -101,6 +119,38 @@ def test_what_a_base_is() -> None:
         assert METHODS[name] is cls
         assert cls.has_global_model and cls.data_scope == "client"
     assert (CCVR.trains, CCVR.data_scope, CCVR.has_global_model, CCVR.has_vote) == ("cohort", "client", True, False)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_every_base_answers_the_collection(lab: Any, base: str) -> None:
+    """When training is over only its global model goes down, whatever else it sends, and statistics alone go up."""
+    experiment = lab.experiment(method={"name": "ccvr", "base": base, **SHORT})
+    method, setting = experiment.method, experiment.setting
+    over = method.keep_model(method.start_server(setting), {}, setting, 3)
+    reply, _ = lab.train(experiment, 0, number=3, leg=len(method.legs(3, setting)) - 1, server=over)
+    assert set(reply.message) == {"statistics"}
+    assert {kind for kind, size in reply.down.items() if size.bytes} == {"model", "model_buffers"}
+    assert same(over["model_before"], method.base_method.global_model(over, setting))
+
+
+def test_a_base_that_calibrates_too(lab: Any) -> None:
+    """FedCSPC keeps its own stage `calibrate` and, until training is over, its own `model_before` and broadcast."""
+    experiment = lab.experiment(method={"name": "ccvr", "base": "fedcspc", **SHORT})
+    method, setting = experiment.method, experiment.setting
+    stages = method.stages()
+    assert stages["calibrate"] == method.base_method.stages()["calibrate"]
+    assert stages["calibrate-head"] == method.calibrate
+    assert method.legs(3, setting)[1].stages == ("calibrate-head",)
+    assert method.legs(3, setting)[0].stages[-2:] == ("build-exemplars", "keep-model")
+    server = {**method.start_server(setting), "model_before": Weights({})}
+    assert set(method.broadcast(server, 0, setting)) == {"model", "prototypes"}
+
+
+def test_a_base_whose_heads_are_personal(lab: Any) -> None:
+    settings = {"fedmlp": {"method.share": "extractor"}}
+    experiment = lab.experiment(method={"name": "ccvr", "base": "fedmlp", "base_settings": settings})
+    with pytest.raises(ConfigError, match=r"method\.base = fedmlp: its heads stay with the clients"):
+        experiment.method.start_server(experiment.setting)
 
 
 def test_hyper_parameters_of_the_base(lab: Any, tmp_path: Path) -> None:

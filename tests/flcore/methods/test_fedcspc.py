@@ -26,6 +26,7 @@ from flcore.methods.fedcspc import (
     similarities,
     to_unit_range,
 )
+from flcore.models import MODELS, build_model
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 # Small enough for a test; what is off is not evaluated.
@@ -184,7 +185,12 @@ def test_one_mean_per_class_without_clusters(lab: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"base": "moon", "base_mu": 1.0}, {"angle_mode": "all", "edge_same": False, "edge_relative": False}]
+    "options",
+    [
+        {"aux_ce": True},
+        {"base": "moon", "base_mu": 1.0},
+        {"angle_mode": "all", "edge_same": False, "edge_relative": False},
+    ],
 )
 def test_stacked_clients(lab: Any, options: dict[str, Any]) -> None:
     """A second round within 1e-4 of the serial engine, in which every term and both frozen models are there."""
@@ -204,6 +210,54 @@ def test_stacked_clients(lab: Any, options: dict[str, Any]) -> None:
         assert theirs.losses == pytest.approx(ours.losses, abs=1e-4)
         assert torch.allclose(ours.message["prototypes"]["vectors"], theirs.message["prototypes"]["vectors"], atol=1e-3)
         assert min(ours.losses["angle"], ours.losses["edge"]) > 0
+
+
+def test_the_auxiliary_classifier_by_hand(lab: Any) -> None:
+    """f = (2, 0) of class 0 through an auxiliary I: logits (2, 0), p_1 = 1/(1 + e²) = 0.119203, loss 0.126928.
+
+    df = (−p_1, p_1), so that E_00 gets 0.1·2·p_1 and E_10 its negative; the weight gets 0.1·p_1·(2, 0) in row 0, the
+    bias 0.1·p_1. The head of zeros moves as without it.
+    """
+    experiment = linear(lab, {**QUICK, "aux_ce": True})
+    initial = experiment.setting.initial
+    layer = {"extra.auxiliary.weight": torch.eye(2), "extra.auxiliary.bias": torch.zeros(2)}
+    server = {"model": Weights({**initial.params, **layer}), "prototypes": Prototypes.empty(2, 2)}
+    reply, _ = lab.train(experiment, server=server)
+    assert reply.losses == {"cross_entropy": pytest.approx(math.log(2)), "auxiliary": pytest.approx(0.126928, abs=1e-6)}
+    params, moved = reply.message["model"].params, 0.1 * 0.119203
+    assert close(params["encoder.1.weight"], 1 + 2 * moved, 0, -2 * moved, 1)
+    assert close(params["extra.auxiliary.weight"], 1 + 2 * moved, 0, -2 * moved, 1)
+    assert close(params["extra.auxiliary.bias"], moved, -moved)
+    assert params["head.weight"].flatten().tolist() == pytest.approx([0.1, 0, -0.1, 0])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_know_what_the_projection_reads(model: str) -> None:
+    module = build_model(MODELS[model](), (3, 32, 32), 10).eval()
+    assert module.encode(torch.zeros(1, 3, 32, 32)).shape == (1, module.encoded_dim)
+
+
+def test_the_auxiliary_classifier_reads_the_encoder(lab: Any) -> None:
+    """Section 2: 84·10 + 10 = 850 more parameters for ten classes, here 84·6 + 6; every other one starts the same.
+
+    It trains from the first round on, whether or not the alignment is there, and no calibration touches it.
+    """
+    plain, experiment = (lab.experiment(model=CSPC, method={**QUICK, "aux_ce": on}) for on in (False, True))
+    without, initial = plain.setting.initial, experiment.setting.initial
+    assert initial.num_parameters - without.num_parameters == 84 * 6 + 6
+    assert all(torch.equal(initial.params[name], tensor) for name, tensor in without.params.items())
+    assert (
+        sum(tensor.numel() for tensor in FedCSPC(aux_ce=True).extra_layers(256, 10, 84)["auxiliary"].parameters())
+        == 850
+    )
+    reply, _ = lab.train(experiment)
+    assert set(reply.losses) == {"cross_entropy", "auxiliary"}
+    held = Prototypes(torch.ones(6, 84), torch.ones(6, dtype=torch.bool))
+    later, _ = lab.train(experiment, server={"model": initial, "prototypes": held}, number=2)
+    assert set(later.losses) == {"cross_entropy", "auxiliary", "node", "angle", "edge"}
+    after = experiment.method.calibrate({"model": initial}, {0: reply.message}, experiment.setting, 1)["model"].params
+    moved = {name.split(".")[0] for name, tensor in initial.params.items() if not torch.equal(after[name], tensor)}
+    assert moved == {"projection", "head"}
 
 
 # ---- the server's prototypes -------------------------------------------------------------------------------------
@@ -367,6 +421,90 @@ def test_a_calibration_that_diverges_says_so(answered: Any) -> None:
         replace(experiment.method, cal_lr=1e30).calibrate(server, replies, experiment.setting, 1)
 
 
+# ---- prototypes of the averaged model's length ---------------------------------------------------------------------
+
+
+def test_norms_are_those_of_the_received_encoder(lab: Any) -> None:
+    """E = 3I was received: ‖(6, 0)‖ = 6 at client 0; training has moved its own E. One scalar more goes up."""
+    experiment = linear(lab, {**QUICK, "norm_match": True})
+    initial = experiment.setting.initial
+    head = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    model = Weights({**initial.params, "encoder.1.weight": 3 * torch.eye(2), "head.weight": head})
+    server = {"model": model, "prototypes": Prototypes.empty(2, 2)}
+    reply, _ = lab.train(experiment, server=server)
+    assert reply.message["encoder_norm"]["mean"].tolist() == [6]
+    assert not torch.equal(reply.message["model"].params["encoder.1.weight"], 3 * torch.eye(2))
+    assert reply.message["prototypes"]["vectors"][0, 0] > 6
+    assert (reply.up["encoder_norm"].scalars, reply.up["encoder_norm"].bytes) == (1, 4)
+    for options in ({"norm_match": False}, {"norm_match": True, "use_ca": False, "use_kp": False}):
+        silent, _ = lab.train(linear(lab, {**QUICK, **options}), server=server)
+        assert "encoder_norm" not in silent.message
+
+
+def test_norms_with_private_statistics(lab: Any) -> None:
+    """Nobody's statistics travel: the received parameters are asked with those of the client."""
+    model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": "local"}
+    experiment = lab.experiment(model=model, method={**QUICK, "norm_match": True, "use_lrl": False})
+    reply, memory = lab.train(experiment)
+    own = torch.from_numpy(lab.partition.clients[0].train.copy())
+    images = (lab.dataset.train.images[own].float() / 255 - 0.3) / 0.3
+    values = {**experiment.setting.initial.params, **memory["batchnorm"].buffers}
+    expected = experiment.setting.network.encode(images, values).norm(dim=1).mean()
+    assert torch.allclose(reply.message["encoder_norm"]["mean"], expected, rtol=1e-4)
+    other = experiment.setting.network.encode(images, experiment.setting.initial.values).norm(dim=1).mean()
+    assert not torch.allclose(other, expected, rtol=1e-2)
+
+
+def norms(*means: float, sizes: tuple[int, ...]) -> dict[int, Record]:
+    """Replies of clients that have one prototype each, (4, 0), (6, 0), ... of class 0."""
+    return {
+        client: {
+            **upload([0], [4.0 + 2 * client, 0.0]),
+            "encoder_norm": Arrays({"mean": torch.tensor([mean])}),
+            "num_samples": Count(size),
+        }
+        for client, (mean, size) in enumerate(zip(means, sizes, strict=True))
+    }
+
+
+def test_rescaled_prototypes(lab: Any) -> None:
+    """Norms 1 and 3 of 3 and 1 samples: 1.5; prototypes (4, 0), (6, 0) have 5: times 0.3 they are (1.2, 0), (1.8, 0).
+
+    u_g is their own mean (5, 0); with H = identity and everything right e_0 is (1.5, 0).
+    """
+    method = FedCSPC(norm_match=True)
+    experiment = linear(lab, {"name": "fedcspc"})
+    setting, replies = experiment.setting, norms(1.0, 3.0, sizes=(3, 1))
+    pool, facts = method.fitting_pool({}, replies)
+    assert close(pool["vectors"], 1.2, 0, 1.8, 0)
+    assert facts == {"prototype_norm": 5, "norm_factor": pytest.approx(0.3)}
+    server: Record = {"model": setting.initial, "prototypes": Prototypes.empty(2, 2)}
+    fused = method.fuse_prototypes(server, replies, setting, 1)
+    assert fused["prototypes"].means[0].tolist() == [5, 0]
+    assert close(method.build_exemplars(fused, replies, setting, 1)["exemplars"].means[0], 1.5, 0)
+    raw, facts = FedCSPC().fitting_pool({}, replies)
+    assert raw["vectors"].flatten().tolist() == [4, 0, 6, 0]
+    assert facts == {"prototype_norm": 5}
+
+
+def test_calibration_on_rescaled_prototypes(lab: Any) -> None:
+    """A prototype (4, 0) at a norm of 2 is (2, 0): the step of `test_one_step_of_calibration_by_hand`."""
+    method = {"name": "fedcspc", "eta": 0.0, "cal_epochs": 1, "cal_weight_decay": 0.0, "norm_match": True}
+    experiment = linear(lab, method)
+    server = {"model": experiment.setting.initial, "prototypes": Prototypes.empty(2, 2)}
+    after = experiment.method.calibrate(server, norms(2.0, sizes=(7,)), experiment.setting, 1)
+    assert after["model"].params["head.weight"].flatten().tolist() == pytest.approx([0.1, 0, -0.1, 0])
+    assert after["facts"].values["norm_factor"] == 0.5
+    assert after["facts"].values["prototype_norm"] == 4
+
+
+def test_prototypes_at_zero_stay_there() -> None:
+    replies = {0: {**norms(2.0, sizes=(1,))[0], **upload([0], [0.0, 0.0])}}
+    pool, facts = FedCSPC(norm_match=True).fitting_pool({}, replies)
+    assert pool["vectors"].tolist() == [[0, 0]]
+    assert facts["norm_factor"] == 1
+
+
 # ---- partners ----------------------------------------------------------------------------------------------------
 
 
@@ -518,6 +656,7 @@ def test_predictions() -> None:
         {"base": "moon", "fusion": "minmax", "keep_stale": True},
         {"use_cpm": False, "fusion": "authors", "contrast": "full"},
         {"use_ca": False, "feedback": False},
+        {"norm_match": True, "keep_stale": True},
     ],
 )
 def test_odd_clients_give_numbers(lab: Any, options: dict[str, Any], tmp_path: Any) -> None:

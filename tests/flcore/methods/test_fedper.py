@@ -101,8 +101,27 @@ def test_a_round_is_fedavg_of_the_base_and_keeps_the_heads(lab: Any, tmp_path: A
     assert not part(base, "head.")["part"].params
     heads = [run.memory(client)["top"].params["head.weight"] for client in range(4)]
     assert len({tuple(head.flatten().tolist()) for head in heads}) == 4
-    assert run.history[0]["top1_global"] is None
     assert run.history[0]["mean_local"] is not None
+
+
+@pytest.mark.parametrize("head_from", ["head", "fully_connected"])
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_the_global_model_is_the_base(lab: Any, method: str, head_from: str, tmp_path: Any) -> None:
+    """Section 21: no personal parameter is in it, before a round and after; what stands on it is the scorer's business.
+
+    With the top of a client it is that client's model.
+    """
+    options = {"name": method, "head_from": head_from}
+    experiment = lab.experiment(method=options, model={"name": "fedcspc_cnn"}, federation__rounds=1)
+    asked, setting = experiment.method, experiment.setting
+    start = asked.global_model(asked.start_server(setting), setting)
+    assert same({"model": start}, {"model": asked.base(setting.initial)})
+    run = lab.run(experiment, tmp_path / "run")
+    base, memory = asked.global_model(run.state.server, setting), run.memory(2)
+    personal = asked.personal(setting.initial)
+    assert personal and set(base.params) == set(setting.initial.params) - set(personal)
+    own = asked.client_model(run.state.server, 2, memory, setting)
+    assert same({"model": own}, {"model": Weights({**own.params, **base.params, **memory["top"].params})})
 
 
 @pytest.mark.parametrize("method", METHOD_NAMES)

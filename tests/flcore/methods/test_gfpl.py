@@ -144,7 +144,7 @@ class TwoHeads(Local):
 
     name = "two-heads"
 
-    def extra_layers(self, feature_dim: int, num_classes: int) -> dict[str, nn.Module]:
+    def extra_layers(self, feature_dim: int, num_classes: int, encoded_dim: int) -> dict[str, nn.Module]:
         return {"second": nn.Linear(feature_dim, num_classes)}
 
     def phases(self) -> tuple[Phase, ...]:
@@ -638,14 +638,14 @@ def test_generated_features_are_drawn_from_the_last_mixtures(lab: Any) -> None:
 )
 def test_length_of_the_projection(feature_dim: int, classes: int, asked: int | None, expected: int) -> None:
     """As long as the feature, but from K to 128 (gfpl.md, section 2: 50 for MNIST, 128 for CIFAR)."""
-    layer = GFPL(projection_dim=asked).extra_layers(feature_dim, classes)["projection"]
+    layer = GFPL(projection_dim=asked).extra_layers(feature_dim, classes, feature_dim)["projection"]
     assert layer.weight.shape == (expected, feature_dim)
 
 
 def test_a_projection_too_short_for_the_frame(lab: Any) -> None:
     """d_p = 80 for the 100 classes of CIFAR-100 is impossible (gfpl.md, section 2)."""
     with pytest.raises(ConfigError, match=r"method.projection_dim = 80: a frame of 100 classes"):
-        GFPL(projection_dim=80).extra_layers(512, 100)
+        GFPL(projection_dim=80).extra_layers(512, 100, 512)
     with pytest.raises(ConfigError, match=r"^method.projection_dim = 5"):
         lab.experiment(method={"name": "gfpl", "projection_dim": 5}).setting  # noqa: B018
 

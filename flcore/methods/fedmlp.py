@@ -1,0 +1,440 @@
+"""FedMLP (arXiv preprint, first version): prototypes of classes and of their clusters, for clients with task streams.
+
+Client, in stage t of its stream, with the feature z, the classifier's cross-entropy L_C, the global prototypes g^k,
+their clusters' centres p^v, the minority classes J, and its memory: the last prototype of each class from stages
+before t, clustered into o^u (all of them constants):
+
+    L = L_C + w_P·L_P + w_I·L_I + α·L_S
+    L_P = mean_i smoothL1(z_i, g^{y_i}),    L_S = mean_{i: y_i ∈ J} smoothL1(z_i, p^{v(y_i)}),
+    L_I = mean_i KL(softmax(z_i/T) ‖ softmax(c_i/T)),  c_i the memory's prototype of y_i, else the o^u nearest to z_i.
+
+Afterwards c^k = mean z of the task's samples of class k, in evaluation mode; they enter the memory when the stage ends
+(under a cyclic schedule with the round), overwriting class by class. Server: FedAvg; g^k = unweighted mean of the
+round's uploads, a class that nobody uploads keeps its own; p^v = centres of the clusters of {g^k}; J = the ⌊K/2⌋
+classes with the fewest samples of all tasks, none if all classes have equally many. In the first round L = L_C.
+
+No code is public and the text leaves α, the clustering and L_I's distributions open; decided here as in fedmlp.md:
+
+- FINCH's first partition for both clusterings, others by ``cluster``; a single cluster of all classes is none (L_S
+  would draw every minority class to one point). ``cluster: none`` takes p = the class's own g.
+- Smooth-L1 is a mean over dimensions (``proto_reduction``); samples without a target are skipped, not counted.
+- KL takes softmax over the dimensions, in the form with logarithms whose gradient is finite (``kl_temp``, ``kl_dir``).
+- The clients report the counts of all their tasks before the first round, which tells the server future tasks;
+  ``counts: running`` adds up a task's counts when a client first trains on it.
+- All weights travel (``share: all``); with ``extractor`` heads stay with their clients and the nearest global prototype
+  answers for everybody.
+- Prototypes are not accumulated during training (the engine shows a method the trained model only).
+
+What no term that is switched on needs is not sent. With all terms off and ``share: all`` the run is FedAvg's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcore.errors import ConfigError
+from flcore.losses import cross_entropy
+from flcore.losses_alignment import memory_divergence, smooth_l1_to_prototypes
+from flcore.messages import Arrays, Count, Facts, Payload, Prototypes, Record, Weights, payload_of
+from flcore.methods.base import Batch, Context, Leg, LocalModel, Predict, Setting, Stage, TrainedClient, Turn
+from flcore.methods.fedavg import FedAvg, aggregate
+from flcore.methods.fedper import FedPer
+from flcore.methods.fedproto import aggregate_prototypes
+from flcore.params import Search, param
+from flcore.prototypes import class_means
+from flcore.prototypes.clustering import Clusters, cluster_classes, clusters_of, finch, kmeans
+from flcore.rng import numpy_stream
+
+REPORT_LEG = "report-counts"
+_RESTARTS = 10
+_PARTS = FedPer(head_from="head")  # what is shared and what is personal with share = extractor
+
+
+@dataclass(frozen=True)
+class FedMLP(FedAvg):
+    """FedAvg whose features are drawn to class prototypes, to their clusters' centres and to the client's own past."""
+
+    name: ClassVar[str] = "fedmlp"
+    summary: ClassVar[str] = "multi-level prototypes against forgetting and imbalance on streams of tasks"
+    citation: ClassVar[str] = "FedMLP, multi-level prototypes for dynamic heterogeneous FL, arXiv v1"
+
+    use_prototypes: bool = param(True, "L_P, features to the global prototype of their class", switch=True)
+    use_memory: bool = param(True, "L_I, features to what the client remembers of their class", switch=True)
+    use_semantic: bool = param(True, "L_S, features of minority classes to the centre of their cluster", switch=True)
+    weight_prototypes: float = param(1.0, "w_P, weight of L_P", low=0, search=Search(0.1, 100.0, log=True))
+    weight_memory: float = param(1.0, "w_I, weight of L_I", low=0, search=Search(0.001, 3.0, log=True))
+    alpha: float = param(0.5, "α, weight of L_S", low=0, search=Search(0.01, 10.0, log=True))
+    proto_reduction: Literal["mean", "sum"] = param(
+        "mean",
+        "of L_P and L_S over the feature's dimensions",
+        search=Search(choices=("mean", "sum")),
+    )
+    ls_norm: Literal["samples", "classes"] = param(
+        "samples", "L_S as the mean over minority samples, or the sum over minority classes of their means"
+    )
+    kl_temp: float = param(1.0, "temperature T of L_I", above=0, search=Search(0.5, 10.0, log=True))
+    kl_dir: Literal["zc", "cz"] = param(
+        "zc", "KL(feature ‖ memory), or KL(memory ‖ feature)", search=Search(choices=("zc", "cz"))
+    )
+    cluster: Literal["finch", "centred", "kmeans", "agglomerative", "none"] = param(
+        "finch",
+        "clusters of prototypes: FINCH by cosine, likewise after centring, k-means, average linkage, each its own",
+        search=Search(choices=("finch", "centred", "kmeans", "none")),
+    )
+    num_clusters: int | None = param(
+        None, "v of kmeans and agglomerative at the server; null: max(2, round(√K))", low=1, search=Search(2, 5)
+    )
+    local_clusters: int | None = param(
+        None, "u of kmeans and agglomerative in a client's memory; null: max(2, round(√K))", low=1, search=Search(2, 5)
+    )
+    minority_fraction: float = param(
+        0.5, "share of the classes that are in the minority", low=0, high=1, search=Search(0.2, 0.6)
+    )
+    counts: Literal["full", "running"] = param(
+        "full", "samples per class that decide on minorities: of all tasks, or of those begun"
+    )
+    share: Literal["all", "extractor"] = param("all", "what travels: all weights, or all but the head's")
+    mask_absent: bool = param(False, "leave classes that the task does not have out of the local softmax")
+
+    @property
+    def draws_to_prototypes(self) -> bool:
+        """Whether there is L_P."""
+        return self.use_prototypes and self.weight_prototypes > 0
+
+    @property
+    def remembers(self) -> bool:
+        """Whether there is L_I."""
+        return self.use_memory and self.weight_memory > 0
+
+    @property
+    def draws_to_clusters(self) -> bool:
+        """Whether there is L_S."""
+        return self.use_semantic and self.alpha > 0
+
+    @property
+    def has_prototypes(self) -> bool:
+        """Whether clients send prototypes: with L_I alone only for the record and for the nearest-prototype answer."""
+        return self.draws_to_prototypes or self.draws_to_clusters or self.remembers or self.share == "extractor"
+
+    @property
+    def reports_counts(self) -> bool:
+        """Whether all clients answer once, before the first round."""
+        return self.draws_to_clusters and self.counts == "full"
+
+    def start_server(self, setting: Setting) -> Record:
+        """The initial model, or what is shared of it, and no prototypes yet.
+
+        Raises:
+            ConfigError: nothing would be shared.
+        """
+        server = {**super().start_server(setting)}
+        if self.share == "extractor":
+            shared = _PARTS.base(setting.initial)
+            if not shared.params:
+                raise ConfigError("method.share = extractor: this model has no layers below its head")
+            server["model"] = shared
+        if self.has_prototypes:
+            server["prototypes"] = Prototypes.empty(setting.num_classes, setting.feature_dim)
+        return server
+
+    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
+        """Local training; before that of the first round perhaps the report of all clients' counts."""
+        stages = tuple(self.stages())
+        if not self.reports_counts:
+            return (Leg(stages=stages),)
+        training = Leg(stages=tuple(name for name in stages if name != "count-classes"))
+        report = Leg(REPORT_LEG, who="all", phases=(), stages=("count-classes",))
+        return (report, training) if round_number == 1 else (training,)
+
+    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+        """The shared weights, G, P, the classes' clusters and J, as far as a term needs them.
+
+        Nothing while the server waits for the clients' counts.
+        """
+        if self.reports_counts and "class_counts" not in server:
+            return {}
+        names = ["model"]
+        if self.draws_to_prototypes:
+            names.append("prototypes")
+        if self.draws_to_clusters:
+            names += [name for name in ("semantic", "clusters") if name in server]
+        return {name: server[name] for name in names}
+
+    def begin(self, turn: Turn) -> Weights:
+        """The received model, with ``extractor`` under the client's own head."""
+        if self.share == "all" or "model" not in turn.inbox:
+            return super().begin(turn)
+        return _PARTS.whole(payload_of(Weights, turn.inbox, "model"), turn.memory, turn.setting)
+
+    def context(self, turn: Turn) -> Context:
+        """G from the second round on, P once there is one, the memory from the second stage on."""
+        device = turn.setting.device
+        context: dict[str, Context | Tensor] = {}
+        if self.mask_absent:
+            context["held"] = (turn.counts > 0).to(device)
+        if self.draws_to_prototypes and turn.round > 1:
+            prototypes = payload_of(Prototypes, turn.inbox, "prototypes")
+            context["prototypes"] = {"means": prototypes.means, "present": prototypes.present}
+        if self.draws_to_clusters and "clusters" in turn.inbox:
+            clusters = payload_of(Arrays, turn.inbox, "clusters")
+            centres = payload_of(Prototypes, turn.inbox, "semantic").means
+            context["semantic"] = {"means": centres[clusters["assignment"]], "present": clusters["minority"]}
+        if self.remembers and turn.stage > 0:
+            context["memory"] = self.remembered(turn)
+        return context
+
+    def remembered(self, turn: Turn) -> Context:
+        """The prototypes of earlier stages, and O_m, the centres of their clusters."""
+        setting, memory = turn.setting, recall(turn)
+        means, present = memory.means.cpu(), memory.present.cpu()
+        stream = numpy_stream(setting.seed, "fedmlp local clusters", turn.round, turn.client)
+        found = cluster_classes(means, present, self.partition(self.local_clusters, setting.num_classes, stream))
+        arrays = {"means": means, "present": present, "centres": found.centres, "centres_present": found.present}
+        return {name: tensor.to(setting.device) for name, tensor in arrays.items()}
+
+    def partition(self, asked: int | None, num_classes: int, stream: np.random.Generator) -> Callable[..., Clusters]:
+        """The function that clusters points [n, d].
+
+        Args:
+            asked: the number of clusters, where a clustering takes one; None for the default.
+            num_classes: K.
+            stream: of starts.
+        """
+        number = asked or max(2, round(math.sqrt(num_classes)))
+        ways: dict[str, Callable[..., Clusters]] = {
+            "finch": finch,
+            "centred": partial(finch, centred=True),
+            "kmeans": partial(kmeans, num_clusters=number, generator=stream, restarts=_RESTARTS),
+            "agglomerative": partial(average_linkage, num_clusters=number),
+            "none": lambda points: Clusters(points, torch.arange(len(points))),
+        }
+        return ways[self.cluster]
+
+    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """L_C, w_P·L_P, w_I·L_I and α·L_S; a term without weight or before it has a target is left out."""
+        features, labels, weight = model.features(batch.images), batch.labels, batch.weight
+        logits = model.classify(features)
+        if self.mask_absent:
+            logits = without_classes(logits, ~context["held"])
+        terms = {"cross_entropy": cross_entropy(logits, labels, weight)}
+        if "prototypes" in context:
+            distance = smooth_l1_to_prototypes(
+                features, labels, **context["prototypes"], reduction=self.proto_reduction, weight=weight
+            )
+            terms["prototypes"] = self.weight_prototypes * distance
+        if "memory" in context:
+            divergence = memory_divergence(
+                features, labels, **context["memory"], temperature=self.kl_temp, direction=self.kl_dir, weight=weight
+            )
+            terms["memory"] = self.weight_memory * divergence
+        if "semantic" in context:
+            terms["semantic"] = self.alpha * self.minority_distance(features, labels, weight, **context["semantic"])
+        return terms
+
+    def minority_distance(
+        self, features: Tensor, labels: Tensor, weight: Tensor | None, means: Tensor, present: Tensor
+    ) -> Tensor:
+        """L_S.
+
+        Args:
+            features: ``[B, d]``.
+            labels: int64 ``[B]``.
+            weight: ``[B]``, 0 for padding; None for all.
+            means: ``[K, d]``, per class the centre of its cluster.
+            present: bool ``[K]``, the minority classes that have one.
+        """
+        if self.ls_norm == "samples":
+            return smooth_l1_to_prototypes(
+                features, labels, means, present, reduction=self.proto_reduction, weight=weight
+            )
+        real = features.new_ones(len(labels)) if weight is None else weight
+        same = (labels.unsqueeze(1) == labels).to(real.dtype) * real
+        # Shares of a sample in its class add up to 1 per class, so the weighted mean is one over classes.
+        shares = real / same.sum(1).clamp_min(1)
+        mean = smooth_l1_to_prototypes(features, labels, means, present, reduction=self.proto_reduction, weight=shares)
+        return mean * (shares * present[labels]).sum()
+
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
+        """The shared weights with n_k, the prototypes of the task's classes and perhaps their counts.
+
+        The client remembers its prototypes of earlier stages, those of this one aside, and its head if that is its own.
+        """
+        if turn.leg == REPORT_LEG:
+            return {"class_counts": Arrays({"tasks": turn.task_counts})}, turn.memory
+        plain, _ = super().reply(turn, trained)
+        message: dict[str, Payload] = {**plain}
+        memory: dict[str, Payload] = {}
+        if self.share == "extractor":
+            weights = trained.weights
+            message["model"] = _PARTS.base(weights)
+            memory["top"] = Weights({name: weights.params[name] for name in _PARTS.personal(weights)})
+        if self.has_prototypes:
+            own = class_means(*trained.features(), turn.setting.num_classes)
+            message["prototypes"] = own
+            if self.remembers:
+                memory |= {"earlier": recall(turn), "newest": own, "stage": Count(turn.stage)}
+        if self.draws_to_clusters and self.counts == "running":
+            task, seen = turn.task or 0, tasks_seen(turn)
+            if not seen[task]:
+                message["class_counts"] = Arrays({"tasks": turn.task_counts[task : task + 1]})
+            memory["seen"] = Arrays({"tasks": seen | (torch.arange(len(seen)) == task)})
+        return message, memory
+
+    def stages(self) -> Mapping[str, Stage]:
+        """The sum of the counts, the average of the weights, G, and P with J, as far as a term needs them."""
+        stages: dict[str, Stage] = {"count-classes": count_classes} if self.draws_to_clusters else {}
+        stages["aggregate"] = aggregate
+        if self.has_prototypes:
+            stages["aggregate-prototypes"] = self.aggregate_prototypes
+        if self.draws_to_clusters:
+            stages["cluster-prototypes"] = self.cluster_prototypes
+        return stages
+
+    def aggregate_prototypes(
+        self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int
+    ) -> Record:
+        """g^k ← mean of c^k over the clients that uploaded class k.
+
+        Facts: how many classes have one; mean and largest norm of the *uploads*, among which a client whose features
+        grow without bound shows, as it does not in g.
+        """
+        after = aggregate_prototypes(server, replies, setting, round_number)
+        uploads = [payload_of(Prototypes, replies[client], "prototypes") for client in sorted(replies)]
+        norms = torch.cat([upload.means[upload.present] for upload in uploads]).double().norm(dim=1)
+        facts = {
+            "classes_known": float(payload_of(Prototypes, after, "prototypes").present.sum()),
+            "prototype_norm_mean": float(norms.mean()),
+            "prototype_norm_max": float(norms.max()),
+        }
+        return {**after, "facts": Facts(facts)}
+
+    def cluster_prototypes(
+        self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int
+    ) -> Record:
+        """P ← centres of the clusters of {g^k}, and J as far as its classes have a cluster."""
+        prototypes = payload_of(Prototypes, server, "prototypes")
+        stream = numpy_stream(setting.seed, "fedmlp clusters", round_number)
+        partition = self.partition(self.num_clusters, setting.num_classes, stream)
+        found = cluster_classes(prototypes.means, prototypes.present, partition)
+        few = minority(payload_of(Arrays, server, "class_counts")["classes"], self.minority_fraction)
+        apart = found.count > 1
+        pulled = few & prototypes.present & apart
+        facts = dict(payload_of(Facts, server, "facts").values)
+        facts |= {"clusters": float(found.count), "minority_classes": float(few.sum())}
+        return {
+            **server,
+            "semantic": Prototypes(found.centres * apart, found.present & apart),
+            "clusters": Arrays({"assignment": found.assignment, "minority": pulled}),
+            "facts": Facts(facts),
+        }
+
+    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
+        """With ``extractor`` the current extractor under the client's own head; else the global model."""
+        if self.share == "all":
+            return super().client_model(server, client, memory, setting)
+        return _PARTS.whole(payload_of(Weights, server, "model"), memory, setting)
+
+    def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+        """Logits; with ``extractor``, for everybody, minus the distance to each global prototype."""
+        if self.share == "extractor" and classes is None:
+            return nearest_prototype(model, images, server, classes)
+        return super().predict(model, images, server, classes)
+
+    def alternatives(self) -> Mapping[str, Predict]:
+        """The other of heads and nearest prototypes."""
+        if self.share == "extractor":
+            return {"averaged_heads": super().predict}
+        return {"nearest_prototype": nearest_prototype} if self.has_prototypes else {}
+
+
+def recall(turn: Turn) -> Prototypes:
+    """A client's last prototype of each class from the stages before this one.
+
+    What it computed in the stage of its last turn stands aside until that stage is over, and then overwrites what it
+    had, class by class.
+    """
+    setting, memory = turn.setting, turn.memory
+    if "newest" not in memory:
+        return Prototypes.empty(setting.num_classes, setting.feature_dim)
+    earlier, newest = payload_of(Prototypes, memory, "earlier"), payload_of(Prototypes, memory, "newest")
+    if payload_of(Count, memory, "stage").value == turn.stage:
+        return earlier
+    means = torch.where(newest.present.unsqueeze(1), newest.means, earlier.means)
+    return Prototypes(means, earlier.present | newest.present)
+
+
+def tasks_seen(turn: Turn) -> Tensor:
+    """The tasks whose counts a client has told the server, bool [T]."""
+    if "seen" in turn.memory:
+        return payload_of(Arrays, turn.memory, "seen")["tasks"].cpu()
+    return torch.zeros(len(turn.task_counts), dtype=torch.bool)
+
+
+def count_classes(server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int) -> Record:
+    """Server stage: samples per class of all tasks told so far."""
+    total = torch.zeros(setting.num_classes, dtype=torch.int64)
+    if "class_counts" in server:
+        total = payload_of(Arrays, server, "class_counts")["classes"]
+    told = [message for message in replies.values() if "class_counts" in message]
+    counts = sum((payload_of(Arrays, message, "class_counts")["tasks"].sum(0) for message in told), total)
+    return {**server, "class_counts": Arrays({"classes": counts})}
+
+
+def minority(counts: Tensor, fraction: float) -> Tensor:
+    """The ⌊fraction·K⌋ classes with the fewest samples, bool [K]; none if all have equally many.
+
+    Of classes of equal size the one with the larger number is in the minority, as in
+    :func:`flcore.data.imbalance.minority_classes`.
+
+    Args:
+        counts: int64 ``[K]``.
+        fraction: of the classes, 0 to 1.
+    """
+    few = torch.zeros(len(counts), dtype=torch.bool)
+    if int(counts.min()) == int(counts.max()):
+        return few
+    order = sorted(range(len(counts)), key=lambda label: (int(counts[label]), -label))
+    few[order[: math.floor(fraction * len(counts) + 1e-9)]] = True  # 0.29 · 100 is 28.999... in binary
+    return few
+
+
+def average_linkage(points: Tensor, num_clusters: int) -> Clusters:
+    """At most ``num_clusters`` clusters of points [n, d], merged by the mean Euclidean distance of their members."""
+    from scipy.cluster.hierarchy import fcluster, linkage  # here, because it takes long
+
+    if len(points) == 1:
+        return Clusters(points.clone(), torch.zeros(1, dtype=torch.int64))
+    tree = linkage(points.numpy().astype(np.float64), method="average")
+    found = fcluster(tree, num_clusters, criterion="maxclust").astype(np.int64)
+    return clusters_of(points, torch.from_numpy(found))
+
+
+def without_classes(logits: Tensor, absent: Tensor) -> Tensor:
+    """Logits [B, K] whose softmax has probability 0 at classes that are absent, bool [K].
+
+    Finite, so that padding, whose label may be absent, has a finite loss.
+    """
+    return logits.masked_fill(absent, torch.finfo(logits.dtype).min / 2)
+
+
+def nearest_prototype(model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+    """Minus the Euclidean distance of each image's feature to each global prototype [B, K]; logits before there is one.
+
+    A class without prototype scores 1 less than the farthest. ``classes`` plays no part.
+    """
+    features = model.features(images)
+    prototypes = payload_of(Prototypes, server, "prototypes")
+    if not prototypes.present.any():
+        return model.classify(features)
+    # Distances from differences: by matrix products they would depend on how many images are asked about at once.
+    distances = torch.cdist(features, prototypes.means, compute_mode="donot_use_mm_for_euclid_dist")
+    farthest = distances.masked_fill(~prototypes.present, 0).amax(1, keepdim=True)
+    return -torch.where(prototypes.present, distances, farthest + 1)

@@ -1,0 +1,96 @@
+"""FedNTD (Lee, Jeong, Shin, Bae, Yun, NeurIPS 2022): FedAvg that distils the received model on the not-true classes.
+
+Client: CE(q, y) + β·KL(softmax(z_g^∖y/τ) ‖ softmax(z^∖y/τ)), batch mean, z^∖y the logits without the true class (C − 1
+entries); z_g those of the received model in evaluation mode, without gradient. Server: FedAvg.
+
+There is no factor τ², as in the authors' code; ``tau_squared`` brings it in (others have it; the same at τ = 1). With
+two classes one logit is left and the term is zero everywhere: the run is FedAvg's and the server says so in a warning.
+Without augmentation z_g is constant in a round; it is computed in every step all the same, one pass forward.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from flcore.losses import cross_entropy
+from flcore.losses_alignment import not_true_distillation
+from flcore.messages import Record, Weights, payload_of
+from flcore.methods.base import Batch, Context, LocalModel, Setting, TrainedClient, Turn
+from flcore.methods.fedavg import FedAvg
+from flcore.params import Search, param
+
+
+@dataclass(frozen=True)
+class FedNTD(FedAvg):
+    """FedAvg whose clients keep what the received model says about the classes that are not the sample's."""
+
+    name: ClassVar[str] = "fedntd"
+    summary: ClassVar[str] = "FedAvg with distillation of the global model on the classes that are not true"
+    citation: ClassVar[str] = "Lee et al., NeurIPS 2022"
+
+    beta: float = param(1.0, "weight β of the distillation", low=0, search=Search(choices=(0.1, 0.3, 1.0)))
+    tau: float = param(1.0, "temperature τ of both softmaxes", above=0, search=Search(choices=(1.0, 2.0, 3.0)))
+    tau_squared: bool = param(False, "multiply the distillation by τ², which the authors' code does not")
+
+    def start_server(self, setting: Setting) -> Record:
+        """The initial model; warns where the term cannot do anything."""
+        if setting.num_classes == 2 and self.beta > 0:
+            warnings.warn(
+                "fedntd: with two classes the distillation of not-true classes is zero; this run equals fedavg",
+                stacklevel=2,
+            )
+        return super().start_server(setting)
+
+    def context(self, turn: Turn) -> Context:
+        """The teacher."""
+        return {"global": received_model(turn).values} if self.beta > 0 else {}
+
+    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """Cross-entropy and, unless switched off, the distillation."""
+        logits = model.classify(model.features(batch.images))
+        terms = {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
+        if self.beta > 0:
+            received = context["global"]
+            with torch.no_grad():
+                teacher = model.classify(model.features(batch.images, weights=received), weights=received)
+            terms["distillation"] = self.beta * not_true_distillation(
+                logits,
+                teacher,
+                batch.labels,
+                temperature=self.tau,
+                tau_squared=self.tau_squared,
+                weight=batch.weight,
+            )
+        return terms
+
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
+        """The trained weights with n_k."""
+        message, memory = super().reply(turn, trained)
+        return message, {**memory, **private_statistics(turn, trained)} if self.beta > 0 else memory
+
+
+def received_model(turn: Turn) -> Weights:
+    """The received weights with the BatchNorm statistics that this client evaluates them with.
+
+    Under `model.batchnorm: local` no statistics are received: the client has its own (:func:`private_statistics`), or
+    before its first turn the initial ones.
+    """
+    received = payload_of(Weights, turn.inbox, "model")
+    if received.buffers:
+        return received
+    kept = payload_of(Weights, turn.memory, "statistics") if "statistics" in turn.memory else turn.setting.initial
+    device = next(iter(received.params.values())).device
+    return Weights(received.params, {name: tensor.to(device) for name, tensor in kept.buffers.items()})
+
+
+def private_statistics(turn: Turn, trained: TrainedClient) -> Record:
+    """What a client must remember for :func:`received_model`: nothing where statistics are received."""
+    if payload_of(Weights, turn.inbox, "model").buffers or not trained.weights.buffers:
+        return {}
+    # Copies: a record cannot be stored with two payloads that share tensors, and the engine keeps the very same ones.
+    return {"statistics": Weights({}, {name: tensor.clone() for name, tensor in trained.weights.buffers.items()})}

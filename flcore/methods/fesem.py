@@ -1,0 +1,229 @@
+"""FeSEM (Xie, Long, Shen, Zhou, Wang, Jiang, Zhang, *Multi-center federated learning*, 2020): clients around J centres.
+
+Stochastic expectation maximisation of Σ_k ‖w_k − v_{r_k}‖², once per round. Client k minimises CE from its centre
+v_{r_k}; then, over the clients S of the round,
+
+* server stage *assign-clients* (E): r_k ← argmin_j ‖w_k − v_j‖², the first of equals; who was not sampled keeps r_k;
+* server stage *aggregate* (M): v_j ← mean of the w_k with r_k = j; without such a client in S it stays.
+
+Distances are over all parameters, in float64 where they are summed up; buffers are averaged with their cluster and play
+no other part. A centre without any member, sampled or not, is given the client of S that is farthest from its own
+centre, unless that would empty another cluster.
+
+The beginning (baselines.md section 18; centres drawn independently would keep whoever starts from them): in round 1
+*all* clients train from the one initial model, whatever ``federation.participation`` says, since who does not would
+have no centre; then k-means with a k-means++ start on their models makes the first assignment. Later rounds sample as
+all methods do. With J = 1 there is nothing to find out: round 1 samples too, and the run is FedAvg with uniform
+weights, or with ``weighted`` FedAvg itself. A client whose first training failed starts from centre 0, and belongs to
+none until it answers.
+
+A client answers with its centre. The global score is that of the mean over centres, weighted by members (section 21).
+
+Facts: ``cluster_size_j`` (of all clients), ``objective`` (over S, after the M-step, every client once), ``moved``
+(clients of S that changed centres; in round 1 nobody had one).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from flcore.aggregation import average_weights
+from flcore.messages import Arrays, Count, Facts, Record, Weights, payload_of
+from flcore.methods.base import Leg, Setting, Stage
+from flcore.methods.fedavg import FedAvg
+from flcore.params import Search, param
+from flcore.rng import numpy_stream
+
+Models = Mapping[int, Weights]
+
+MOST_ITERATIONS = 50
+"""Of the first k-means; models of clients settle in a few."""
+
+
+@dataclass(frozen=True)
+class FeSEM(FedAvg):
+    """FedAvg within clusters of clients whose weights are alike."""
+
+    name: ClassVar[str] = "fesem"
+    summary: ClassVar[str] = "several global models; a client belongs to the one nearest to its trained weights"
+    citation: ClassVar[str] = "Xie et al., 2020"
+    has_global_model: ClassVar[bool] = False
+
+    centres: int = param(3, "J, global models side by side", low=1, high=1000, search=Search(choices=(2, 3, 4)))
+    weighted: bool = param(False, "weigh clients by their samples in the mean of their cluster")
+
+    def start_server(self, setting: Setting) -> Record:
+        """J times the initial model, and an assignment that says of everybody −1, not known."""
+        centres = {centre_name(j): copied(setting.initial) for j in range(self.centres)}
+        unknown = torch.full((setting.num_clients,), -1, dtype=torch.int64)
+        return {**centres, "assignment": Arrays({"centre": unknown})}
+
+    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
+        """One leg; in round 1 everybody takes part, unless there is only one centre to belong to."""
+        return (Leg(who="all" if round_number == 1 and self.centres > 1 else "cohort"),)
+
+    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+        """The client's centre."""
+        return {"model": own_centre(server, client)}
+
+    def stages(self) -> Mapping[str, Stage]:
+        """E-step, M-step."""
+        return {"assign-clients": self.assign_clients, "aggregate": self.aggregate}
+
+    def assign_clients(
+        self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int
+    ) -> Record:
+        """Server stage, E: ``assignment``, int64 [K], the centre of each client; −1 for who never answered."""
+        models = uploaded(replies)
+        before = assignment_of(server)
+        if all(centre < 0 for centre in before):
+            found = kmeans(models, self.centres, numpy_stream(setting.seed, "fesem centres", round_number))
+        else:
+            absent = Counter(centre for k, centre in enumerate(before) if k not in models and centre >= 0)
+            found = assign(models, self.centres_of(server), absent)
+        after = [found.get(client, centre) for client, centre in enumerate(before)]
+        moved = sum(before[client] not in (-1, centre) for client, centre in found.items())
+        assignment = Arrays({"centre": torch.tensor(after, dtype=torch.int64)})
+        return {**server, "assignment": assignment, "facts": Facts({"moved": float(moved)})}
+
+    def aggregate(self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int) -> Record:
+        """Server stage, M: each centre is the mean of the models of its members in this round."""
+        models, assignment = uploaded(replies), assignment_of(server)
+        sizes = {
+            client: payload_of(Count, message, "num_samples").value if self.weighted else 1
+            for client, message in replies.items()
+        }
+        own = {client: assignment[client] for client in models}
+        centres = {**self.centres_of(server), **cluster_means(models, own, sizes)}
+        facts = dict(payload_of(Facts, server, "facts").values)
+        members = Counter(assignment)
+        facts |= {f"cluster_size_{j}": float(members[j]) for j in range(self.centres)}
+        facts["objective"] = sum(squared_distance(models[client], centres[j]) for client, j in own.items())
+        return {**server, **{centre_name(j): centre for j, centre in centres.items()}, "facts": Facts(facts)}
+
+    def centres_of(self, server: Record) -> dict[int, Weights]:
+        """v_j by number."""
+        return {j: payload_of(Weights, server, centre_name(j)) for j in range(self.centres)}
+
+    def global_model(self, server: Record, setting: Setting) -> Weights | None:
+        """The mean over centres, weighted by their members."""
+        members = Counter(centre for centre in assignment_of(server) if centre >= 0)
+        if not members:
+            return setting.initial
+        return average_weights({j: payload_of(Weights, server, centre_name(j)) for j in members}, members)
+
+    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
+        """The client's centre."""
+        return own_centre(server, client)
+
+
+def centre_name(number: int) -> str:
+    """Name of a centre in the server's record."""
+    return f"centre_{number:04d}"
+
+
+def assignment_of(server: Record) -> list[int]:
+    """The centre of each client, −1 where it is not known."""
+    assignment: list[int] = payload_of(Arrays, server, "assignment")["centre"].tolist()
+    return assignment
+
+
+def own_centre(server: Record, client: int) -> Weights:
+    """v_{r_k}; the first centre for a client that has none yet."""
+    return payload_of(Weights, server, centre_name(max(assignment_of(server)[client], 0)))
+
+
+def uploaded(replies: Mapping[int, Record]) -> dict[int, Weights]:
+    """The trained models, in order of the clients' ids."""
+    return {client: payload_of(Weights, replies[client], "model") for client in sorted(replies)}
+
+
+def copied(weights: Weights) -> Weights:
+    """Equal weights in memory of their own: a record is stored without sharing."""
+    return Weights(
+        {name: tensor.clone() for name, tensor in weights.params.items()},
+        {name: tensor.clone() for name, tensor in weights.buffers.items()},
+    )
+
+
+def squared_distance(first: Weights, second: Weights) -> float:
+    """‖w − v‖² over all parameters."""
+    parts = ((first.params[name] - tensor).square().sum(dtype=torch.float64) for name, tensor in second.params.items())
+    return float(sum(parts))
+
+
+def assign(models: Models, centres: Models, absent: Mapping[int, int] | None = None) -> dict[int, int]:
+    """The nearest centre of each model, and a model for every centre that has no member.
+
+    Args:
+        models: client id to w_k.
+        centres: number to v_j.
+        absent: number to the members of a centre that are not among the models.
+    """
+    assignment, distance = {}, {}
+    for client, model in models.items():
+        distances = {j: squared_distance(model, centre) for j, centre in centres.items()}
+        assignment[client] = min(distances, key=lambda j: distances[j])
+        distance[client] = distances[assignment[client]]
+    members = Counter(assignment.values()) + Counter(absent or {})
+    for empty in (j for j in centres if members[j] == 0):
+        spare = [client for client in models if members[assignment[client]] > 1 and distance[client] > 0]
+        if not spare:
+            break
+        farthest = max(spare, key=lambda client: distance[client])
+        members[assignment[farthest]] -= 1
+        assignment[farthest], distance[farthest], members[empty] = empty, 0.0, 1
+    return assignment
+
+
+def cluster_means(models: Models, assignment: Mapping[int, int], sizes: Mapping[int, int]) -> dict[int, Weights]:
+    """Per centre the mean of its models; of centres without one, or without a sample, nothing."""
+    means = {}
+    for j in sorted(set(assignment.values())):
+        own = {client: model for client, model in models.items() if assignment[client] == j}
+        if any(sizes[client] > 0 for client in own):
+            means[j] = average_weights(own, sizes)
+    return means
+
+
+def kmeans(models: Models, count: int, generator: np.random.Generator) -> dict[int, int]:
+    """Clusters of models by their parameters: k-means++ start, then E and M until nothing changes.
+
+    Nothing but whole models and distances between them is held: vectors of all clients side by side, in float64, would
+    be several times as large.
+
+    Args:
+        models: client id to w_k, one at least.
+        count: clusters; where fewer models differ, the last ones have no member.
+        generator: of the start.
+    """
+    equal = dict.fromkeys(models, 1)
+    centres = dict(enumerate(spread_models(models, count, generator)))
+    assignment: dict[int, int] = {}
+    for _ in range(MOST_ITERATIONS):
+        found = assign(models, centres)
+        if found == assignment:
+            break
+        assignment = found
+        centres = {**centres, **cluster_means(models, assignment, equal)}
+    return assignment
+
+
+def spread_models(models: Models, count: int, generator: np.random.Generator) -> list[Weights]:
+    """k-means++ (Arthur, Vassilvitskii, SODA 2007): each next model with a probability ∝ its squared distance.
+
+    The distance is that to the nearest one chosen before; fewer than ``count`` where fewer models differ.
+    """
+    clients = list(models)
+    chosen = [models[clients[int(generator.integers(len(clients)))]]]
+    nearest = np.array([squared_distance(models[client], chosen[0]) for client in clients])
+    while len(chosen) < count and nearest.any():
+        chosen.append(models[clients[int(generator.choice(len(clients), p=nearest / nearest.sum()))]])
+        nearest = np.minimum(nearest, [squared_distance(models[client], chosen[-1]) for client in clients])
+    return chosen

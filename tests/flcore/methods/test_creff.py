@@ -1,0 +1,308 @@
+"""CReFF: gradients and stages by hand, FedAvg beneath it to the bit, its traffic (baselines.md 20, 22 and 23)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flcore.engine.client import Worker
+from flcore.losses import cross_entropy
+from flcore.losses_alignment import gradient_distance
+from flcore.messages import Arrays, Count, Facts, Record, Weights, payload_of, serialise
+from flcore.methods.base import Leg, Setting
+from flcore.methods.creff import CReFF, mean_gradients
+from flcore.methods.fedntd import received_model
+
+T = torch.tensor
+CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
+SMALL = {"name": "creff", "per_class": 5, "match_steps": 3, "retrain_epochs": 3}
+"""Server stages that cost nothing, for tests of everything else."""
+
+
+def same(first: Record, second: Record) -> bool:
+    return serialise(first) == serialise(second)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---- the client --------------------------------------------------------------------------------------------------
+
+
+def test_real_gradients_by_hand(lab: Any) -> None:
+    """h̃ = 0 with bias (ln 3, 0): softmax (3/4, 1/4) everywhere. Client 0 holds (2, 0) of class 0, (0, 4), (2, 2) of 1.
+
+    Class 0: errors (-1/4, 1/4), feature (2, 0). Class 1: errors (3/4, -3/4), mean feature (1, 3). Local training moves
+    the encoder, which starts as the identity; gradients are those of before. Client 1 holds class 1 alone, (0, 1).
+    """
+    dataset = lab.toy_dataset([[2, 0], [0, 4], [2, 2], [0, 1]], [0, 1, 1, 1], None, None)
+    partition = lab.by_hand(dataset, [[0, 1, 2], [3]], [[0, 1]] * 2)
+    experiment = lab.experiment(
+        dataset, partition, lab.ToySpec(encoder=True), local={"lr": 0.1, "batch_size": 100}, method=SMALL
+    )
+    model = Weights({"encoder.1.weight": torch.eye(2), "head.weight": torch.eye(2), "head.bias": torch.zeros(2)})
+    classifier = Weights({"head.weight": torch.zeros(2, 2), "head.bias": T([math.log(3), 0])})
+    server = {"model": model, "classifier": classifier}
+    reply, memory = lab.train(experiment, server=server)
+    assert memory == {}
+    assert not torch.equal(reply.message["model"].params["encoder.1.weight"], torch.eye(2))
+    gradients = payload_of(Arrays, reply.message, "gradients")
+    assert gradients["classes"].tolist() == [0, 1]
+    rows = [-0.5, 0, 0.5, 0, 0.75, 2.25, -0.75, -2.25]
+    assert gradients["weight"].flatten().tolist() == pytest.approx(rows)
+    assert gradients["bias"].flatten().tolist() == pytest.approx([-0.25, 0.25, 0.75, -0.75])
+    other = payload_of(Arrays, lab.train(experiment, 1, server=server)[0].message, "gradients")
+    assert other["classes"].tolist() == [1]
+    assert other["weight"].flatten().tolist() == pytest.approx([0, 0.75, 0, -0.75])
+
+
+def test_draws_of_a_large_class(lab: Any) -> None:
+    """40 samples with unit vectors as features, h̃ = 0: ∇W_1 = (1/2)·mean of the draws, each of 32 different samples.
+
+    So feature i has the share k_i/320 with k_i of the 10 draws; other rounds and clients draw others.
+    """
+    experiment = lab.experiment(method=SMALL)
+    method, setting = experiment.method, experiment.setting
+    server = {
+        **method.start_server(setting),
+        "classifier": Weights({"head.weight": torch.zeros(6, 40), "head.bias": torch.zeros(6)}),
+    }
+    found = []
+    for number, client in ((1, 0), (1, 0), (2, 0), (1, 1)):
+        turn = Worker(experiment).receive(number, Leg(), client, server, {})
+        gradients = method.real_gradients(turn, torch.eye(40), torch.full((40,), 2))
+        found.append(gradients["weight"][0])
+        taken = found[-1][1] * 6 * 320
+        assert torch.allclose(taken, taken.round(), atol=1e-3)
+        assert taken.sum().item() == pytest.approx(320, rel=1e-5)
+        assert taken.max() <= 10.001
+        assert taken.min() < 9.5
+        assert gradients["bias"][0].tolist() == pytest.approx([1 / 6, 1 / 6, -5 / 6, 1 / 6, 1 / 6, 1 / 6])
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], found[3])
+
+
+def test_local_training_is_fedavg(lab: Any, tmp_path: Any) -> None:
+    """Section 23, 1: w_g, training losses and the score of FedAvg's head are those of FedAvg to the bit."""
+    changes = {"federation__participation": 0.5, "local__momentum": 0.5}
+    plain = lab.run(lab.experiment(method__name="fedavg", **changes), tmp_path / "fedavg")
+    run = lab.run(lab.experiment(method=SMALL, **changes), tmp_path / "creff")
+    assert same({"model": run.state.server["model"]}, plain.state.server)
+    for found, expected in zip(run.history, plain.history, strict=True):
+        assert found["train_loss"] == expected["train_loss"]
+        assert found["alternatives"]["fedavg_head"]["top1_global"] == expected["top1_global"]
+        assert found["alternatives"]["fedavg_head"]["mean_local"] == expected["mean_local"]
+    setting = lab.experiment(method=SMALL).setting
+    model = lab.experiment(method=SMALL).method.global_model(run.state.server, setting)
+    for name, value in model.params.items():
+        kind = "classifier" if name.startswith("head.") else "model"
+        assert torch.equal(value, run.state.server[kind].params[name])
+    assert not torch.equal(model.params["head.weight"], run.state.server["model"].params["head.weight"])
+
+
+def test_traffic(lab: Any) -> None:
+    """Section 22: up P + |C_k|·(C·d + C), down P + C·d + C; C = 6, d = 8. Class ids and n_k cost 8 bytes each."""
+    experiment = lab.experiment(method=SMALL, model=CSPC | {"projection_dim": 8})
+    parameters = experiment.setting.initial.num_parameters
+    for client in range(4):
+        reply, _ = lab.train(experiment, client)
+        held = int((experiment.label_counts(client, 1) > 0).sum())
+        assert sum(size.scalars for size in reply.up.values()) == parameters + held * (6 * 8 + 6)
+        assert sum(size.bytes for size in reply.up.values()) == 4 * (parameters + held * 54) + 8 * held + 8
+        assert sum(size.scalars for size in reply.down.values()) == parameters + 6 * 8 + 6
+        assert sum(size.bytes for size in reply.down.values()) == 4 * (parameters + 54)
+
+
+# ---- the server's stages -----------------------------------------------------------------------------------------
+
+
+def upload(classes: list[int], weight: Tensor, bias: Tensor) -> Record:
+    return {"gradients": Arrays({"classes": T(classes), "weight": weight, "bias": bias})}
+
+
+def test_gradients_count_clients_not_samples() -> None:
+    """Class 0 at client 0 alone; class 2 at both: the mean of 2 and 6. Class 1 nowhere."""
+    first = Arrays({"classes": T([0, 2]), "weight": T([[[1.0]] * 3, [[2.0]] * 3]), "bias": T([[4.0] * 3, [2.0] * 3])})
+    second = Arrays({"classes": T([2]), "weight": T([[[6.0]] * 3]), "bias": T([[0.0] * 3])})
+    found = [mean_gradients(uploads, 3) for uploads in ({3: first, 5: second}, {5: second, 3: first})]
+    for present, (weight, bias) in found:
+        assert present.tolist() == [0, 2]
+        assert weight[:, :, 0].tolist() == [[1.0] * 3, [0.0] * 3, [4.0] * 3]
+        assert bias.tolist() == [[4.0] * 3, [0.0] * 3, [1.0] * 3]
+
+
+def test_a_step_of_matching_is_a_step_of_sgd_on_the_printed_loss() -> None:
+    """Σ_c D(∇_h̃ CE(h̃(U_c), c), G_c) with gradients of gradients by autograd, and U ← U - lr·∇U of it."""
+    features, weight, bias = random(2, 3, 4), random(3, 4, seed=1), random(3, seed=2)
+    labels, wanted = T([0, 2]), (random(2, 3, 4, seed=3), random(2, 3, seed=4))
+    moving = features.clone().requires_grad_()
+    head = (weight.clone().requires_grad_(), bias.clone().requires_grad_())
+    distances = []
+    for row, label in enumerate(labels.tolist()):
+        loss = cross_entropy(moving[row] @ head[0].T + head[1], torch.full((3,), label))
+        found = torch.autograd.grad(loss, head, create_graph=True)
+        distances.append(
+            gradient_distance(found[0], wanted[0][row]) + gradient_distance(found[1][None], wanted[1][row][None])
+        )
+    total = torch.stack(distances).sum()
+    total.backward()
+    method = CReFF(match_steps=1, feature_lr=0.7)
+    moved, before, after = method.matched(features, labels, (weight, bias), wanted)
+    assert torch.allclose(moved, features - 0.7 * moving.grad, atol=1e-6)
+    assert before == pytest.approx(total.item() / 2, rel=1e-6)
+    _, again, _ = CReFF(match_steps=0).matched(moved, labels, (weight, bias), wanted)
+    assert after == pytest.approx(again, rel=1e-6)
+    assert after < before
+
+
+def setting_of(lab: Any, **options: Any) -> tuple[CReFF, Setting, Record]:
+    experiment = lab.experiment(method={**SMALL, **options})
+    return experiment.method, experiment.setting, experiment.method.start_server(experiment.setting)
+
+
+def test_features_come_to_give_the_real_gradients(lab: Any) -> None:
+    """Real gradients are those of 5 features that exist: the distance can fall towards 0. Only their classes move."""
+    method, setting, server = setting_of(lab, match_steps=1000, feature_lr=2.0)
+    classifier = server["classifier"].params
+    replies: dict[int, Record] = {}
+    for client, label in enumerate((1, 4)):
+        real = 2 * torch.eye(6, 8)[label] + random(5, 8, seed=client)
+        weight, bias = (classifier[name].clone().requires_grad_() for name in ("head.weight", "head.bias"))
+        loss = cross_entropy(real @ weight.T + bias, torch.full((5,), label))
+        gradients = torch.autograd.grad(loss, (weight, bias))
+        replies[client] = upload([label], gradients[0][None], gradients[1][None])
+    after = method.match_gradients(server, replies, setting, 1)
+    facts = payload_of(Facts, after, "facts").values
+    assert facts["matching_distance"] < 0.2 * facts["matching_distance_before"]
+    assert facts["classes_skipped"] == 4
+    old, new = (record["features"]["values"].reshape(6, 5, 8) for record in (server, after))
+    for label in range(6):
+        assert torch.equal(old[label], new[label]) == (label not in (1, 4))
+    assert same(method.match_gradients(server, dict(reversed(replies.items())), setting, 1), after)
+
+
+def test_one_step_of_the_classifier_by_hand() -> None:
+    """Features (1, 0) of class 0 and (0, 1) of class 1, zero classifier: probabilities 1/2, both in one batch.
+
+    ∇W = ½·[(-½, ½)ᵀ(1, 0) + (½, -½)ᵀ(0, 1)] = [[-¼, ¼], [¼, -¼]], ∇b = 0; learning rate 2.
+    """
+    start = (torch.zeros(2, 2), torch.zeros(2))
+    method = CReFF(retrain_epochs=1, retrain_lr=2.0)
+    weight, bias = method.retrained(*start, torch.eye(2), T([0, 1]), torch.Generator())
+    assert weight.tolist() == [[0.5, -0.5], [-0.5, 0.5]]
+    assert bias.tolist() == [0, 0]
+    assert not start[0].any()
+
+
+def test_the_classifier_is_trained_by_sgd() -> None:
+    """Against autograd in the same order; the last batch of a pass has 2 of the 7 features, not 5."""
+    features, labels = random(7, 3), T([0, 1, 2, 3, 0, 1, 1])
+    weight, bias = random(4, 3, seed=1), random(4, seed=2)
+    method = CReFF(retrain_epochs=3, retrain_lr=0.3, retrain_batch=5)
+    found = method.retrained(weight, bias, features, labels, torch.Generator().manual_seed(5))
+    head = [weight.clone().requires_grad_(), bias.clone().requires_grad_()]
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(3):
+        for rows in torch.split(torch.randperm(7, generator=generator), 5):
+            gradients = torch.autograd.grad(cross_entropy(features[rows] @ head[0].T + head[1], labels[rows]), head)
+            with torch.no_grad():
+                for value, gradient in zip(head, gradients, strict=True):
+                    value -= 0.3 * gradient
+    assert torch.allclose(found[0], head[0], atol=1e-6)
+    assert torch.allclose(found[1], head[1], atol=1e-6)
+
+
+def test_retraining_separates_separable_features(lab: Any) -> None:
+    method, setting, server = setting_of(lab, retrain_epochs=300)
+    labels = torch.arange(6).repeat_interleave(5)
+    features = 5 * torch.eye(6, 8)[labels] + 0.3 * random(30, 8)
+    after = method.retrain_classifier({**server, "features": Arrays({"values": features})}, {}, setting, 1)
+    classifier = payload_of(Weights, after, "classifier").params
+    assert torch.equal((features @ classifier["head.weight"].T + classifier["head.bias"]).argmax(1), labels)
+    assert payload_of(Facts, after, "facts").values["retraining_loss"] < 0.1
+
+
+def test_every_round_has_a_fresh_classifier(lab: Any) -> None:
+    """Within ±1/√d at first, others in other rounds; before the first round it is the head of the model."""
+    method, setting, server = setting_of(lab, retrain_epochs=0)
+    for name, value in server["classifier"].params.items():
+        assert torch.equal(value, setting.initial.params[name])
+    fresh = [method.retrain_classifier(server, {}, setting, number)["classifier"] for number in (1, 1, 2)]
+    assert same({"c": fresh[0]}, {"c": fresh[1]})
+    assert not same({"c": fresh[0]}, {"c": fresh[2]})
+    values = torch.cat([value.flatten() for value in fresh[0].params.values()])
+    assert values.abs().max() <= 1 / math.sqrt(8)
+    assert values.min() < -0.2
+    assert values.max() > 0.2
+
+
+def test_order_of_replies_changes_nothing(lab: Any) -> None:
+    experiment = lab.experiment(method=SMALL)
+    found = lab.train_stack(experiment, range(4))
+    results = []
+    for order in ((0, 1, 2, 3), (2, 0, 3, 1)):
+        server = experiment.method.start_server(experiment.setting)
+        for stage in experiment.method.stages().values():
+            server = stage(server, {client: found[client][0].message for client in order}, experiment.setting, 1)
+        results.append(server)
+    assert same(*results)
+    assert list(experiment.method.stages()) == ["aggregate", "match-gradients", "retrain-classifier"]
+
+
+def test_stages_leave_what_they_are_given_alone(lab: Any) -> None:
+    method, setting, server = setting_of(lab)
+    replies = {0: {"model": setting.initial, "num_samples": Count(1), **upload([3], random(1, 6, 8), random(1, 6))}}
+    before = serialise(server), serialise(replies[0])
+    current = server
+    for stage in method.stages().values():
+        current = stage(current, replies, setting, 1)
+    assert (serialise(server), serialise(replies[0])) == before
+    features, labels = method.generated_features(current, setting, 2, torch.Generator())
+    assert labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert torch.equal(features[7], current["features"]["values"][3 * 5 + 1])
+
+
+# ---- runs --------------------------------------------------------------------------------------------------------
+
+
+def test_stacked_clients_do_as_single_ones(lab: Any, tmp_path: Any) -> None:
+    changes = {"method": SMALL, "model": CSPC, "federation__rounds": 1}
+    serial = lab.run(lab.experiment(**changes), tmp_path / "serial").state.server
+    stacked = lab.run(lab.experiment(**changes, engine__stack=True), tmp_path / "stacked").state.server
+    for kind in ("model", "classifier", "features"):
+        pairs = zip(serial[kind].arrays().values(), stacked[kind].arrays().values(), strict=True)
+        assert all(torch.allclose(first, second, atol=1e-4) for first, second in pairs)
+
+
+def test_private_statistics_serve_the_received_body(lab: Any, tmp_path: Any) -> None:
+    """Under `batchnorm: local` gradients are those of the body with the client's own statistics."""
+    model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": "local"}
+    experiment = lab.experiment(method=SMALL, model=model, federation__rounds=2)
+    run = lab.run(experiment, tmp_path / "run")
+    memory, server = run.memory(0), run.state.server
+    turn = Worker(experiment).receive(3, Leg(), 0, server, memory)
+    assert same({"s": Weights({}, received_model(turn).buffers)}, {"s": memory["batchnorm"]})
+    own, initial = (lab.train(experiment, number=3, server=server, memory=kept)[0] for kept in (memory, {}))
+    assert not torch.equal(own.message["gradients"]["weight"], initial.message["gradients"]["weight"])
+
+
+def test_odd_clients_give_numbers(lab: Any, tmp_path: Any) -> None:
+    """One class only; one sample; fewer samples than a batch; classes 4 and 5 that nobody holds."""
+    labels = lab.dataset.train.labels
+    of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
+    partition = lab.by_hand(lab.dataset, [of[0], of[1][:1], of[1][1:4] + of[2][:4], of[3]], [range(60)] * 4)
+    run = lab.run(lab.experiment(partition=partition, model=CSPC, method=SMALL), tmp_path / "run")
+    assert run.state.failures == ()
+    for kind in ("model", "classifier", "features"):
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in run.state.server[kind].arrays().values())
+    assert [record["server"]["classes_skipped"] for record in run.history] == [2, 2, 2]
+    start = lab.experiment(partition=partition, model=CSPC, method=SMALL)
+    noise = start.method.start_server(start.setting)["features"]["values"].reshape(6, 5, -1)
+    held = run.state.server["features"]["values"].reshape(6, 5, -1)
+    assert [torch.equal(held[label], noise[label]) for label in range(6)] == [False] * 4 + [True] * 2

@@ -1,0 +1,657 @@
+"""FedMLP: its loss, what each side keeps and sends, and its limit cases to the bit (fedmlp.md)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flcore.data.imbalance import Imbalance, minority_classes
+from flcore.data.partition import Partition, make_partition
+from flcore.data.partitioners import PARTITIONERS
+from flcore.engine.client import Worker
+from flcore.engine.training import ModelView
+from flcore.errors import ConfigError
+from flcore.messages import Arrays, Count, Facts, Prototypes, Record, Weights, serialise
+from flcore.methods.base import Batch, Leg
+from flcore.methods.fedmlp import FedMLP, average_linkage, count_classes, minority, nearest_prototype
+
+SMALL = {"name": "fedcspc_cnn", "projection_dim": 8}
+BATCHNORM = {"name": "fedgen_cnn", "feature_dim": 8}
+SCHEDULES = ["cyclic", "blocked"]
+OFF = {"weight_prototypes": 0, "weight_memory": 0, "alpha": 0}
+SEVEN = torch.tensor([[1, 0], [0.9, 0.1], [0, 1], [0.1, 0.9], [0.2, 0.9], [-1, -1], [-1, -0.9]])
+
+
+def same(first: Record, second: Record) -> bool:
+    return serialise(first) == serialise(second)
+
+
+def everywhere(num_classes: int) -> torch.Tensor:
+    return torch.ones(num_classes, dtype=torch.bool)
+
+
+@pytest.fixture(scope="module")
+def streams(lab: Any) -> Partition:
+    """Four clients of three tasks of two shards each; classes of 40, 34, 30, 26, 22 and 20 samples (γ = 0.5)."""
+    partitioner = PARTITIONERS["shards"](shards=2, tasks=3)
+    return make_partition(lab.dataset, partitioner, num_clients=4, seed=1, imbalance=Imbalance(0.5))
+
+
+@pytest.fixture(scope="module")
+def stream(lab: Any, streams: Partition) -> Any:
+    """Makes experiments on streams."""
+
+    def make(schedule: str = "cyclic", rounds: int = 4, method: dict[str, Any] | None = None, **changes: Any) -> Any:
+        settings = {"federation": {"rounds": rounds, "task_schedule": schedule}, "model": SMALL} | changes
+        options = {"name": "fedmlp"} | (method or {})
+        return lab.experiment(partition=streams, method=options, **settings)
+
+    return make
+
+
+# ---- the loss ----------------------------------------------------------------------------------------------------
+
+
+def toy_view(lab: Any, encoder: bool = False) -> tuple[Any, ModelView]:
+    """A linear model over three pixels and three classes; its head starts at zero."""
+    dataset = lab.toy_dataset([[1, 0, 0], [0, 1, 0], [0, 0, 1]], [0, 1, 2], None, None)
+    partition = lab.by_hand(dataset, [[0, 1, 2]], [[0]])
+    experiment = lab.experiment(dataset, partition, lab.ToySpec(encoder), method__name="fedmlp")
+    module = experiment.new_module()
+    return module, ModelView(module, experiment.setting.network, dict(module.named_parameters()))
+
+
+def batch(*rows: tuple[float, ...], labels: list[int], weight: list[float] | None = None) -> Batch:
+    images = torch.tensor(rows, dtype=torch.float32).reshape(len(rows), 1, 1, -1)
+    return Batch(images, torch.tensor(labels), None if weight is None else torch.tensor(weight))
+
+
+def targets(*rows: tuple[float, ...], present: list[bool]) -> dict[str, torch.Tensor]:
+    return {"means": torch.tensor(rows, dtype=torch.float32), "present": torch.tensor(present)}
+
+
+def full_context() -> dict[str, Any]:
+    """Targets of class 0 for z = (1, 0, -1).
+
+    z - g = (0.2, -1.5, 2), z - p = (1, 1, 1), c = 0; rows of other classes hold what must not be read.
+    """
+    junk, first = (torch.nan,) * 3, [True, False, False]
+    memory = targets((0, 0, 0), junk, junk, present=first)
+    return {
+        "prototypes": targets((0.8, 1.5, -3), junk, junk, present=first),
+        "semantic": targets((0, -1, -2), junk, junk, present=first),
+        "memory": memory | {"centres": memory["means"], "centres_present": memory["present"]},
+    }
+
+
+def test_total(lab: Any) -> None:
+    """Fact 7: 0.407606 (logits 2, 1, 0) + 0.84 + 0.266217 + 0.5·0.5 = 1.763823."""
+    module, view = toy_view(lab)
+    module.head.bias.data = torch.tensor([2.0, 1.0, 0.0])
+    terms = FedMLP().loss(view, batch((1, 0, -1), labels=[0]), full_context())
+    expected = {"cross_entropy": 0.407606, "prototypes": 0.84, "memory": 0.266217, "semantic": 0.25}
+    assert {name: term.item() for name, term in terms.items()} == pytest.approx(expected, abs=1e-6)
+    assert sum(term.item() for term in terms.values()) == pytest.approx(1.763823, abs=1e-6)
+
+
+def test_weights_reduction_and_direction(lab: Any) -> None:
+    """w_P = 10: 8.4; with the sum over d = 3: L_P 25.2 and α·L_S 0.75; w_I = 3 with KL(c ‖ z): 3·0.308994 (fact 3)."""
+    _, view = toy_view(lab)
+    method = FedMLP(weight_prototypes=10, weight_memory=3, kl_dir="cz", proto_reduction="sum")
+    terms = method.loss(view, batch((1, 0, -1), labels=[0]), full_context())
+    found = [terms[name].item() for name in ("prototypes", "memory", "semantic")]
+    assert found == pytest.approx([25.2, 3 * 0.308994, 0.75], abs=1e-5)
+    # KL of z/2 to c/2 = 0 is that of (0.5, 0, -0.5): softmax e^0.5, 1, e^-0.5 over 3.255252.
+    z = torch.tensor([0.5, 0, -0.5]).exp() / 3.255252
+    warm = FedMLP(kl_temp=2).loss(view, batch((1, 0, -1), labels=[0]), full_context())["memory"]
+    assert warm.item() == pytest.approx(float((z * (z * 3).log()).sum()), abs=1e-6)
+
+
+def as_leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.nan_to_num(0).requires_grad_() if tensor.is_floating_point() else tensor
+
+
+@pytest.mark.parametrize("name", ["prototypes", "semantic", "memory"])
+def test_terms_reach_the_features_only(lab: Any, name: str) -> None:
+    """Fact 8: no gradient to the classifier, G, P or the memory; one to the encoder."""
+    module, view = toy_view(lab, encoder=True)
+    module.head.weight.data.fill_(0.3)
+    context = full_context()
+    context = {group: {key: as_leaf(value) for key, value in part.items()} for group, part in context.items()}
+    constants = [tensor for part in context.values() for tensor in part.values() if tensor.requires_grad]
+    parameters = dict(module.named_parameters())
+    term = FedMLP().loss(view, batch((1, 0, -1), labels=[0]), context)[name]
+    grads = torch.autograd.grad(term, [*parameters.values(), *constants], allow_unused=True)
+    reached = {key for key, grad in zip(parameters, grads, strict=False) if grad is not None and grad.any()}
+    assert reached == {"encoder.1.weight"}
+    assert all(grad is None for grad in grads[len(parameters) :])
+
+
+@pytest.mark.parametrize("ls_norm", ["samples", "classes"])
+@pytest.mark.parametrize("weight", [None, [1.0, 0.0]], ids=["full", "padded"])
+def test_no_minority_sample(lab: Any, ls_norm: Any, weight: list[float] | None) -> None:
+    """Fact 12: exactly 0, and a gradient of exactly 0."""
+    module, view = toy_view(lab, encoder=True)
+    context = {"semantic": targets((9, 9, 9), (9, 9, 9), (9, 9, 9), present=[False, False, True])}
+    given = batch((1, 0, -1), (3, 3, 3), labels=[0, 1], weight=weight)
+    term = FedMLP(ls_norm=ls_norm).loss(view, given, context)["semantic"]
+    assert term.item() == 0.0
+    (grad,) = torch.autograd.grad(term, [module.encoder[1].weight])
+    assert torch.equal(grad, torch.zeros(3, 3))
+
+
+def test_norms_of_the_semantic_term(lab: Any) -> None:
+    """Distances 1 in every dimension (0.5), 2 (1.5) of class 0, 0.2 (0.02) of class 1, 9 of class 2, no minority.
+
+    Over samples (0.5 + 1.5 + 0.02)/3, over classes 1 + 0.02; padding, here of class 1, counts in neither. α = 1.
+    """
+    _, view = toy_view(lab)
+    context = {"semantic": targets((0,) * 3, (0,) * 3, (0,) * 3, present=[True, True, False])}
+    rows = ((1,) * 3, (2,) * 3, (0.2,) * 3, (9,) * 3)
+    plain, padded = (
+        batch(*rows, labels=[0, 0, 1, 2]),
+        batch(*rows, (7,) * 3, labels=[0, 0, 1, 2, 1], weight=[1, 1, 1, 1, 0]),
+    )
+    for given in (plain, padded):
+        samples, classes = (
+            FedMLP(alpha=1, ls_norm=norm).loss(view, given, context)["semantic"] for norm in ("samples", "classes")
+        )
+        assert samples.item() == pytest.approx(2.02 / 3, abs=1e-6)
+        assert classes.item() == pytest.approx(1.02, abs=1e-6)
+
+
+def test_absent_classes_take_no_part(lab: Any) -> None:
+    """Logits (2, 1, 7), class 2 absent: ln(1 + e^-1) = 0.313262; no gradient to its row.
+
+    Padding whose label is absent stays finite.
+    """
+    module, view = toy_view(lab)
+    module.head.bias.data = torch.tensor([2.0, 1.0, 7.0])
+    given = batch((0, 0, 0), (0, 0, 0), labels=[0, 2], weight=[1, 0])
+    term = FedMLP(mask_absent=True).loss(view, given, {"held": torch.tensor([True, True, False])})["cross_entropy"]
+    assert term.item() == pytest.approx(0.313262, abs=1e-6)
+    (grad,) = torch.autograd.grad(term, [module.head.bias])
+    assert grad[2] == 0 and bool((grad[:2] != 0).all())
+
+
+# ---- the server --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "few"),
+    [
+        ([5000, 4629, 4286, 3968, 3674, 3401, 3149, 2916, 2700, 2500], [5, 6, 7, 8, 9]),  # fact 4
+        ([5421, 5019, 4647, 4302, 3983, 3688, 3415, 3161, 2927, 2710], [5, 6, 7, 8, 9]),  # fact 15
+        ([5421] * 10, []),  # γ = 1
+        ([7, 0, 9], [1]),  # ⌊3/2⌋ = 1; a class nobody holds is the smallest
+    ],
+)
+def test_minority(counts: list[int], few: list[int]) -> None:
+    assert minority(torch.tensor(counts), 0.5).nonzero().flatten().tolist() == few
+
+
+def test_other_minorities() -> None:
+    """⌊0.29·100⌋ = 29; none at 0, all at 1. At one half it is what the partition says, ties included."""
+    counts = torch.arange(100, 0, -1)
+    assert minority(counts, 0.29).nonzero().flatten().tolist() == list(range(71, 100))
+    assert int(minority(counts, 0.0).sum()) == 0 and int(minority(counts, 1.0).sum()) == 100
+    for seed in range(20):
+        drawn = np.random.default_rng(seed).integers(0, 5, 9)
+        found = minority(torch.from_numpy(drawn), 0.5).nonzero().flatten().tolist()
+        assert tuple(found) == minority_classes(drawn)
+
+
+def setting_of(lab: Any, num_classes: int, dim: int) -> Any:
+    return replace(lab.experiment().setting, num_classes=num_classes, feature_dim=dim)
+
+
+def test_global_prototypes(lab: Any) -> None:
+    """Fact 2: (1, 2) and (3, 6) give (2, 4) whatever the sample counts; a class nobody uploads keeps (7, 7).
+
+    Norms of the uploads: √5, √45, and (0, 3) of class 1: mean (2.236068 + 6.708204 + 3)/3 = 3.981424.
+    """
+    held = torch.tensor([True, True, False])
+    uploads = [
+        Prototypes(torch.tensor([[1.0, 2], [0, 3], [0, 0]]), held),
+        Prototypes(torch.tensor([[3.0, 6], [0, 0], [0, 0]]), torch.tensor([True, False, False])),
+    ]
+    replies = {k: {"prototypes": upload, "num_samples": Count(size)} for k, (upload, size) in
+               enumerate(zip(uploads, (1, 1000), strict=True))}  # fmt: skip
+    before = Prototypes(torch.tensor([[0.0, 0], [0, 0], [7, 7]]), torch.tensor([False, False, True]))
+    after = FedMLP().aggregate_prototypes({"prototypes": before}, replies, setting_of(lab, 3, 2), 2)
+    assert after["prototypes"].means.tolist() == [[2, 4], [0, 3], [7, 7]]
+    expected = {"classes_known": 3, "prototype_norm_mean": 3.981424, "prototype_norm_max": 6.708204}
+    assert after["facts"].values == pytest.approx(expected, abs=1e-6)
+
+
+def clustered(lab: Any, means: torch.Tensor, present: torch.Tensor, counts: list[int], **options: Any) -> Record:
+    server = {
+        "prototypes": Prototypes(means, present),
+        "class_counts": Arrays({"classes": torch.tensor(counts)}),
+        "facts": Facts({}),
+    }
+    return FedMLP(**options).cluster_prototypes(server, {}, setting_of(lab, len(means), means.shape[1]), 3)
+
+
+def test_semantic_prototypes(lab: Any) -> None:
+    """Fact 5's seven vectors, an eighth class without prototype: three centres; J = the ⌊8/2⌋ smallest: 4, 5, 6, 7.
+
+    Class 7 has no prototype and cannot be drawn to a cluster.
+    """
+    means = torch.cat([SEVEN, torch.zeros(1, 2)])
+    server = clustered(lab, means, torch.tensor([True] * 7 + [False]), [9, 9, 9, 9, 1, 1, 1, 1])
+    semantic, clusters = server["semantic"], server["clusters"]
+    assert semantic.present.tolist() == [True] * 3 + [False] * 5
+    assert torch.allclose(semantic.means[:3], torch.tensor([[0.95, 0.05], [0.1, 0.933333], [-1, -0.95]]), atol=1e-6)
+    assert clusters["assignment"][:7].tolist() == [0, 0, 1, 1, 1, 2, 2]
+    assert clusters["minority"].tolist() == [False] * 4 + [True] * 3 + [False]
+    assert server["facts"].values == {"clusters": 3, "minority_classes": 4}
+
+
+def test_a_single_cluster_is_none(lab: Any) -> None:
+    """Directions (1, y), y = 0, 0.1, 0.2, 0.4, at 0, 5.71, 11.31 and 21.80 degrees: a chain, one component.
+
+    After centring (section 5.4) they are (0, y - 0.175): the first two point down, the others up.
+    """
+    means = torch.tensor([[1.0, 0], [1, 0.1], [1, 0.2], [1, 0.4]])
+    chain, apart = (
+        clustered(lab, means, everywhere(4), [4, 3, 2, 1], minority_fraction=1.0, cluster=cluster)
+        for cluster in ("finch", "centred")
+    )
+    assert not chain["semantic"].present.any() and not chain["semantic"].means.any()
+    assert not chain["clusters"]["minority"].any()
+    assert chain["facts"].values == {"clusters": 1, "minority_classes": 4}
+    assert apart["clusters"]["assignment"].tolist() == [0, 0, 1, 1]
+    assert apart["clusters"]["minority"].all()
+    assert apart["facts"].values == {"clusters": 2, "minority_classes": 4}
+
+
+def test_other_clusterings(lab: Any) -> None:
+    """K = 7: max(2, round(√7)) = 3 of k-means and average linkage; 2 when asked for; ``none``: p = own g."""
+    for cluster in ("kmeans", "agglomerative"):
+        found = clustered(lab, SEVEN, everywhere(7), [1] * 7, cluster=cluster)
+        assert found["clusters"]["assignment"].tolist() == [0, 0, 1, 1, 1, 2, 2], cluster
+        fewer = clustered(lab, SEVEN, everywhere(7), [1] * 7, cluster=cluster, num_clusters=2)
+        assert fewer["clusters"]["assignment"].tolist() == [0] * 5 + [1] * 2, cluster
+    own = clustered(lab, SEVEN, everywhere(7), [1] * 7, cluster="none")
+    assert torch.equal(own["semantic"].means[own["clusters"]["assignment"]], SEVEN)
+
+
+def test_average_linkage() -> None:
+    """On a line 0, 1, 5, 7: merges {0, 1} at 1, {5, 7} at 2; two clusters with centres 0.5 and 6."""
+    points = torch.tensor([[5.0], [0.0], [7.0], [1.0]])
+    found = average_linkage(points, 2)
+    assert found.labels.tolist() == [0, 1, 0, 1]
+    assert found.centres.flatten().tolist() == [6.0, 0.5]
+    assert average_linkage(points[:1], 3).labels.tolist() == [0]
+    assert len(average_linkage(points, 9).centres) == 4
+
+
+# ---- rounds and messages -----------------------------------------------------------------------------------------
+
+
+def test_legs(lab: Any) -> None:
+    """All clients report before the first round, and only where counts matter."""
+    setting = lab.experiment().setting
+    training = ("aggregate", "aggregate-prototypes", "cluster-prototypes")
+    report, first = FedMLP().legs(1, setting)
+    assert report == Leg("report-counts", who="all", phases=(), stages=("count-classes",))
+    assert (first.who, first.stages) == ("cohort", training)
+    assert [leg.stages for leg in FedMLP().legs(2, setting)] == [training]
+    assert [leg.stages for leg in FedMLP(counts="running").legs(1, setting)] == [("count-classes", *training)]
+    assert [leg.stages for leg in FedMLP(use_semantic=False).legs(1, setting)] == [training[:2]]
+
+
+def test_bytes(lab: Any, stream: Any, streams: Partition, tmp_path: Any) -> None:
+    """Section 3. K = 6, d = 8, T = 3; 8 bytes per id and count, 1 per bit of J.
+
+    Set-up: 4·T·K counts up, nothing down. Each round up s + 1 and |K_{m,t}| rows; down s, G, and from the second round
+    P, K ints and K bits. Without clustering v is the number of classes known.
+    """
+    experiment = stream(rounds=3, method={"cluster": "none"})
+    model = experiment.setting.initial.num_parameters
+    run = lab.run(experiment, tmp_path / "run")
+    held = [(streams.task_counts[:, task] > 0).sum() for task in (0, 1)]
+    first, second, _ = run.history
+    assert first["bytes_down"] == {"model": 4 * 4 * model, "prototypes": 0}
+    assert first["bytes_up"] == {
+        "class_counts": 4 * 3 * 6 * 8,
+        "model": 4 * 4 * model,
+        "num_samples": 4 * 8,
+        "prototypes": held[0] * (8 * 4 + 8),
+    }
+    known = int(first["server"]["classes_known"])
+    clusters = int(first["server"]["clusters"])
+    assert clusters == known > 1
+    down = {name: second["bytes_down"][name] - first["bytes_down"].get(name, 0) for name in second["bytes_down"]}
+    assert down == {
+        "model": 4 * 4 * model,
+        "prototypes": 4 * known * (8 * 4 + 8),
+        "semantic": 4 * clusters * (8 * 4 + 8),
+        "clusters": 4 * (6 * 8 + 6),
+    }
+    up = {name: second["bytes_up"][name] - first["bytes_up"][name] for name in second["bytes_up"]}
+    assert up == {
+        "class_counts": 0,
+        "model": 4 * 4 * model,
+        "num_samples": 4 * 8,
+        "prototypes": held[1] * (8 * 4 + 8),
+    }
+    assert run.state.server["class_counts"]["classes"].tolist() == [40, 34, 30, 26, 22, 20]
+    assert second["server"]["minority_classes"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "down", "up"),
+    [
+        ({"use_prototypes": False}, {"model", "semantic", "clusters"}, {"model", "num_samples", "prototypes"}),
+        ({"use_semantic": False}, {"model", "prototypes"}, {"model", "num_samples", "prototypes"}),
+        ({"use_memory": False, "alpha": 0}, {"model", "prototypes"}, {"model", "num_samples", "prototypes"}),
+        ({"weight_prototypes": 0, "use_semantic": False}, {"model"}, {"model", "num_samples", "prototypes"}),
+        (OFF, {"model"}, {"model", "num_samples"}),
+    ],
+)
+def test_what_no_term_needs_is_not_sent(
+    lab: Any, stream: Any, options: dict[str, Any], down: set[str], up: set[str], tmp_path: Any
+) -> None:
+    experiment = stream(rounds=3, method=options)
+    server = lab.run(experiment, tmp_path / "run").state.server
+    reply, _ = lab.train(experiment, number=2, server=server)
+    assert (set(reply.down), set(reply.up)) == (down, up)
+
+
+def test_running_counts(lab: Any, stream: Any, tmp_path: Any) -> None:
+    """A client tells the K counts of a task in its first round on it, never again: rounds 1 to 3 of cyclic."""
+    run = lab.run(stream(rounds=4, method={"counts": "running"}), tmp_path / "cyclic")
+    told = [record["bytes_up"]["class_counts"] for record in run.history]
+    assert np.diff(told, prepend=0).tolist() == [4 * 6 * 8] * 3 + [0]
+    assert run.state.server["class_counts"]["classes"].tolist() == [40, 34, 30, 26, 22, 20]
+    # Blocked, tasks 0, 0, 1, 2: two rounds on a task tell once.
+    blocked = lab.run(stream("blocked", rounds=4, method={"counts": "running"}), tmp_path / "blocked")
+    assert blocked.history[-1]["bytes_up"]["class_counts"] == 3 * 4 * 6 * 8
+    assert blocked.state.server["class_counts"]["classes"].tolist() == [40, 34, 30, 26, 22, 20]
+
+
+def test_counts_add_up(lab: Any) -> None:
+    """A report has a row per task; who tells nothing adds nothing; the server's own sum stays: (1, 0) + (2, 3)."""
+    setting = setting_of(lab, 2, 1)
+    replies: dict[int, Record] = {0: {"class_counts": Arrays({"tasks": torch.tensor([[2, 0], [0, 3]])})}, 1: {}}
+    server = {"class_counts": Arrays({"classes": torch.tensor([1, 0])})}
+    assert count_classes({}, replies, setting, 1)["class_counts"]["classes"].tolist() == [2, 3]
+    assert count_classes(server, replies, setting, 1)["class_counts"]["classes"].tolist() == [3, 3]
+    assert server["class_counts"]["classes"].tolist() == [1, 0]
+
+
+def test_running_counts_without_tasks(lab: Any, tmp_path: Any) -> None:
+    run = lab.run(
+        lab.experiment(model=SMALL, federation__rounds=2, method={"name": "fedmlp", "counts": "running"}),
+        tmp_path / "run",
+    )
+    expected = lab.partition.counts.sum(axis=0).tolist()
+    assert run.state.server["class_counts"]["classes"].tolist() == expected
+    full = lab.run(lab.experiment(model=SMALL, federation__rounds=1, method={"name": "fedmlp"}), tmp_path / "full")
+    assert full.state.server["class_counts"]["classes"].tolist() == expected
+
+
+# ---- the clients' memory -----------------------------------------------------------------------------------------
+
+
+def classes_of(streams: Partition, client: int, tasks: list[int]) -> list[bool]:
+    return (streams.task_counts[client, tasks] > 0).any(axis=0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rounds", "earlier", "newest"),
+    [
+        ("cyclic", 3, [0, 1], [2]),
+        ("cyclic", 4, [0, 1, 2], [0]),
+        ("blocked", 6, [0, 1], [2]),  # tasks 0, 0, 1, 1, 2, 2: the second round on task 2 commits nothing
+    ],
+)
+def test_what_is_remembered(
+    lab: Any, stream: Any, streams: Partition, schedule: str, rounds: int, earlier: list[int], newest: list[int],
+    tmp_path: Any,
+) -> None:  # fmt: skip
+    run = lab.run(stream(schedule, rounds), tmp_path / "run")
+    for client in range(4):
+        memory = run.memory(client)
+        assert memory["earlier"].present.tolist() == classes_of(streams, client, earlier)
+        assert memory["newest"].present.tolist() == classes_of(streams, client, newest)
+    begins = 2 if schedule == "cyclic" else 3
+    terms = [("memory" in record["train_loss"]) for record in run.history]
+    assert terms == [record["round"] >= begins for record in run.history]
+    assert [("prototypes" in record["train_loss"]) for record in run.history] == [False] + [True] * (rounds - 1)
+    assert set(run.history[0]["train_loss"]) == {"cross_entropy"}
+
+
+def overwritten(*uploads: Prototypes) -> Prototypes:
+    """The last of several for each class."""
+    means, present = torch.zeros(6, 8), torch.zeros(6, dtype=torch.bool)
+    for upload in uploads:
+        means = torch.where(upload.present.unsqueeze(1), upload.means, means)
+        present = present | upload.present
+    return Prototypes(means, present)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_when_it_is_committed(lab: Any, stream: Any, schedule: str, tmp_path: Any) -> None:
+    """What a client recalls in rounds 2, 3, 4 and 6 (having missed 5) of 6, of its uploads of rounds 1 to 4.
+
+    Cyclic, tasks 0, 1, 2, 0, 1, 2: each round is a stage, so all before it; where two have a class, the later. Blocked,
+    tasks 0, 0, 1, 1, 2, 2: in round 2 nothing; in rounds 3 and 4 what it computed in round 2, nothing of round 3; in
+    round 6 that and what it computed in round 4.
+    """
+    experiment = stream(schedule, 6)
+    worker = Worker(experiment)
+    server = lab.run(experiment, tmp_path / "run").state.server
+    uploads: list[Prototypes] = []
+    memory: Record = {}
+    recalled = {}
+    for number in (1, 2, 3, 4, 6):
+        turn = worker.receive(number, Leg(), 0, server, memory)
+        recalled[number] = experiment.method.context(turn).get("memory")
+        if number < 6:
+            leg = 1 if number == 1 else 0
+            reply, memory = lab.train(experiment, number=number, leg=leg, server=server, memory=memory, worker=worker)
+            uploads.append(reply.message["prototypes"])
+    first, second, third, fourth = uploads
+    assert recalled[1] is None
+    if schedule == "cyclic":
+        assert not torch.equal(first.means, fourth.means)
+        expected = {2: (first,), 3: (first, second), 4: (first, second, third), 6: (first, second, third, fourth)}
+    else:
+        assert recalled[2] is None
+        assert not torch.equal(first.means, second.means) and not torch.equal(third.means, fourth.means)
+        expected = {3: (second,), 4: (second,), 6: (second, fourth)}
+    for number, parts in expected.items():
+        found, wanted = recalled[number], overwritten(*parts)
+        assert torch.equal(found["means"], wanted.means)
+        assert torch.equal(found["present"], wanted.present)
+        assert 0 < int(found["centres_present"].sum()) <= int(wanted.present.sum())
+
+
+def test_local_clusters_without_clustering(lab: Any, stream: Any, tmp_path: Any) -> None:
+    """Each remembered prototype stands for itself; one alone is its own centre in any clustering."""
+    experiment = stream(method={"cluster": "none"})
+    run = lab.run(experiment, tmp_path / "run")
+    turn = Worker(experiment).receive(4, Leg(), 0, run.state.server, run.memory(0))
+    context = experiment.method.context(turn)["memory"]
+    assert torch.equal(context["centres"][context["centres_present"]], context["means"][context["present"]])
+    one = Prototypes(torch.full((6, 8), 2.0), torch.arange(6) == 3)
+    memory = {"earlier": Prototypes.empty(6, 8), "newest": one, "stage": Count(0)}
+    for cluster in ("finch", "centred", "kmeans", "agglomerative", "none"):
+        alone = FedMLP(cluster=cluster).remembered(replace(turn, memory=memory))
+        assert alone["centres_present"].tolist() == [True] + [False] * 5
+        assert torch.equal(alone["centres"][0], one.means[3])
+
+
+def test_static_data_leave_nothing_to_remember(lab: Any, tmp_path: Any) -> None:
+    """Fact 10: with T = 1 and α = 0, w_I has no effect where the stage never ends."""
+    runs = [
+        lab.run(
+            lab.experiment(model=SMALL, method={"name": "fedmlp", "alpha": 0, "weight_memory": weight}),
+            tmp_path / str(weight),
+        )
+        for weight in (0, 3)
+    ]
+    assert same({"m": runs[0].state.server["model"]}, {"m": runs[1].state.server["model"]})
+    assert [r["train_loss"] for r in runs[0].history] == [r["train_loss"] for r in runs[1].history]
+
+
+# ---- limit cases -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("options", [OFF, {"use_prototypes": False, "use_memory": False, "use_semantic": False}])
+def test_without_its_terms_it_is_fedavg(
+    lab: Any, stream: Any, streams: Partition, schedule: str, options: Any, tmp_path: Any
+) -> None:
+    """Fact 10, on a model with dropout and half of the clients per round; and the first round with all terms."""
+    federation = {"rounds": 3, "task_schedule": schedule, "participation": 0.5}
+    changes = {"federation": federation, "model": {"name": "fedproto_cnn"}, "local__momentum": 0.9}
+    plain = lab.run(lab.experiment(partition=streams, **changes), tmp_path / "fedavg")
+    off = lab.run(stream(method=options, **changes), tmp_path / "off")
+    assert same(off.state.server, plain.state.server)
+    assert off.history == plain.history
+    on = lab.run(stream(**changes), tmp_path / "on")
+    assert on.history[0]["train_loss"] == plain.history[0]["train_loss"]
+    assert on.history[0]["class_accuracy"] == plain.history[0]["class_accuracy"]
+    assert not same({"m": on.state.server["model"]}, {"m": plain.state.server["model"]})
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"share": "extractor", "mask_absent": True, "ls_norm": "classes"},
+    {"cluster": "kmeans", "kl_dir": "cz", "proto_reduction": "sum", "counts": "running", "alpha": 0.05},
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "model"), [(VARIANTS[0], {"name": "fedproto_cnn"}), (VARIANTS[1], BATCHNORM), (VARIANTS[2], SMALL)]
+)
+def test_stacked_clients(lab: Any, stream: Any, model: Any, options: Any, tmp_path: Any) -> None:
+    """Round 3 of a stream, with everything there is to look at, within 1e-4 of the serial engine."""
+    before = lab.run(stream(rounds=3, method=options, model=model), tmp_path / "run")
+    memories = {client: before.memory(client) for client in range(4)}
+    found = [
+        lab.train_stack(
+            stream(rounds=9, method=options, model=model, engine__stack=engine),
+            range(4),
+            memories,
+            number=4,
+            server=before.state.server,
+        )
+        for engine in (False, True)
+    ]
+    for client in range(4):
+        ours, theirs = (result[client][0] for result in found)
+        assert set(ours.losses) == {"cross_entropy", "prototypes", "memory", "semantic"}
+        assert theirs.losses == pytest.approx(ours.losses, abs=1e-4)
+        for name in ("model", "prototypes"):
+            pairs = zip(
+                ours.message[name].arrays().values(), theirs.message[name].arrays().values(), strict=True
+            )  # fmt: skip
+            assert all(torch.allclose(a.float(), b.float(), atol=1e-4) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("options", "model"), [*((options, SMALL) for options in VARIANTS), ({"cluster": "centred"}, BATCHNORM)]
+)
+def test_odd_clients_give_numbers(lab: Any, options: Any, model: Any, tmp_path: Any) -> None:
+    """Tasks of one class, of one sample, of fewer samples than a batch; classes 4 and 5 that nobody holds."""
+    labels = lab.dataset.train.labels
+    of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
+    tasks = [[of[0][:20], of[1][:20]], [of[1][20:21], of[2][:3]], [of[1][22:25] + of[2][4:8], of[3]]]
+    whole = [first + second for first, second in tasks]
+    partition = lab.by_hand(lab.dataset, whole, [range(60)] * 3, tasks=tasks)
+    experiment = lab.experiment(
+        partition=partition,
+        model=model,
+        federation={"rounds": 3, "task_schedule": "cyclic"},
+        method={"name": "fedmlp", **options},
+    )
+    run = lab.run(experiment, tmp_path / "run")
+    assert run.state.failures == ()
+    assert run.state.server["prototypes"].present.tolist() == [True] * 4 + [False] * 2
+    for record in (run.state.server, run.memory(1)):
+        tensors = [tensor for payload in record.values() for tensor in payload.arrays().values()]
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+    assert np.isfinite(run.history[-1]["loss_global"])
+
+
+# ---- answers -----------------------------------------------------------------------------------------------------
+
+
+def test_nearest_prototype(lab: Any) -> None:
+    """z = (0, 0, 0) from (3, 4, 0) and (0, 1, 0): distances 5 and 1; the class without prototype scores -(5 + 1)."""
+    _, view = toy_view(lab)
+    prototypes = Prototypes(torch.tensor([[3.0, 4, 0], [0, 1, 0], [0, 0, 0]]), torch.tensor([True, True, False]))
+    images = torch.zeros(2, 1, 1, 3)
+    assert nearest_prototype(view, images, {"prototypes": prototypes}, None).tolist() == [[-5, -1, -6]] * 2
+    nothing = nearest_prototype(view, images, {"prototypes": Prototypes.empty(3, 3)}, None)
+    assert torch.equal(nothing, view.classify(view.features(images)))
+
+
+def test_heads_that_stay_at_home(lab: Any, stream: Any, tmp_path: Any) -> None:
+    """``share: extractor``, one client per round: heads never travel, nor does anybody lose its own."""
+    experiment = stream(
+        method={"share": "extractor"}, federation={"rounds": 3, "task_schedule": "cyclic", "participation": 0.25}
+    )
+    run = lab.run(experiment, tmp_path / "run")
+    start, method = experiment.setting.initial, experiment.method
+    base = run.state.server["model"]
+    assert set(start.params) - set(base.params) == {"head.weight", "head.bias"}
+    assert run.history[0]["bytes_up"]["model"] == 4 * base.num_parameters
+    assert run.history[0]["bytes_down"]["model"] == 4 * base.num_parameters
+    ever = {client for record in run.history for client in record["participants"]}
+    for client in range(4):
+        own = method.client_model(run.state.server, client, run.memory(client), experiment.setting)
+        assert list(own.params) == list(start.params)
+        assert torch.equal(own.params["encoder.0.weight"], base.params["encoder.0.weight"])
+        assert torch.equal(own.params["head.weight"], start.params["head.weight"]) == (client not in ever)
+    client = run.history[-1]["participants"][0]
+    turn = Worker(experiment).receive(3, Leg(), client, run.state.server, run.memory(client))
+    began = method.begin(turn)
+    assert torch.equal(began.params["head.weight"], run.memory(client)["top"].params["head.weight"])
+    assert torch.equal(began.params["encoder.0.weight"], base.params["encoder.0.weight"])
+    assert set(method.alternatives()) == {"averaged_heads"}
+    assert set(FedMLP().alternatives()) == {"nearest_prototype"}
+
+
+def test_who_answers_with_what(lab: Any) -> None:
+    """With own heads the nearest prototype answers for everybody, the head for a client; else the head for both."""
+    module, view = toy_view(lab)
+    module.head.bias.data = torch.tensor([0.0, 0.0, 5.0])
+    server = {"prototypes": Prototypes(torch.eye(3), everywhere(3))}
+    images = torch.tensor([[1.0, 0, 0]]).reshape(1, 1, 1, 3)
+    part, whole = FedMLP(share="extractor"), FedMLP()
+
+    def answers(method: FedMLP) -> list[int]:
+        own = method.predict(view, images, server, everywhere(3))
+        return [int(scores.argmax()) for scores in (method.predict(view, images, server, None), own)]
+
+    assert answers(part) == [0, 2]
+    assert answers(whole) == [2, 2]
+    assert int(part.alternatives()["averaged_heads"](view, images, server, None).argmax()) == 2
+    assert int(whole.alternatives()["nearest_prototype"](view, images, server, None).argmax()) == 0
+
+
+def test_a_model_without_extractor(lab: Any) -> None:
+    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
+    method = {"name": "fedmlp", "share": "extractor"}
+    experiment = lab.experiment(dataset, lab.by_hand(dataset, [[0, 1]], [[0, 1]]), lab.ToySpec(), method=method)
+    with pytest.raises(ConfigError, match="share = extractor: this model has no layers below its head"):
+        experiment.method.start_server(experiment.setting)
+
+
+def test_private_statistics_stay_with_their_client(lab: Any, stream: Any, tmp_path: Any) -> None:
+    model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": "local"}
+    run = lab.run(stream(rounds=3, model=model), tmp_path / "run")
+    assert not run.state.server["model"].buffers
+    means = [run.memory(client)["batchnorm"].buffers["encoder.1.running_mean"] for client in (0, 1)]
+    assert not torch.equal(*means)
+    assert isinstance(run.state.server["model"], Weights)

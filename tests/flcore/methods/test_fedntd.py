@@ -1,0 +1,183 @@
+"""FedNTD: two steps by hand, its teacher, its limit cases to the bit, and its traffic (baselines.md 5, 22 and 23)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.engine.client import Worker
+from flcore.messages import Record, Weights, serialise
+from flcore.methods.base import Leg
+from flcore.methods.fedntd import received_model
+
+CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
+
+
+def same(first: Record, second: Record) -> bool:
+    return serialise(first) == serialise(second)
+
+
+def apart(first: Weights, second: Weights) -> float:
+    """Largest difference of two models' parameters and statistics."""
+    pairs = zip(first.arrays().values(), second.arrays().values(), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize(("tau", "squared"), [(1.0, False), (2.0, False), (2.0, True)])
+def test_two_steps_by_hand(lab: Any, tau: float, squared: bool) -> None:
+    """x = (1, 0) of class 0, head W = 0, b = (0, ln 2, 0), learning rate 0.1, β = 3.
+
+    Step 1: softmax (1/4, 1/2, 1/4) has gradient (-3/4, 1/2, 1/4), on b as on the column of W that x reads; teacher and
+    student are one, the distillation and its gradient are 0. Step 2: z = (0.15, ln 2 - 0.1, -0.05), teacher (ln 2, 0)
+    on classes 1 and 2. With p, q the teacher's and the student's probability of class 1 among the two, at temperature
+    τ, the distillation adds β·(q - p)/τ to the gradient of z_1 and the opposite to that of z_2.
+    """
+    beta, rate = 3.0, 0.1
+    dataset = lab.toy_dataset([[1, 0], [0, 1], [1, 1]], [0, 1, 2], None, None)
+    experiment = lab.experiment(
+        dataset,
+        lab.by_hand(dataset, [[0], [1, 2]], [[0, 1]] * 2),
+        lab.ToySpec(),
+        local={"lr": rate, "batch_size": 100, "epochs": 2},
+        method={"name": "fedntd", "beta": beta, "tau": tau, "tau_squared": squared},
+    )
+    model = Weights({"head.weight": torch.zeros(3, 2), "head.bias": torch.tensor([0, math.log(2), 0])})
+    reply, memory = lab.train(experiment, server={"model": model})
+    logits = [0.15, math.log(2) - 0.1, -0.05]
+    total = sum(map(math.exp, logits))
+    p = 1 / (1 + math.exp(-math.log(2) / tau))
+    q = 1 / (1 + math.exp(-(logits[1] - logits[2]) / tau))
+    factor = beta * (tau**2 if squared else 1)
+    pull = factor * (q - p) / tau
+    second = [math.exp(logits[0]) / total - 1, math.exp(logits[1]) / total + pull, math.exp(logits[2]) / total - pull]
+    steps = [-rate * (a + b) for a, b in zip((-3 / 4, 1 / 2, 1 / 4), second, strict=True)]
+    params = reply.message["model"].params
+    assert params["head.weight"][:, 0].tolist() == pytest.approx(steps, abs=1e-6)
+    assert params["head.bias"].tolist() == pytest.approx([steps[0], math.log(2) + steps[1], steps[2]], abs=1e-6)
+    divergence = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+    assert reply.losses["distillation"] == pytest.approx(factor * divergence / 2, abs=1e-6)
+    assert model.params["head.bias"].tolist() == pytest.approx([0, math.log(2), 0])
+    assert memory == {}
+
+
+@pytest.mark.parametrize("model", [{"name": "fedgen_cnn"}, {"name": "fedproto_cnn"}], ids=["batchnorm", "dropout"])
+def test_the_teacher_is_in_evaluation_mode(lab: Any, model: dict[str, Any]) -> None:
+    """In the first step teacher and student have the same weights.
+
+    Without dropout and BatchNorm they agree; with them they cannot, and the teacher's pass leaves the client's running
+    statistics alone: those of one step are FedAvg's.
+    """
+    plain, _ = lab.train(lab.experiment(model=CSPC, method__name="fedntd", local__steps=1))
+    assert plain.losses["distillation"] == pytest.approx(0, abs=1e-7)
+    reply, _ = lab.train(lab.experiment(model=model, method__name="fedntd", local__steps=1))
+    assert reply.losses["distillation"] > 1e-4
+    averaged, _ = lab.train(lab.experiment(model=model, method__name="fedavg", local__steps=1))
+    found, expected = (r.message["model"].buffers for r in (reply, averaged))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("model", [CSPC, {"name": "fedgen_cnn"}, {"name": "fedproto_cnn"}])
+def test_without_its_term_it_is_fedavg(lab: Any, model: dict[str, Any], tmp_path: Any) -> None:
+    """Section 23, 1; and section 22: P up and down whatever β."""
+    runs = {
+        name: lab.run(
+            lab.experiment(method=method, model=model, federation__participation=0.5, local__momentum=0.5),
+            tmp_path / name,
+        )
+        for name, method in {
+            "fedavg": {"name": "fedavg"},
+            "off": {"name": "fedntd", "beta": 0},
+            "on": {"name": "fedntd"},
+        }.items()
+    }
+    assert same(runs["off"].state.server, runs["fedavg"].state.server)
+    assert runs["off"].history == runs["fedavg"].history
+    assert not same(runs["on"].state.server, runs["fedavg"].state.server)
+    for on, off in zip(runs["on"].history, runs["fedavg"].history, strict=True):
+        assert (on["bytes_up"], on["bytes_down"]) == (off["bytes_up"], off["bytes_down"])
+        assert on["scalars_up"] == off["scalars_up"]
+
+
+def test_two_classes_leave_fedavg_and_a_warning(lab: Any) -> None:
+    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
+    partition = lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2)
+    settings = {"local": {"lr": 0.1, "batch_size": 100, "epochs": 3}}
+    experiments = {
+        beta: lab.experiment(dataset, partition, lab.ToySpec(), method={"name": "fedntd", "beta": beta}, **settings)
+        for beta in (0.0, 1.0)
+    }
+    with pytest.warns(UserWarning, match="two classes"):
+        server = experiments[1.0].method.start_server(experiments[1.0].setting)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        experiments[0.0].method.start_server(experiments[0.0].setting)
+        lab.experiment(method__name="fedntd").method.start_server(lab.experiment().setting)
+    on, off = (lab.train(experiments[beta], server=server)[0] for beta in (1.0, 0.0))
+    assert on.losses["distillation"] == 0
+    assert same(on.message, off.message)
+
+
+def test_private_statistics_serve_the_teacher(lab: Any) -> None:
+    """Under `batchnorm: local` the received parameters come without statistics; the client's own stand in."""
+    experiment = lab.experiment(method__name="fedntd", model={"name": "fedgen_cnn", "batchnorm": "local"})
+    setting, worker = experiment.setting, Worker(experiment)
+    _, memory = lab.train(experiment)
+    assert same({"s": memory["statistics"]}, {"s": memory["batchnorm"]})
+    server = experiment.method.start_server(setting)
+    teachers = [received_model(worker.receive(2, Leg(), 0, server, kept)) for kept in (memory, {})]
+    assert same({"s": Weights({}, teachers[0].buffers)}, {"s": memory["batchnorm"]})
+    assert same({"m": teachers[1]}, {"m": setting.initial})
+    assert not same({"m": teachers[0]}, {"m": teachers[1]})
+    assert not Worker(experiment).receive(2, Leg(), 0, server, memory).inbox["model"].buffers
+
+
+@pytest.mark.parametrize("batchnorm", ["aggregate", "local"])
+def test_stacked_clients_do_as_single_ones(lab: Any, batchnorm: str) -> None:
+    model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": batchnorm}
+    serial, stacked = (lab.experiment(method__name="fedntd", model=model, engine__stack=s) for s in (False, True))
+    first = lab.train_stack(serial, range(4))
+    memories = {client: first[client][1] for client in (0, 2)}
+    expected, found = (lab.train_stack(experiment, range(4), memories, number=2) for experiment in (serial, stacked))
+    for client in range(4):
+        assert apart(expected[client][0].message["model"], found[client][0].message["model"]) < 1e-4
+        assert found[client][0].losses == pytest.approx(expected[client][0].losses, abs=1e-4)
+
+
+def test_odd_clients_give_numbers(lab: Any, tmp_path: Any) -> None:
+    """One class only; one sample; fewer samples than a batch; classes 4 and 5 that nobody holds."""
+    labels = lab.dataset.train.labels
+    of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
+    partition = lab.by_hand(lab.dataset, [of[0], of[1][:1], of[1][1:4] + of[2][:4], of[3]], [range(60)] * 4)
+    run = lab.run(lab.experiment(partition=partition, model=CSPC, method__name="fedntd"), tmp_path / "run")
+    assert run.state.failures == ()
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.state.server["model"].params.values())
+    assert run.history[-1]["train_loss"]["distillation"] > 0
+
+
+def test_the_not_true_classes_are_remembered(lab: Any) -> None:
+    """A client of one class, trained for long on it: β pulls what it says of the others to what it received."""
+    labels = lab.dataset.train.labels
+    of = torch.nonzero(labels == 0).flatten().tolist()
+    partition = lab.by_hand(lab.dataset, [of], [range(60)])
+    images = torch.nonzero(labels > 0).flatten()
+    worker = Worker(lab.experiment(partition=partition, model=CSPC))
+    setting = worker.experiment.setting
+    inputs = lab.dataset.train.images[images].float() / 255
+
+    def answers(weights: Weights) -> torch.Tensor:
+        logits = setting.network.classify(setting.network.features(inputs, weights.values), weights.values)
+        return logits[:, 1:].log_softmax(1)
+
+    before = answers(setting.initial)
+    drift = {}
+    for beta in (0.0, 1.0):
+        experiment = lab.experiment(
+            partition=partition, model=CSPC, method={"name": "fedntd", "beta": beta}, local__epochs=10
+        )
+        after = answers(lab.train(experiment)[0].message["model"])
+        drift[beta] = float((before.exp() * (before - after)).sum(1).mean())
+    assert drift[1.0] < 0.5 * drift[0.0]

@@ -1,0 +1,383 @@
+"""FeSEM: E-step, M-step and first clusters by hand, its limit cases, who gets what (baselines.md 18 and 21 to 23)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from flcore.engine.client import Worker
+from flcore.messages import Arrays, Count, Facts, Record, Weights, serialise
+from flcore.methods.fesem import (
+    FeSEM,
+    assign,
+    assignment_of,
+    centre_name,
+    cluster_means,
+    kmeans,
+    spread_models,
+    squared_distance,
+)
+
+TWO = {"name": "fesem", "centres": 2}
+# Sample A = (2, 0) of class 0 and three samples B = (0, 4) of class 1.
+PIXELS, LABELS = [[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1]
+
+
+def scalar(value: float) -> Weights:
+    return Weights({"w": torch.tensor([float(value)])})
+
+
+def scalars(*values: float) -> dict[int, Weights]:
+    return {number: scalar(value) for number, value in enumerate(values)}
+
+
+def values(models: dict[int, Weights]) -> dict[int, float]:
+    return {number: model.params["w"].item() for number, model in models.items()}
+
+
+def same(first: Weights, second: Weights) -> bool:
+    """Equal to the bit, names and order included."""
+    return first.header() == second.header() and serialise({"model": first}) == serialise({"model": second})
+
+
+def by_hand(lab: Any, clients: list[list[int]], **changes: Any) -> Any:
+    """A linear model that starts at zero, full batches, plain SGD with learning rate 0.1."""
+    dataset = lab.toy_dataset(PIXELS, LABELS, None, None)
+    options = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 1}, "method": TWO} | changes
+    return lab.experiment(dataset, lab.by_hand(dataset, clients, [[0, 1]] * len(clients)), lab.ToySpec(), **options)
+
+
+def weights_of(model: Weights) -> list[float]:
+    """W_00, W_01 and b_0 of the linear model; the other row is their negative."""
+    return [*model.params["head.weight"][0].tolist(), model.params["head.bias"][0].item()]
+
+
+# ---- E and M -----------------------------------------------------------------------------------------------------
+
+
+def server_of(centres: list[float], assignment: list[int]) -> Record:
+    named = {centre_name(j): scalar(value) for j, value in enumerate(centres)}
+    return {**named, "assignment": Arrays({"centre": torch.tensor(assignment)})}
+
+
+def replies_of(models: dict[int, float], sizes: dict[int, int] | None = None) -> dict[int, Record]:
+    return {k: {"model": scalar(value), "num_samples": Count((sizes or {}).get(k, 1))} for k, value in models.items()}
+
+
+def after_round(lab: Any, method: FeSEM, server: Record, replies: dict[int, Record]) -> Record:
+    setting = lab.experiment().setting
+    for stage in method.stages().values():
+        server = stage(server, replies, setting, 2)
+    return server
+
+
+def test_one_round_of_clusters_by_hand(lab: Any) -> None:
+    """Section 18 a: w = 0, 1, 9, 11 and centres 0 and 10 give (0, 0, 1, 1), then 0.5 and 10.
+
+    Objective: 2·0.5² + 2·1 = 2.5. Client 1 came from centre 1; client 4 was not sampled and stays at 1.
+    """
+    server = server_of([0.0, 10.0], [0, 1, 1, 1, 1])
+    replies = replies_of({3: 11, 0: 0, 2: 9, 1: 1})
+    before = serialise(server)
+    after = after_round(lab, FeSEM(centres=2), server, replies)
+    assert assignment_of(after) == [0, 0, 1, 1, 1]
+    assert values({j: after[centre_name(j)] for j in range(2)}) == {0: 0.5, 1: 10}
+    assert after["facts"].values == {"moved": 1, "cluster_size_0": 2, "cluster_size_1": 3, "objective": 2.5}
+    assert serialise(server) == before
+
+
+def test_means_weighted_by_samples(lab: Any) -> None:
+    """w = 0 and 1 with 1 and 3 samples: 0.75 instead of 0.5; clients without a sample leave their centre alone."""
+    server = server_of([0.0, 10.0], [0, 0, 1])
+    replies = replies_of({0: 0, 1: 1, 2: 9}, {0: 1, 1: 3, 2: 0})
+    after = after_round(lab, FeSEM(centres=2, weighted=True), server, replies)
+    assert values({j: after[centre_name(j)] for j in range(2)}) == {0: 0.75, 1: 10}
+    plain = after_round(lab, FeSEM(centres=2), server, replies)
+    assert values({j: plain[centre_name(j)] for j in range(2)}) == {0: 0.5, 1: 9}
+
+
+def test_of_equally_near_centres_the_first_counts() -> None:
+    assert assign(scalars(5), scalars(0, 10)) == {0: 0}
+
+
+def test_distances_are_over_parameters_alone() -> None:
+    """(3 − 0)² + (4 − 0)² = 25 over two tensors, whatever the statistics; these are averaged with their cluster."""
+    first = Weights({"a": torch.tensor([3.0]), "b": torch.tensor([[0.0, 4.0]])}, {"mean": torch.tensor([100.0])})
+    second = Weights({"a": torch.zeros(1), "b": torch.zeros(1, 2)}, {"mean": torch.tensor([0.0])})
+    assert squared_distance(first, second) == 25
+    assert cluster_means({0: first, 1: second}, {0: 1, 1: 1}, {0: 1, 1: 1})[1].buffers["mean"].item() == 50
+
+
+def test_distances_are_summed_in_float64() -> None:
+    """(10⁴)² + 1,000·1² = 100,001,000; in float32, whose steps are 8 there, the ones behind the first would be lost."""
+    first = Weights({f"{number}": torch.tensor([1e4 if number == 0 else 1.0]) for number in range(1001)})
+    second = Weights({name: torch.zeros(1) for name in first.params})
+    assert squared_distance(first, second) == 100_001_000
+
+
+def test_an_empty_cluster_gets_the_farthest_client() -> None:
+    """All of 0, 1, 9 are nearer to 5 than to 100: squares 25, 16, 16. Client 0 goes; means are 5 and 0."""
+    models = scalars(0, 1, 9)
+    found = assign(models, scalars(5, 100))
+    assert found == {0: 1, 1: 0, 2: 0}
+    assert values(cluster_means(models, found, dict.fromkeys(models, 1))) == {0: 5, 1: 0}
+
+
+def test_no_cluster_is_emptied_for_another() -> None:
+    """Two models and three centres: each is alone at its own; with the absent member of centre 0 client 0 may go."""
+    models, centres = scalars(1, 9), scalars(0, 10, 50)
+    assert assign(models, centres) == {0: 0, 1: 1}
+    assert assign(models, centres, {0: 1}) == {0: 2, 1: 1}
+    assert assign(models, centres, {0: 1, 2: 1}) == {0: 0, 1: 1}
+
+
+def test_equal_models_are_not_pulled_apart() -> None:
+    """Nothing is gained by giving an empty centre one of two clients that stand on theirs."""
+    assert assign(scalars(5, 5), scalars(5, 100)) == {0: 0, 1: 0}
+
+
+NUMBERS = st.integers(-20, 20).map(float)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(NUMBERS, st.integers(0, 2)), min_size=1, max_size=9), st.lists(NUMBERS, min_size=3, max_size=3)
+)
+@example([(0.0, 1), (1.0, 1), (9.0, 1)], [5.0, 5.0, 100.0])
+def test_the_objective_never_rises(clients: list[tuple[float, int]], centres: list[float]) -> None:
+    """Section 18 b: over E and M with fixed w, from any assignment, with empty clusters too."""
+    models, start = scalars(*(value for value, _ in clients)), scalars(*centres)
+    before = sum((value - centres[r]) ** 2 for value, r in clients)
+    found = assign(models, start)
+    moved = {**start, **cluster_means(models, found, dict.fromkeys(models, 1))}
+    after = sum(squared_distance(models[k], moved[j]) for k, j in found.items())
+    assert after <= before + 1e-3
+    assert all(after <= sum((value - centres[r]) ** 2 for value, _ in clients) + 1e-3 for r in range(3))
+
+
+# ---- the first clusters ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_groups_are_found(seed: int) -> None:
+    """Groups 0.02 wide and 100 apart: a second start in the group of the first has a chance below 10⁻⁷."""
+    found = kmeans(scalars(0, 100, 0.01, 100.01, 0.02), 2, np.random.default_rng(seed))
+    assert found[0] == found[2] == found[4] != found[1] == found[3]
+
+
+class Beginning:
+    """A generator that starts with the models 0 and 1."""
+
+    def integers(self, high: int) -> int:
+        return 0
+
+    def choice(self, count: int, p: Any) -> int:
+        return 1
+
+
+def test_kmeans_goes_on_until_nothing_changes() -> None:
+    """From starts 0 and 1: {0} and the rest, whose mean is 36/5 = 7.2; then 2 is nearer to 0 than to 7.2."""
+    generator: Any = Beginning()
+    assert kmeans(scalars(0, 1, 2, 10, 11, 12), 2, generator) == {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 1}
+
+
+def test_starts_are_drawn_by_squared_distance() -> None:
+    """After 0 come 1 and 3 with chances 1/10 and 9/10: about 1,000 draws, standard deviation 0.0095."""
+    drawn = [
+        [model.params["w"].item() for model in spread_models(scalars(0, 1, 3), 2, np.random.default_rng(seed))]
+        for seed in range(3000)
+    ]
+    assert np.mean([first == 0 for first, _ in drawn]) == pytest.approx(1 / 3, abs=0.04)
+    assert np.mean([second == 3 for first, second in drawn if first == 0]) == pytest.approx(0.9, abs=0.04)
+
+
+def test_fewer_different_models_than_clusters() -> None:
+    models = scalars(7, 7, 7)
+    assert len(spread_models(models, 3, np.random.default_rng(0))) == 1
+    assert kmeans(models, 3, np.random.default_rng(0)) == {0: 0, 1: 0, 2: 0}
+    assert len(set(kmeans(scalars(1, 2, 1), 5, np.random.default_rng(0)).values())) == 2
+
+
+def test_a_client_that_failed_at_first(lab: Any) -> None:
+    """Client 1 gives no model: it is in no cluster and starts from centre 0; when it answers it is assigned."""
+    method, setting = FeSEM(centres=2), lab.experiment().setting
+    server = server_of([0.0, 0.0], [-1, -1, -1])
+    after = method.aggregate(
+        method.assign_clients(server, replies_of({0: 0, 2: 10}), setting, 1), replies_of({0: 0, 2: 10}), setting, 1
+    )
+    first, unknown, third = assignment_of(after)
+    assert {first, third} == {0, 1} and unknown == -1
+    assert method.broadcast(after, 1, setting) == {"model": after[centre_name(0)]}
+    assert after["facts"].values["moved"] == 0
+    assert [after["facts"].values[f"cluster_size_{j}"] for j in range(2)] == [1, 1]
+    later = after_round(lab, method, after, replies_of({1: 9}))
+    assert assignment_of(later) == [first, third, third]
+    assert later["facts"].values["moved"] == 0
+
+
+# ---- rounds on real models ---------------------------------------------------------------------------------------
+
+
+def test_a_round_by_hand(lab: Any, tmp_path: Any) -> None:
+    """Clients 0, 1, 2 hold A: W_0 = (0.1, 0), b_0 = 0.05; client 3 three B: W_0 = (0, −0.2), b_0 = −0.05.
+
+    Two clusters of equal models, objective 0. Weighted by members 3:1 the mean is (0.075, −0.05), 0.025. Of the test
+    images A = (2, 0) and B = (0, 4), the first model (margins 2·0.25 and 2·0.05) calls both class 0, the other one
+    (2·(−0.05) and 2·(−0.85)) class 1.
+    """
+    experiment = by_hand(lab, [[0], [0], [0], [1, 2, 3]])
+    run = lab.run(experiment, tmp_path / "run")
+    method, setting, server = experiment.method, experiment.setting, run.state.server
+    expected = [[0.1, 0, 0.05]] * 3 + [[0, -0.2, -0.05]]
+    for client in range(4):
+        own = method.client_model(server, client, {}, setting)
+        assert weights_of(own) == pytest.approx(expected[client], abs=1e-7)
+        assert method.broadcast(server, client, setting) == {"model": own}
+    assert weights_of(method.global_model(server, setting)) == pytest.approx([0.075, -0.05, 0.025])
+    sizes = {run.history[0]["server"][f"cluster_size_{j}"] for j in range(2)}
+    assert sizes == {1, 3}
+    assert run.history[0]["server"]["objective"] == pytest.approx(0, abs=1e-12)
+    assert run.history[0]["local_accuracy"] == [0.5] * 4
+
+
+def test_uniform_weights(lab: Any, tmp_path: Any) -> None:
+    """One centre, clients with A and with three B: (0.1, 0), 0.05 and (0, −0.2), −0.05 as 1:1, where FedAvg has 1:3."""
+    experiment = by_hand(lab, [[0], [1, 2, 3]], method={"name": "fesem", "centres": 1})
+    run = lab.run(experiment, tmp_path / "run")
+    assert weights_of(run.state.server[centre_name(0)]) == pytest.approx([0.05, -0.1, 0])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_one_centre_is_fedavg(lab: Any, weighted: bool, tmp_path: Any) -> None:
+    """Sections 18 b and 23, 1, to the bit: with clients of equal size, or weighted. Half of them per round."""
+    equal = lab.by_hand(lab.dataset, [range(k, 240, 4) for k in range(4)], [range(60)] * 4)
+    changes = {
+        "partition": lab.partition if weighted else equal,
+        "federation__participation": 0.5,
+        "local__momentum": 0.5,
+    }
+    expected = lab.run(lab.experiment(**changes), tmp_path / "fedavg")
+    experiment = lab.experiment(**changes, method={"name": "fesem", "centres": 1, "weighted": weighted})
+    run = lab.run(experiment, tmp_path / "fesem")
+    assert same(run.state.server[centre_name(0)], expected.state.server["model"])
+    assert same(experiment.method.global_model(run.state.server, experiment.setting), expected.state.server["model"])
+    for found, wanted in zip(run.history, expected.history, strict=True):
+        assert {key: found[key] for key in wanted} == wanted
+
+
+def test_everybody_takes_part_in_the_first_round(lab: Any, tmp_path: Any) -> None:
+    """Afterwards the cohorts of FedAvg; and who was not sampled keeps its centre."""
+    changes = {"federation": {"rounds": 5, "participation": 0.5}}
+    fedavg = lab.run(lab.experiment(**changes, local__lr=1e-3), tmp_path / "fedavg")
+    experiment = lab.experiment(**changes, method=TWO)
+    cohorts = [record["participants"] for record in fedavg.history]
+    assert len(cohorts[0]) == 2
+    run = lab.run(experiment, tmp_path / "run")
+    assert [record["participants"] for record in run.history] == [[0, 1, 2, 3], *cohorts[1:]]
+    method, setting = experiment.method, experiment.setting
+    assert [method.legs(number, setting)[0].who for number in (1, 2, 9)] == ["all", "cohort", "cohort"]
+    assert FeSEM(centres=1).legs(1, setting)[0].who == "cohort"
+    for record in run.history:
+        facts = record["server"]
+        assert facts["cluster_size_0"] + facts["cluster_size_1"] == 4
+        assert facts["moved"] <= len(record["participants"])
+
+
+def test_the_first_round_trains_like_fedavg(lab: Any) -> None:
+    """From the one initial model."""
+    expected, _ = lab.train(lab.experiment())
+    found, memory = lab.train(lab.experiment(method__name="fesem"))
+    assert same(found.message["model"], expected.message["model"])
+    assert memory == {}
+
+
+def two_centres(experiment: Any) -> Record:
+    """Clients 0 and 1 at the initial model, 2 and 3 at twice its parameters."""
+    initial = experiment.setting.initial
+    other = Weights({name: 2 * tensor for name, tensor in initial.params.items()}, initial.buffers)
+    assignment = Arrays({"centre": torch.tensor([0, 0, 1, 1])})
+    return {centre_name(0): initial, centre_name(1): other, "assignment": assignment}
+
+
+def test_a_client_gets_its_own_centre(lab: Any) -> None:
+    """Client 2 starts from, and answers with, centre 1; with steps of nothing it sends it back."""
+    experiment = lab.experiment(method=TWO, local__lr=1e-30)
+    server = two_centres(experiment)
+    worker, method, setting = Worker(experiment), experiment.method, experiment.setting
+    (leg,) = method.legs(2, setting)
+    for client, number in ((0, 0), (2, 1)):
+        inbox = worker.receive(2, leg, client, server, {}).inbox
+        assert set(inbox) == {"model"}
+        assert inbox["model"] is server[centre_name(number)]
+        assert method.client_model(server, client, {}, setting) is server[centre_name(number)]
+        reply, _ = lab.train(experiment, client, number=2, server=server)
+        sent = reply.message["model"].params
+        assert all(torch.allclose(sent[name], tensor) for name, tensor in inbox["model"].params.items())
+
+
+def test_stacked_clients(lab: Any) -> None:
+    """Clients of different centres in one stack: within 1e-4 of the serial engine."""
+    serial, stacked = (lab.experiment(method=TWO, engine__stack=stack) for stack in (False, True))
+    server = two_centres(serial)
+    expected, found = (lab.train_stack(e, range(4), number=2, server=server) for e in (serial, stacked))
+    for client in range(4):
+        ours, theirs = expected[client][0].message["model"], found[client][0].message["model"]
+        for name, tensor in ours.params.items():
+            assert torch.allclose(tensor, theirs.params[name], atol=1e-4), name
+    ends = [after_round(lab, serial.method, server, {k: r.message for k, (r, _) in run.items()})
+            for run in (expected, found)]  # fmt: skip
+    assert assignment_of(ends[0]) == assignment_of(ends[1]) == [0, 0, 1, 1]
+
+
+def test_traffic(lab: Any, tmp_path: Any) -> None:
+    """Section 22, as FedAvg: P = 3,094 parameters and 192 bytes of statistics each way, and n_k up.
+
+    Four clients in round 1, two in each of the two others: 8 turns.
+    """
+    run = lab.run(lab.experiment(method=TWO, federation__participation=0.5), tmp_path / "run")
+    last = run.history[-1]
+    assert last["bytes_up"] == {"model": 8 * 3094 * 4, "model_buffers": 8 * 192, "num_samples": 64}
+    assert last["bytes_down"] == {"model": 8 * 3094 * 4, "model_buffers": 8 * 192}
+    assert last["scalars_up"] == 8 * 3094
+
+
+def test_who_answers(lab: Any, tmp_path: Any) -> None:
+    """Section 21: each client with its own centre, globally the mean over centres, weighted by members."""
+    experiment = lab.experiment(method=TWO)
+    assert (FeSEM.trains, FeSEM.has_global_model, FeSEM.has_vote) == ("cohort", False, False)
+    start = experiment.method.start_server(experiment.setting)
+    assert same(experiment.method.global_model(start, experiment.setting), experiment.setting.initial)
+    server = two_centres(experiment) | {"assignment": Arrays({"centre": torch.tensor([0, -1, 1, 1])})}
+    shared = experiment.method.global_model(server, experiment.setting)
+    for name, tensor in experiment.setting.initial.params.items():
+        assert torch.allclose(shared.params[name], (1 + 2 * 2) / 3 * tensor)
+    assert list(shared.buffers) == list(experiment.setting.initial.buffers)
+
+
+def test_equal_centres_share_no_memory(lab: Any) -> None:
+    start = lab.experiment(method__name="fesem").method.start_server(lab.experiment().setting)
+    assert [name for name in start if name.startswith("centre")] == [centre_name(j) for j in range(3)]
+    places = [tensor.data_ptr() for payload in start.values() for tensor in payload.arrays().values()]
+    assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize("changes", [{}, {"model": {"name": "fedgen_cnn", "batchnorm": "local"}}])
+def test_odd_clients_give_numbers(lab: Any, changes: dict[str, Any], tmp_path: Any) -> None:
+    """One class only; one sample; fewer than a batch; classes 4 and 5 that nobody holds; more centres than clients."""
+    labels = lab.dataset.train.labels
+    of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
+    clients = [of[0], of[1][:1], of[1][1:4] + of[2][:4], of[3]]
+    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
+    method = {"name": "fesem", "centres": 5}
+    run = lab.run(lab.experiment(partition=partition, method=method, **changes), tmp_path / "run")
+    assert run.state.failures == ()
+    assert isinstance(run.state.server["facts"], Facts)
+    for payload in run.state.server.values():
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in payload.arrays().values())
+    assert ("model_buffers" in run.history[-1]["bytes_up"]) == (not changes)
+    assert all(record["mean_local"] is not None for record in run.history)
