@@ -27,6 +27,17 @@ if TYPE_CHECKING:
 EXIT_CODES = {ConfigError: 2, DataError: 3, ProtoflError: 4}
 INTERRUPTED = 130
 
+_SWEEP_EPILOG = """\
+The method is method.name, with compare.settings for it. Finished runs are found again, those of protofl compare in the
+same folder too; a run that fails does not stop the others. Writes sweep.csv (a row per point and seed), sweep.json,
+sweep.md and sweep.png.
+
+  influence of a value    --set method.name=gfpl --vary method.merge_distance=0.1,1,10 --baselines fedavg,local
+  ablation table          --set method.name=gfpl --vary method.use_dcs=false,true --vary method.use_pfg=false,true
+  a line per value        --set method.name=gfpl --vary method.components=1,4,8 --vary partition.alpha=0.1,1
+
+A baseline takes over what is varied outside the section method: here it would be run for each partition.alpha.
+"""
 _STAGES = ("prepare", "partition", "train", "evaluate", "report", "compare")
 
 
@@ -131,6 +142,33 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--out", type=Path, metavar="DIR", default=Path("runs/comparison"), help="default: runs/comparison"
     )
+
+    sweep = command(
+        "sweep",
+        _sweep,
+        "Run one method over a grid of values × seeds: how accuracy and traffic depend on them.",
+        values,
+    )
+    sweep.formatter_class = argparse.RawDescriptionHelpFormatter
+    sweep.epilog = _SWEEP_EPILOG
+    sweep.add_argument(
+        "--vary",
+        action="append",
+        required=True,
+        metavar="KEY=A,B,...",
+        help="a key and its values, as in YAML; several times for all combinations, the last key fastest",
+    )
+    sweep.add_argument("--seeds", type=_numbers, metavar="0,1,...", help="default: compare.seeds")
+    sweep.add_argument(
+        "--baselines", type=_names, default=[], metavar="A,B,...", help="methods to draw beside it (default: none)"
+    )
+    sweep.add_argument(
+        "--metric",
+        default="mean_local",
+        metavar="NAME",
+        help="of table and figure: top1_global, mean_local or pooled_local (default: mean_local)",
+    )
+    sweep.add_argument("--out", type=Path, metavar="DIR", default=Path("runs/sweep"), help="default: runs/sweep")
 
     tune = command("tune", _tune, "Search a method's hyper-parameters on validation data; resumable.", values)
     tune.add_argument("--method", required=True, help="whose search space, see 'protofl list methods'")
@@ -258,6 +296,18 @@ def _compare(arguments: argparse.Namespace) -> int:
 
         raw = override(read_params(arguments.params), arguments.assignments)
         compare(raw, arguments.methods, arguments.seeds, arguments.out, server)
+    return 0
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    from pipelines.embedded_server import EmbeddedServer
+
+    with EmbeddedServer() as server:
+        from pipelines.running import sweep
+        from pipelines.settings import override, read_params
+
+        raw = override(read_params(arguments.params), arguments.assignments)
+        sweep(raw, arguments.vary, arguments.seeds, arguments.baselines, arguments.metric, arguments.out, server)
     return 0
 
 

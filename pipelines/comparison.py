@@ -17,6 +17,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -30,7 +31,22 @@ from flcore.errors import ConfigError, DataError, ProtoflError
 
 HEADLINE_METRICS = ("top1_global", "mean_local", "pooled_local")
 PAIRED_METRICS = ("top1_global", "mean_local")
+PAIRED_TASK_SCORES = ("a_glo", "a_loc", "a_sel")
 SCORES = (*HEADLINE_METRICS, "client_std", "last10_top1_global", "best_top1_global", "top5_pooled_local")
+# Of runs on a stream of tasks (flcore/evaluation/continual.py), and what each is called in a table.
+TASK_SCORES: Mapping[str, str] = {
+    "a_glo": "A_glo",
+    "a_loc": "A_loc",
+    "a_sel": "A_sel",
+    "a_glo_minority": "A_glo, minority",
+    "a_loc_minority": "A_loc, minority",
+    "a_sel_minority": "A_sel, minority",
+    "forgetting": "forgetting",
+    "backward_transfer": "backward transfer",
+    "roundwise_forgetting": "round-wise forgetting",
+}
+_LOWER_IS_BETTER = ("forgetting", "roundwise_forgetting")
+_TASK_TERMS = ("A_glo", "A_loc", "A_sel", "minority", "forgetting", "backward transfer", "round-wise forgetting")
 COMMUNICATION = (
     "bytes_up_per_round",
     "bytes_down_per_round",
@@ -64,6 +80,16 @@ DEFINITIONS: Mapping[str, str] = {
         "global model have their target on mean_local and take no part in the marks of this column."
     ),
     "bytes to target": "bytes sent up and down by all clients until that round.",
+    "A_glo": "global model on the whole global test set; like A_loc and A_sel the mean over the last ten epochs (an "
+    "epoch is one round per task), of each its last evaluated round.",
+    "A_loc": "mean over all clients of each client's own model, as local training left it, on the whole global test "
+    "set; a client that was never sampled has the initial model.",
+    "A_sel": "likewise, on the classes that the client has met so far.",
+    "minority": "on the half of the classes with the fewest training samples.",
+    "forgetting": "how far accuracy on earlier tasks fell from its best, at the end of a blocked schedule, clients' "
+    "own models; lower is better. Undefined where tasks return.",
+    "backward transfer": "accuracy on earlier tasks at the end minus right after each; negative is forgetting.",
+    "round-wise forgetting": "mean over classes of the global model's best accuracy in earlier rounds minus its last.",
     TIED_MARK: "tied with the best (bold) mean: |difference| < pooled standard error of the two means.",
 }
 
@@ -84,6 +110,7 @@ class RoundRecord:
     train_loss: Mapping[str, float | None]
     bytes_up: Mapping[str, float]
     bytes_down: Mapping[str, float]
+    tasks: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def total_bytes(self) -> float:
@@ -93,7 +120,11 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What one finished run says about itself; `directory` only says where to look and is never printed."""
+    """What one finished run says about itself; `directory` only says where to look and is never printed.
+
+    Of runs on a stream of tasks `tasks` has the figures of :data:`TASK_SCORES`, `block_ends` the last round on each
+    task of a blocked schedule.
+    """
 
     method: str
     dataset: str
@@ -121,6 +152,8 @@ class RunRecord:
     scalars_up_per_round: float | None
     num_parameters: float | None
     history: tuple[RoundRecord, ...] = ()
+    tasks: Mapping[str, float | None] = field(default_factory=dict)
+    block_ends: tuple[int, ...] = ()
     directory: Path = field(default=Path(), compare=False)
 
     @property
@@ -206,6 +239,11 @@ class Comparison:
         """Whether there is a run to take differences from."""
         return any(row.method == self.baseline for row in self.methods)
 
+    @property
+    def has_tasks(self) -> bool:
+        """Whether these are runs on a stream of tasks."""
+        return any(run.tasks for run in self.runs)
+
 
 # ---------------------------------------------------------------------------------------------------------- reading
 
@@ -247,6 +285,8 @@ def load_run(directory: Path) -> RunRecord:
         bytes_up_by_kind=_byte_counts(metrics.get("bytes_up_by_kind"), f"{path}: bytes_up_by_kind"),
         bytes_down_by_kind=_byte_counts(metrics.get("bytes_down_by_kind"), f"{path}: bytes_down_by_kind"),
         history=tuple(sorted(history, key=lambda record: record.round)),
+        tasks=_task_values(metrics.get("tasks"), f"{path}: tasks"),
+        block_ends=tuple(end["round"] for end in (metrics.get("tasks") or {}).get("stage_ends", ())),
         directory=directory,
         **numbers,
     )
@@ -287,7 +327,15 @@ def _round_record(line: str, where: str) -> RoundRecord:
         train_loss={str(term): _number(train_loss[term], f"{where}: train_loss") for term in sorted(train_loss)},
         bytes_up=_byte_counts(values.get("bytes_up"), f"{where}: bytes_up"),
         bytes_down=_byte_counts(values.get("bytes_down"), f"{where}: bytes_down"),
+        tasks=values.get("tasks") or {},
     )
+
+
+def _task_values(values: Any, where: str) -> dict[str, float | None]:
+    if not values:
+        return {}
+    flat = {**values, **values["last_epochs"]}
+    return {key: _number(flat.get(key), f"{where}: {key}") for key in TASK_SCORES}
 
 
 def _number(value: Any, where: str) -> float | None:
@@ -343,8 +391,7 @@ def compare(
         ProtoflError: no runs, a (method, seed) given twice, or runs that do not belong together: different dataset,
             data fingerprint or partition name, or, for one seed, different partition fingerprints.
     """
-    if metric not in HEADLINE_METRICS:
-        raise ConfigError(f"metric: '{metric}' is unknown; choose from {', '.join(HEADLINE_METRICS)}.")
+    check_metric(metric)
     if not 0 < target_fraction <= 1:
         raise ConfigError(f"target_fraction: {target_fraction} is outside (0, 1].")
     by_method = group_by_method(runs)
@@ -372,13 +419,30 @@ def compare(
         target_fraction=target_fraction,
         seeds=tuple(sorted({run.seed for run in ordered})),
         methods=tuple(
-            _method_summary(method_runs, baseline, baseline_runs, targets[method], baseline_rounds)
+            _method_summary(
+                method_runs,
+                baseline,
+                baseline_runs,
+                targets[method],
+                baseline_rounds,
+                tuple(TASK_SCORES) if any(run.tasks for run in ordered) else (),
+            )
             for method, method_runs in by_method.items()
         ),
         runs=tuple(ordered),
         run_targets=tuple(target for method_targets in targets.values() for target in method_targets),
         notes=tuple(_notes(by_method, baseline, metric)),
     )
+
+
+def check_metric(metric: str) -> None:
+    """Refuse what is no headline metric.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if metric not in HEADLINE_METRICS:
+        raise ConfigError(f"metric: '{metric}' is unknown; choose from {', '.join(HEADLINE_METRICS)}.")
 
 
 def group_by_method(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
@@ -417,6 +481,23 @@ def paired_difference(values: Mapping[int, float | None], baseline: Mapping[int,
         return PairedDifference(summary.mean, None, None, None, summary.n)
     half_width = float(stdtrit(summary.n - 1, 0.5 + CONFIDENCE / 2)) * summary.std / math.sqrt(summary.n)
     return PairedDifference(summary.mean, summary.std, summary.mean - half_width, summary.mean + half_width, summary.n)
+
+
+def summarise_runs(runs: Sequence[RunRecord], keys: Iterable[str]) -> dict[str, Summary]:
+    """Mean and spread over runs of each of these fields."""
+    return {key: summarise(score(run, key) for run in runs) for key in keys}
+
+
+def paired_differences(
+    runs: Sequence[RunRecord], reference: Sequence[RunRecord], keys: Iterable[str]
+) -> dict[str, PairedDifference]:
+    """Runs minus reference runs of the same seed, for each of these fields."""
+    return {
+        key: paired_difference(
+            {run.seed: score(run, key) for run in runs}, {run.seed: score(run, key) for run in reference}
+        )
+        for key in keys
+    }
 
 
 def pooled_standard_error(first: Summary, second: Summary) -> float | None:
@@ -530,29 +611,29 @@ def _method_summary(
     baseline_runs: Mapping[int, RunRecord],
     targets: Sequence[RunTarget],
     baseline_rounds: float | None,
+    task_scores: Sequence[str],
 ) -> MethodSummary:
     method = runs[0].method
-    nothing = PairedDifference(None, None, None, None, 0)
-    differences = {
-        key: nothing
-        if method == baseline
-        else paired_difference(
-            {run.seed: getattr(run, key) for run in runs},
-            {seed: getattr(run, key) for seed, run in baseline_runs.items()},
-        )
-        for key in PAIRED_METRICS
-    }
+    reference = () if method == baseline else tuple(baseline_runs.values())
     return MethodSummary(
         method=method,
         seeds=tuple(run.seed for run in runs),
         rounds=tuple(sorted({run.rounds for run in runs})),
-        scores={key: summarise(getattr(run, key) for run in runs) for key in SCORES},
-        differences=differences,
+        scores=summarise_runs(runs, (*SCORES, *task_scores)),
+        differences=paired_differences(
+            runs, reference, (*PAIRED_METRICS, *(key for key in PAIRED_TASK_SCORES if key in task_scores))
+        ),
         target=_target_summary(targets, baseline_rounds),
-        communication={key: summarise(getattr(run, key) for run in runs).mean for key in COMMUNICATION},
+        communication={key: summary.mean for key, summary in summarise_runs(runs, COMMUNICATION).items()},
         bytes_up_by_kind=_mean_by_kind([run.bytes_up_by_kind for run in runs]),
         bytes_down_by_kind=_mean_by_kind([run.bytes_down_by_kind for run in runs]),
     )
+
+
+def score(run: RunRecord, key: str) -> float | None:
+    """A figure of a run by its name, of a field or in :data:`TASK_SCORES`; None where the run has no such figure."""
+    value: float | None = run.tasks.get(key) if key in TASK_SCORES else getattr(run, key)
+    return value
 
 
 def _mean_by_kind(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -569,22 +650,23 @@ def _notes(by_method: Mapping[str, Sequence[RunRecord]], baseline: str, metric: 
     for method, runs in by_method.items():
         missing = sorted(seeds - {run.seed for run in runs})
         if missing:
-            present = _list(run.seed for run in runs)
-            yield f"{method} has no run for seed {_list(missing)}; its means are over seed {present}."
+            present = listed(run.seed for run in runs)
+            yield f"{method} has no run for seed {listed(missing)}; its means are over seed {present}."
         if baseline_runs and method != baseline:
             common = sum(run.seed in baseline_runs for run in runs)
             if common < 2:
-                yield f"{method} shares {_plural(common, 'seed')} with {baseline}: no interval, two seeds are needed."
+                yield f"{method} shares {plural(common, 'seed')} with {baseline}: no interval, two seeds are needed."
         target_metric = _target_metric(runs, baseline_runs, metric)
         if baseline_runs and target_metric != metric:
             lacking = method if any(getattr(run, metric) is None for run in runs) else baseline
             yield f"{lacking} has no {metric}, so the target of {method} is on {target_metric}."
     rounds = sorted({run.rounds for runs in by_method.values() for run in runs})
     if len(rounds) > 1:
-        yield f"The runs differ in length ({_list(rounds)} rounds)."
+        yield f"The runs differ in length ({listed(rounds)} rounds)."
 
 
-def _list(values: Iterable[object]) -> str:
+def listed(values: Iterable[object]) -> str:
+    """Values with commas between them."""
     return ", ".join(str(value) for value in values)
 
 
@@ -646,77 +728,102 @@ class PrintedTable:
     rows: tuple[tuple[tuple[str, str], ...], ...]
 
 
-def printed_tables(comparison: Comparison) -> tuple[PrintedTable, PrintedTable, PrintedTable]:
-    """Lay out accuracy, differences and cost once, for Markdown, the terminal and the HTML report alike."""
+def printed_tables(comparison: Comparison) -> tuple[PrintedTable, ...]:
+    """Lay out accuracy, tasks, differences and cost once, for Markdown, the terminal and the HTML report alike."""
     rows = comparison.methods
     accuracy = [
-        _column("method", [row.method for row in rows]),
-        _column("n", [str(len(row.seeds)) for row in rows]),
+        column("method", [row.method for row in rows]),
+        column("n", [str(len(row.seeds)) for row in rows]),
         *(
-            _column(key, [_with_n(row, key) for row in rows], marks([row.scores[key] for row in rows]))
+            column(
+                key,
+                [score_cell(row.scores[key], len(row.seeds)) for row in rows],
+                marks([row.scores[key] for row in rows]),
+            )
             for key in HEADLINE_METRICS
         ),
-        _column("client_std", [format_percent(row.scores["client_std"].mean) for row in rows]),
-        _column(
+        column("client_std", [format_percent(row.scores["client_std"].mean) for row in rows]),
+        column(
             "last10_top1_global",
-            [_with_n(row, "last10_top1_global") for row in rows],
+            [score_cell(row.scores["last10_top1_global"], len(row.seeds)) for row in rows],
             marks([row.scores["last10_top1_global"] for row in rows]),
         ),
-        _column("top5_pooled_local", [_with_n(row, "top5_pooled_local") for row in rows]),
+        column("top5_pooled_local", [score_cell(row.scores["top5_pooled_local"], len(row.seeds)) for row in rows]),
     ]
     differences = [
-        _column("method", [row.method for row in rows]),
+        column("method", [row.method for row in rows]),
         *(
-            _column(f"Δ {key}", [_difference_cell(row, key, comparison.baseline) for row in rows])
-            for key in PAIRED_METRICS
+            column(f"Δ {key}", [_difference_cell(row, key, comparison.baseline) for row in rows])
+            for key in (*PAIRED_METRICS, *(PAIRED_TASK_SCORES if comparison.has_tasks else ()))
         ),
-        _column("common seeds", [_common_seeds(row, comparison.baseline) for row in rows]),
+        column("common seeds", [_common_seeds(row, comparison.baseline) for row in rows]),
     ]
     cost = [
-        _column("method", [row.method for row in rows]),
-        _column(
+        column("method", [row.method for row in rows]),
+        column(
             "rounds to target",
             [format_rounds(row.target) for row in rows],
             marks([_comparable(row, row.target.rounds, comparison) for row in rows], lower_is_better=True),
         ),
-        _column(
+        column(
             "bytes to target",
             [format_bytes(row.target.bytes.mean) for row in rows],
             marks([_comparable(row, row.target.bytes, comparison) for row in rows], lower_is_better=True),
         ),
-        _column("target on", [row.target.metric if row.target.n else MISSING for row in rows]),
-        _column("up / round", [format_bytes(row.communication["bytes_up_per_round"]) for row in rows]),
-        _column("down / round", [format_bytes(row.communication["bytes_down_per_round"]) for row in rows]),
-        _column("up, total", [format_bytes(row.communication["bytes_up"]) for row in rows]),
-        _column("down, total", [format_bytes(row.communication["bytes_down"]) for row in rows]),
-        _column("scalars up / round", [format_count(row.communication["scalars_up_per_round"]) for row in rows]),
-        _column("parameters", [format_count(row.communication["num_parameters"]) for row in rows]),
+        column("target on", [row.target.metric if row.target.n else MISSING for row in rows]),
+        column("up / round", [format_bytes(row.communication["bytes_up_per_round"]) for row in rows]),
+        column("down / round", [format_bytes(row.communication["bytes_down_per_round"]) for row in rows]),
+        column("up, total", [format_bytes(row.communication["bytes_up"]) for row in rows]),
+        column("down, total", [format_bytes(row.communication["bytes_down"]) for row in rows]),
+        column("scalars up / round", [format_count(row.communication["scalars_up_per_round"]) for row in rows]),
+        column("parameters", [format_count(row.communication["num_parameters"]) for row in rows]),
     ]
     percent = f"{100 * comparison.target_fraction:g} %"
+    stream: tuple[PrintedTable, ...] = ()
+    if comparison.has_tasks:
+        stream = (table_of("On the stream of tasks in %, mean ± std over n seeds", _task_columns(rows)),)
     return (
-        _table("Accuracy in %, mean ± std over n seeds", accuracy),
-        _table(f"Difference to {comparison.baseline} in percentage points [95 % interval]", differences),
-        _table(f"Cost; target = {percent} of the final accuracy of {comparison.baseline}, seed by seed", cost),
+        table_of("Accuracy in %, mean ± std over n seeds", accuracy),
+        *stream,
+        table_of(f"Difference to {comparison.baseline} in percentage points [95 % interval]", differences),
+        table_of(f"Cost; target = {percent} of the final accuracy of {comparison.baseline}, seed by seed", cost),
     )
 
 
-_Column = tuple[str, list[tuple[str, str]]]
+def definitions(comparison: Comparison) -> dict[str, str]:
+    """What the columns of this comparison mean."""
+    return {name: meaning for name, meaning in DEFINITIONS.items() if comparison.has_tasks or name not in _TASK_TERMS}
 
 
-def _column(name: str, texts: Sequence[str], cell_marks: Sequence[str] = ()) -> _Column:
+Column = tuple[str, list[tuple[str, str]]]
+
+
+def _task_columns(rows: Sequence[MethodSummary]) -> list[Column]:
+    columns = [column("method", [row.method for row in rows])]
+    for key, name in TASK_SCORES.items():
+        summaries = [row.scores[key] for row in rows]
+        if any(summary.n for summary in summaries):
+            marked = marks(summaries, lower_is_better=key in _LOWER_IS_BETTER)
+            columns.append(column(name, [score_cell(row.scores[key], len(row.seeds)) for row in rows], marked))
+    return columns
+
+
+def column(name: str, texts: Sequence[str], cell_marks: Sequence[str] = ()) -> Column:
+    """A named column of cells, without marks where none are given."""
     return name, list(zip(texts, cell_marks or [""] * len(texts), strict=True))
 
 
-def _table(title: str, columns: Sequence[_Column]) -> PrintedTable:
+def table_of(title: str, columns: Sequence[Column]) -> PrintedTable:
+    """A table from its columns."""
     return PrintedTable(
         title, tuple(name for name, _ in columns), tuple(zip(*(cells for _, cells in columns), strict=True))
     )
 
 
-def _with_n(row: MethodSummary, key: str) -> str:
-    summary = row.scores[key]
+def score_cell(summary: Summary, runs: int) -> str:
+    """A score of a row of so many runs; says for how many if it is not all of them."""
     # The column n counts runs; a score that only some of them have must not borrow it.
-    suffix = f" (n = {summary.n})" if summary.n not in (0, len(row.seeds)) else ""
+    suffix = f" (n = {summary.n})" if summary.n not in (0, runs) else ""
     return format_summary(summary) + suffix
 
 
@@ -735,16 +842,20 @@ def _common_seeds(row: MethodSummary, baseline: str) -> str:
 
 def describe(comparison: Comparison) -> str:
     """One sentence: how many methods, on what, over which seeds and rounds."""
-    methods = _plural(len(comparison.methods), "method")
+    methods = plural(len(comparison.methods), "method")
     partition = f", partition {comparison.partition}" if comparison.partition else ""
-    rounds = sorted({run.rounds for run in comparison.runs})
-    seeds = f"seed{'' if len(comparison.seeds) == 1 else 's'} {_list(comparison.seeds)}"
-    return (
-        f"{methods} on {comparison.dataset}{partition}, {_list(rounds)} round{'' if rounds == [1] else 's'}, {seeds}."
-    )
+    return f"{methods} on {comparison.dataset}{partition}, {lengths_and_seeds(comparison.runs)}."
 
 
-def _plural(count: int, noun: str) -> str:
+def lengths_and_seeds(runs: Iterable[RunRecord]) -> str:
+    """How long runs are, and their seeds: `20 rounds, seeds 0, 1`."""
+    runs = list(runs)
+    rounds, seeds = sorted({run.rounds for run in runs}), sorted({run.seed for run in runs})
+    return f"{listed(rounds)} round{'' if rounds == [1] else 's'}, seed{'' if len(seeds) == 1 else 's'} {listed(seeds)}"
+
+
+def plural(count: int, noun: str) -> str:
+    """A number with its noun: 1 method, 2 methods."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
@@ -756,7 +867,12 @@ def print_table(comparison: Comparison, console: Console) -> None:
         console: where to; narrow consoles wrap cells, nothing is cut.
     """
     console.print(Text(describe(comparison), style="bold"))
-    for printed in printed_tables(comparison):
+    print_printed(printed_tables(comparison), comparison.notes, console)
+
+
+def print_printed(tables: Iterable[PrintedTable], notes: Iterable[str], console: Console) -> None:
+    """Print tables on a terminal, what their marks mean, and notes."""
+    for printed in tables:
         table = Table(title=printed.title, title_justify="left", title_style="italic")
         for position, name in enumerate(printed.header):
             table.add_column(name, justify="right" if position else "left", overflow="fold")
@@ -764,7 +880,7 @@ def print_table(comparison: Comparison, console: Console) -> None:
             table.add_row(*(_terminal_cell(text, mark) for text, mark in row))
         console.print(table)
     console.print(Text(f"Bold: best mean of the column. {TIED_MARK}: {DEFINITIONS[TIED_MARK]}", style="dim"))
-    for note in comparison.notes:
+    for note in notes:
         console.print(Text(f"Note: {note}"))
 
 
@@ -788,13 +904,18 @@ def write(comparison: Comparison, directory: Path) -> tuple[Path, ...]:
         `comparison.csv` (a row per method), `comparison.json`, `comparison.md` and `runs.csv` (a row per run).
         CSV and JSON hold fractions and raw counts (missing: empty, null), Markdown percentages (missing: a dash).
     """
-    directory.mkdir(parents=True, exist_ok=True)
     contents = {
-        "comparison.csv": _csv_text([_method_values(row) for row in comparison.methods]),
-        "comparison.json": json.dumps(_json_document(comparison), indent=1, sort_keys=True, allow_nan=False) + "\n",
+        "comparison.csv": csv_text([_method_values(row) for row in comparison.methods]),
+        "comparison.json": json_text(_json_document(comparison)),
         "comparison.md": markdown(comparison),
-        "runs.csv": _csv_text(_run_rows(comparison)),
+        "runs.csv": csv_text(_run_rows(comparison)),
     }
+    return write_texts(contents, directory)
+
+
+def write_texts(contents: Mapping[str, str], directory: Path) -> tuple[Path, ...]:
+    """Write files by name into a folder, which is made if it is not there; returns their paths."""
+    directory.mkdir(parents=True, exist_ok=True)
     for name, text in contents.items():
         # newline="" keeps the bytes the same on every platform.
         (directory / name).write_text(text, encoding="utf-8", newline="")
@@ -802,16 +923,29 @@ def write(comparison: Comparison, directory: Path) -> tuple[Path, ...]:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Render the comparison as Markdown: three tables, the notes, and what each column means."""
+    """Render the comparison as Markdown: its tables, the notes, and what each column means."""
     lines = [f"# Comparison on {comparison.dataset}", "", describe(comparison), ""]
     for printed in printed_tables(comparison):
-        lines += [f"## {printed.title}", "", _markdown_row(printed.header)]
-        lines += [_markdown_row([":---", *["---:"] * (len(printed.header) - 1)])]
-        lines += [_markdown_row([_markdown_cell(text, mark) for text, mark in row]) for row in printed.rows] + [""]
-    if comparison.notes:
-        lines += ["## Notes", "", *(f"- {note}" for note in comparison.notes), ""]
-    lines += ["## How to read it", "", *(f"- `{name}`: {meaning}" for name, meaning in DEFINITIONS.items())]
-    return "\n".join(lines) + "\n"
+        lines += markdown_table(printed)
+    return "\n".join([*lines, *markdown_end(comparison.notes, definitions(comparison))]) + "\n"
+
+
+def markdown_table(printed: PrintedTable) -> list[str]:
+    """The lines of a table with its title and an empty line behind it."""
+    return [
+        f"## {printed.title}",
+        "",
+        _markdown_row(printed.header),
+        _markdown_row([":---", *["---:"] * (len(printed.header) - 1)]),
+        *(_markdown_row([_markdown_cell(text, mark) for text, mark in row]) for row in printed.rows),
+        "",
+    ]
+
+
+def markdown_end(notes: Sequence[str], definitions: Mapping[str, str]) -> list[str]:
+    """The lines below all tables: notes, and what columns and marks mean."""
+    noted = ["## Notes", "", *(f"- {note}" for note in notes), ""] if notes else []
+    return [*noted, "## How to read it", "", *(f"- `{name}`: {meaning}" for name, meaning in definitions.items())]
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
@@ -831,10 +965,36 @@ def _method_values(row: MethodSummary) -> dict[str, Any]:
         "num_seeds": len(row.seeds),
         "rounds": " ".join(str(rounds) for rounds in row.rounds),
     }
-    for key, summary in row.scores.items():
+    return (
+        values
+        | score_values(row.scores)
+        | difference_values(row.differences)
+        | {
+            "target_metric": row.target.metric,
+            "target_seeds_reached": row.target.reached,
+            "target_seeds_with_target": row.target.n,
+            "rounds_to_target_mean": row.target.rounds.mean,
+            "rounds_to_target_std": row.target.rounds.std,
+            "speedup_in_rounds": row.target.speedup,
+            "bytes_to_target_mean": row.target.bytes.mean,
+            **{f"{key}_mean": value for key, value in row.communication.items()},
+        }
+    )
+
+
+def score_values(scores: Mapping[str, Summary]) -> dict[str, float | None]:
+    """Scores over seeds as columns."""
+    values: dict[str, float | None] = {}
+    for key, summary in scores.items():
         name = f"{key}_over_clients" if key == "client_std" else key
         values |= {f"{name}_mean": summary.mean, f"{name}_std_over_seeds": summary.std, f"{name}_n": summary.n}
-    for key, difference in row.differences.items():
+    return values
+
+
+def difference_values(differences: Mapping[str, PairedDifference]) -> dict[str, float | None]:
+    """Paired differences as columns."""
+    values: dict[str, float | None] = {}
+    for key, difference in differences.items():
         prefix = f"{key}_paired_difference"
         values |= {
             f"{prefix}_mean": difference.mean,
@@ -843,34 +1003,32 @@ def _method_values(row: MethodSummary) -> dict[str, Any]:
             f"{prefix}_ci95_high": difference.high,
             f"{prefix}_n": difference.n,
         }
-    return values | {
-        "target_metric": row.target.metric,
-        "target_seeds_reached": row.target.reached,
-        "target_seeds_with_target": row.target.n,
-        "rounds_to_target_mean": row.target.rounds.mean,
-        "rounds_to_target_std": row.target.rounds.std,
-        "speedup_in_rounds": row.target.speedup,
-        "bytes_to_target_mean": row.target.bytes.mean,
-        **{f"{key}_mean": value for key, value in row.communication.items()},
-    }
+    return values
+
+
+def run_values(run: RunRecord) -> dict[str, Any]:
+    """What a run is, its scores and its costs as columns."""
+    names = ("method", "seed", "rounds", "dataset", "partition", "config_hash", *SCORES, "best_round", *COMMUNICATION)
+    return {name: getattr(run, name) for name in names} | dict(run.tasks)
+
+
+def fingerprints(run: RunRecord) -> dict[str, str | None]:
+    """What a run was made from, as columns."""
+    return {"data_fingerprint": run.data_fingerprint, "partition_fingerprint": run.partition_fingerprint}
 
 
 def _run_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    names = ("method", "seed", "rounds", "dataset", "partition", "config_hash", *SCORES, "best_round", *COMMUNICATION)
-    rows = []
-    for run, target in zip(comparison.runs, comparison.run_targets, strict=True):
-        rows.append(
-            {name: getattr(run, name) for name in names}
-            | {
-                "target_metric": target.metric,
-                "target": target.target,
-                "rounds_to_target": target.rounds,
-                "bytes_to_target": target.bytes,
-                "data_fingerprint": run.data_fingerprint,
-                "partition_fingerprint": run.partition_fingerprint,
-            }
-        )
-    return rows
+    return [
+        run_values(run)
+        | {
+            "target_metric": target.metric,
+            "target": target.target,
+            "rounds_to_target": target.rounds,
+            "bytes_to_target": target.bytes,
+        }
+        | fingerprints(run)
+        for run, target in zip(comparison.runs, comparison.run_targets, strict=True)
+    ]
 
 
 def _json_document(comparison: Comparison) -> dict[str, Any]:
@@ -884,7 +1042,7 @@ def _json_document(comparison: Comparison) -> dict[str, Any]:
         }
         for row in comparison.methods
     ]
-    document = {
+    return {
         "dataset": comparison.dataset,
         "partition": comparison.partition,
         "baseline": comparison.baseline,
@@ -896,7 +1054,11 @@ def _json_document(comparison: Comparison) -> dict[str, Any]:
         "runs": _run_rows(comparison),
         "notes": list(comparison.notes),
     }
-    return {key: _rounded(value) for key, value in document.items()}
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """JSON with sorted keys and rounded floats, so that the same records give the same bytes."""
+    return json.dumps(_rounded(dict(document)), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
 def _rounded(value: Any) -> Any:
@@ -908,9 +1070,10 @@ def _rounded(value: Any) -> Any:
     return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
-def _csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """CSV with the columns of all rows; floats are rounded as in JSON, None is an empty cell, like what a row lacks."""
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(buffer, fieldnames=list(dict.fromkeys(chain.from_iterable(rows))), lineterminator="\n")
     writer.writeheader()
     writer.writerows({key: _rounded(value) for key, value in row.items()} for row in rows)
     return buffer.getvalue()

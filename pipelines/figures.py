@@ -1,8 +1,8 @@
 """Figures of runs and comparisons: for each a function that gives the data and one that draws them.
 
-`*_data` turns records into a table (that is what tests check, and what `write_figures` saves beside each figure);
-`draw_*` turns records into a matplotlib `Figure`; `svg_text` and `save` turn a `Figure` into bytes. Nothing here
-touches pyplot, so no figure survives its caller, and the same records give the same bytes.
+`*_data` turns records into a table (that is what tests check, and what `pipelines/figure_set.py` saves beside each
+figure); `draw_*` turns records into a matplotlib `Figure`; `svg_text` and `save` turn a `Figure` into bytes. Nothing
+here touches pyplot, so no figure survives its caller, and the same records give the same bytes.
 
 A method keeps its colour and line through all figures: they follow from its place in the list of methods.
 """
@@ -164,7 +164,7 @@ def curve_data(runs: Iterable[RunRecord], metric: str) -> pd.DataFrame:
         Columns method, round, mean, std (NaN for one seed), n. Only rounds that every seed of a method evaluated, so
         that a curve never changes its seeds half-way; methods without the metric have no rows.
     """
-    return _over_seeds(runs, lambda record: getattr(record, metric), "mean")
+    return over_seeds(runs, lambda record: getattr(record, metric), "mean")
 
 
 def bytes_accuracy_data(runs: Iterable[RunRecord], metric: str) -> pd.DataFrame:
@@ -175,7 +175,7 @@ def bytes_accuracy_data(runs: Iterable[RunRecord], metric: str) -> pd.DataFrame:
     """
     runs = list(runs)
     accuracy = curve_data(runs, metric).rename(columns={"mean": "accuracy"})
-    traffic = _over_seeds(runs, lambda record: record.total_bytes, "bytes")
+    traffic = over_seeds(runs, lambda record: record.total_bytes, "bytes")
     merged = accuracy.drop(columns="std").merge(traffic[["method", "round", "bytes"]], on=["method", "round"])
     return merged[["method", "round", "bytes", "accuracy", "n"]]
 
@@ -192,7 +192,7 @@ def training_loss_data(runs: Iterable[RunRecord]) -> pd.DataFrame:
         for term in (term for record in run.history for term in record.train_loss):
             users.setdefault(term, set()).add(run.method)
     terms = sorted(users, key=lambda term: (-len(users[term]), term))
-    tables = [_over_seeds(runs, _term_reader(term), "mean").assign(term=term) for term in terms]
+    tables = [over_seeds(runs, _term_reader(term), "mean").assign(term=term) for term in terms]
     columns = ["term", "method", "round", "mean", "std", "n"]
     return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
 
@@ -241,7 +241,8 @@ def partition_data(partition: PartitionTable) -> pd.DataFrame:
     return pd.DataFrame(partition.counts, index=list(partition.client_ids), columns=list(partition.class_names))
 
 
-def _over_seeds(runs: Iterable[RunRecord], read: Callable[[RoundRecord], float | None], name: str) -> pd.DataFrame:
+def over_seeds(runs: Iterable[RunRecord], read: Callable[[RoundRecord], float | None], name: str) -> pd.DataFrame:
+    """A value of round records by round, mean (column ``name``), sample standard deviation and n over seeds."""
     rows = []
     for method, method_runs in group_by_method(runs).items():
         curves = [
@@ -483,72 +484,6 @@ def save(figure: Figure, path: Path) -> Path:
     else:
         raise ValueError(f"{path.name}: figures are written as .svg or .png")
     return path
-
-
-def comparison_figures(
-    runs: Sequence[RunRecord], partition: PartitionTable | None = None
-) -> dict[str, tuple[Figure, pd.DataFrame]]:
-    """All figures that these runs have values for, each with its data, in reading order.
-
-    Args:
-        runs: any methods and seeds, in the order in which methods shall appear.
-        partition: adds the heatmap and gives class names.
-
-    Returns:
-        By name: `accuracy`, `bytes`, `partition`, `clients`, `classes`, `loss`; those without data are left out.
-    """
-    names = partition.class_names if partition is not None else ()
-    curves = _stacked(runs, curve_data)
-    clients, classes, losses = client_accuracy_data(runs), class_accuracy_data(runs), training_loss_data(runs)
-    figures: dict[str, tuple[Figure, pd.DataFrame]] = {}
-    if not curves.empty:
-        figures["accuracy"] = (draw_accuracy_curves(runs), curves)
-        if any(record.total_bytes > 0 for run in runs for record in run.history):
-            figures["bytes"] = (draw_bytes_against_accuracy(runs), _stacked(runs, bytes_accuracy_data))
-    if partition is not None:
-        figures["partition"] = (
-            draw_partition(partition),
-            partition_data(partition).rename_axis("client").reset_index(),
-        )
-    if not clients.empty:
-        figures["clients"] = (draw_client_spread(runs), clients)
-    if not classes.empty:
-        figures["classes"] = (draw_class_accuracy(runs, names), classes.rename_axis("method").reset_index())
-    if not losses.empty:
-        figures["loss"] = (draw_training_loss(runs), losses)
-    return figures
-
-
-def write_figures(
-    runs: Sequence[RunRecord],
-    directory: Path,
-    partition: PartitionTable | None = None,
-    formats: Sequence[str] = ("svg",),
-) -> tuple[Path, ...]:
-    """Write every figure and, beside it, its data as CSV.
-
-    Args:
-        runs: any methods and seeds, in the order in which methods shall appear.
-        directory: made if it is not there.
-        partition: adds the heatmap and gives class names.
-        formats: of `svg` and `png`.
-
-    Returns:
-        The files, `<name>.<format>` and `<name>.csv`.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, (figure, table) in comparison_figures(runs, partition).items():
-        written += [save(figure, directory / f"{name}.{suffix}") for suffix in formats]
-        data = directory / f"{name}.csv"
-        data.write_text(table.round(12).to_csv(index=False, lineterminator="\n"), encoding="utf-8", newline="")
-        written.append(data)
-    return tuple(written)
-
-
-def _stacked(runs: Sequence[RunRecord], data: Callable[[Sequence[RunRecord], str], pd.DataFrame]) -> pd.DataFrame:
-    tables = [table.assign(metric=metric) for metric in CURVE_METRICS if not (table := data(runs, metric)).empty]
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
 # ------------------------------------------------------------------------------------------------------------ parts

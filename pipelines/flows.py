@@ -7,6 +7,7 @@ tensor for futures; each is a closure over explicit inputs, and their results st
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC
@@ -27,9 +28,10 @@ from flcore.engine.energy import machine_meter
 from flcore.engine.experiment import Experiment
 from flcore.engine.rounds import Observers, run_name
 from flcore.engine.workers import worker_count
-from flcore.errors import ConfigError, ProtoflError
+from flcore.errors import ConfigError, ProtoflError, RunError
 from pipelines import stages
 from pipelines.files import RunFiles, read_json
+from pipelines.grid import PlannedRun, plan
 from pipelines.settings import for_entry, override, read_params
 from pipelines.tracking import RunTracker
 from pipelines.watching import current_watcher
@@ -74,7 +76,12 @@ class PrefectSteps:
 
 @flow(name="federated-training", validate_parameters=False)
 def federated_training(
-    config: Mapping[str, Any], prepared: str, partition: str, directory: str, parent_run_id: str | None = None
+    config: Mapping[str, Any],
+    prepared: str,
+    partition: str,
+    directory: str,
+    parent_run_id: str | None = None,
+    label: str = "",
 ) -> bool:
     """All rounds of one run, with its results logged as they come.
 
@@ -82,6 +89,7 @@ def federated_training(
         config: the resolved configuration, as in ``config.json``.
         prepared: folder of the prepared data. partition: of the partition. directory: of the run.
         parent_run_id: the MLflow run under which this one appears.
+        label: what tells this run from others beside method and seed, for messages.
 
     Returns:
         False if the run had already finished there.
@@ -92,8 +100,7 @@ def federated_training(
 
     def on_start(experiment: Experiment) -> None:
         state = Checkpoint(RunFiles(run_directory).checkpoint).load(run_name(experiment))
-        label = f"{resolved.method.name} seed {resolved.seed}"
-        watcher.rounds(label, resolved.federation.rounds, state.round if state else 0)
+        watcher.rounds(_name(resolved, label), resolved.federation.rounds, state.round if state else 0)
 
     def on_round(number: int, record: Mapping[str, Any] | None) -> None:
         watcher.round(number, record)
@@ -111,6 +118,11 @@ def federated_training(
     )
 
 
+def _name(config: Config, label: str) -> str:
+    """What messages call a run."""
+    return f"{config.method.name} seed {config.seed}" + (f", {label}" if label else "")
+
+
 def tracker_for(config: Config, directory: Path, parent_run_id: str | None = None) -> RunTracker | None:
     """The tracker of a run; None where tracking is switched off."""
     if not config.tracking.enabled:
@@ -118,11 +130,18 @@ def tracker_for(config: Config, directory: Path, parent_run_id: str | None = Non
     return RunTracker(directory, uri=config.tracking.uri, parent_run_id=parent_run_id)
 
 
-def run_one(config: Config, prepared: Path, partition: Path, directory: Path, parent_run_id: str | None = None) -> None:
+def run_one(
+    config: Config,
+    prepared: Path,
+    partition: Path,
+    directory: Path,
+    parent_run_id: str | None = None,
+    label: str = "",
+) -> None:
     """Train, evaluate, report and log one run inside a flow; a run that has finished is not repeated."""
     runner: Any = ThreadPoolTaskRunner(max_workers=max(worker_count(config.engine), 1))
     training = federated_training.with_options(task_runner=runner)
-    training(config.to_mapping(), str(prepared), str(partition), str(directory), parent_run_id)
+    training(config.to_mapping(), str(prepared), str(partition), str(directory), parent_run_id, label)
     files = RunFiles(directory)
     if not files.metrics.exists():
         _task("evaluate", lambda: _nothing(stages.evaluate(config, prepared, partition, directory)))()
@@ -202,8 +221,13 @@ def sweep(
     seeds: list[int] | None = None,
     out: str = "runs/comparison",
     config: dict[str, Any] | None = None,
+    vary: list[str] | None = None,
+    baselines: list[str] | None = None,
 ) -> list[str]:
-    """Many runs of a comparison, methods × seeds on common partitions; finished ones are found again, not repeated.
+    """Many runs on common data: methods × seeds, or the points of a grid × seeds.
+
+    Finished ones are found again, not repeated. In a comparison a run that fails ends it; the other points of a grid
+    are run nevertheless, since among many values some may well be too much.
 
     Args:
         params_file: parameter file; None takes ``params.yaml`` where there is one.
@@ -211,24 +235,52 @@ def sweep(
         methods: default ``compare.methods``. seeds: default ``compare.seeds``.
         out: folder of the comparison: ``prepared/``, ``partitions/seed-<n>/``, ``runs/<method>-s<seed>-<hash>/``.
         config: parameters instead of a file and overrides.
+        vary: ``KEY=VALUE,VALUE,...`` assignments, instead of ``methods``: a grid, see :mod:`pipelines.grid`.
+        baselines: methods to run beside the grid.
 
     Returns:
-        The run directories, methods in order, seeds within.
+        The run directories, methods (or points, then baselines) in order, seeds within.
     """
     raw = _raw(params_file, overrides) if config is None else config
-    return [str(path) for path in run_sweep(raw, methods, seeds, Path(out))]
+    if vary is None:
+        return [str(path) for path in run_sweep(raw, methods, seeds, Path(out))]
+    if methods is not None:
+        raise ConfigError("sweep: give methods or vary, not both; beside a grid, methods are baselines")
+    planned = plan(raw, vary, seeds, baselines or ())
+    return [str(path) for path in run_planned(planned.runs, Path(out), keep_going=True)]
 
 
 def run_sweep(
     raw: Mapping[str, Any], methods: Sequence[str] | None, seeds: Sequence[int] | None, out: Path
 ) -> list[Path]:
-    """The body of ``sweep`` for parameters that are already read."""
-    entries = sweep_entries(raw, methods, seeds)
-    first = entries[0]
-    _prepare(first, out / "prepared")
-    for config in {entry.partition_seed: entry for entry in entries}.values():
-        _divide(config, out / "prepared", stages.partition_folder(config, out / "partitions", config.seed))
-    return [_run_entry(config, out) for config in entries]
+    """The body of ``sweep`` for parameters that are already read, for methods × seeds."""
+    return run_planned([PlannedRun(config) for config in sweep_entries(raw, methods, seeds)], out)
+
+
+def run_planned(runs: Sequence[PlannedRun], out: Path, keep_going: bool = False) -> list[Path]:
+    """Prepare data and partitions, then carry out runs that are already checked.
+
+    Args:
+        runs: on the same images.
+        out: as for ``sweep``.
+        keep_going: say which run fails and go on with the next, instead of stopping; it then has no ``metrics.json``.
+
+    Returns:
+        Their directories.
+    """
+    prepared = out / "prepared"
+    _prepare(runs[0].config, prepared)
+    for partition, run in {_partition_of(run, out): run for run in runs}.items():
+        _divide(run.config, prepared, partition)
+    directories = [_directory_of(run, out) for run in runs]
+    for run, directory in zip(runs, directories, strict=True):
+        try:
+            run_one(run.config, prepared, _partition_of(run, out), directory, label=run.label)
+        except RunError as error:
+            if not keep_going:
+                raise
+            print(f"protofl: {_name(run.config, run.label)} failed: {error}", file=sys.stderr)
+    return directories
 
 
 def sweep_entries(raw: Mapping[str, Any], methods: Sequence[str] | None, seeds: Sequence[int] | None) -> list[Config]:
@@ -252,10 +304,19 @@ def sweep_entries(raw: Mapping[str, Any], methods: Sequence[str] | None, seeds: 
     return entries
 
 
-def _run_entry(config: Config, out: Path) -> Path:
-    prepared = out / "prepared"
-    partition = stages.partition_folder(config, out / "partitions", config.seed)
-    experiment = Experiment.open(config, prepared, partition)
-    directory = out / "runs" / f"{config.method.name}-s{config.seed}-{experiment.hash[:8]}"
-    run_one(config, prepared, partition, directory)
-    return directory
+def _partition_of(run: PlannedRun, out: Path) -> Path:
+    return stages.partition_folder(run.config, out / "partitions" / run.division, run.config.seed)
+
+
+def _directory_of(run: PlannedRun, out: Path) -> Path:
+    """Where a run goes: its name follows from all that it depends on.
+
+    Raises:
+        ConfigError: the configuration does not fit the data.
+    """
+    experiment = Experiment.open(run.config, out / "prepared", _partition_of(run, out))
+    try:
+        experiment.new_module()
+    except ConfigError as error:
+        raise ConfigError(f"{error} (with {run.label})" if run.label else str(error)) from error
+    return out / "runs" / f"{run.config.method.name}-s{run.config.seed}-{experiment.hash[:8]}"

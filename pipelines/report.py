@@ -21,19 +21,21 @@ from flcore.errors import DataError
 from pipelines import analyses
 from pipelines.analysis_figures import CAPTIONS, HEADINGS, draw_analysis, subject_of
 from pipelines.comparison import (
-    DEFINITIONS,
     MISSING,
+    TASK_SCORES,
     TIED_MARK,
     Comparison,
     RunRecord,
     compare,
+    definitions,
     format_bytes,
     format_count,
     format_percent,
     load_run,
     printed_tables,
 )
-from pipelines.figures import PartitionTable, comparison_figures, load_partition, svg_text
+from pipelines.figure_set import comparison_figures
+from pipelines.figures import PartitionTable, load_partition, svg_text
 
 # Heading and caption of each figure of `comparison_figures`, and what a comparison's caption adds.
 _FIGURES: Mapping[str, tuple[str, str, str]] = {
@@ -54,6 +56,18 @@ _FIGURES: Mapping[str, tuple[str, str, str]] = {
         "Every dot is one client of one seed.",
     ),
     "classes": ("Accuracy by class", "Global model on the global test set in %; grey: no value.", "Mean over seeds."),
+    "stream": (
+        "Accuracy on the stream of tasks",
+        "After each evaluated round; vertical lines: the next task begins for everybody. A_loc and A_sel: clients' own "
+        "models before aggregation, on all classes and on those met; dashed: minority classes alone.",
+        "Mean over seeds.",
+    ),
+    "tasks": (
+        "Accuracy on earlier tasks over time",
+        "Clients' own models before aggregation, on the classes of each task they have met, mean over clients; a panel "
+        "per method, a line per task.",
+        "Mean over seeds.",
+    ),
     "loss": (
         "Training loss by term",
         "Mean over the clients that took part; a panel per term, scales differ.",
@@ -178,7 +192,9 @@ def _render(
         configuration=_configuration(runs),
         provenance=_provenance(runs),
         definitions={
-            term: meaning for term, meaning in DEFINITIONS.items() if page["tables"] or term not in _COMPARISON_TERMS
+            term: meaning
+            for term, meaning in definitions(comparison).items()
+            if page["tables"] or term not in _COMPARISON_TERMS
         },
         tied_mark=TIED_MARK,
         **page,
@@ -259,6 +275,7 @@ def _run_values(run: RunRecord) -> _Section:
         ("client_std", _percent(run.client_std)),
         ("last10_top1_global", _percent(run.last10_top1_global)),
         ("best_top1_global", best if best == MISSING else best + best_round),
+        *((name, _percent(run.tasks[key])) for key, name in TASK_SCORES.items() if run.tasks.get(key) is not None),
         ("bytes up / round", format_bytes(run.bytes_up_per_round)),
         ("bytes down / round", format_bytes(run.bytes_down_per_round)),
         ("scalars up / round", format_count(run.scalars_up_per_round)),

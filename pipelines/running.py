@@ -13,8 +13,8 @@ from rich.console import Console
 
 from flcore.config import Config
 from flcore.engine.rounds import Observers
-from flcore.errors import DataError
-from pipelines import stages
+from flcore.errors import DataError, RunError
+from pipelines import grid, stages
 from pipelines.embedded_server import EmbeddedServer
 from pipelines.files import RunFiles, read_json
 from pipelines.tracking import RunTracker, set_mlflow_environment, ui_command
@@ -67,6 +67,51 @@ def compare(
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     if config.tracking.enabled:
         console.print(f"runs in MLflow: {ui_command(config.tracking.uri)}", soft_wrap=True)
+
+
+def sweep(
+    raw: Mapping[str, Any],
+    vary: Sequence[str],
+    seeds: Sequence[int] | None,
+    baselines: Sequence[str],
+    metric: str,
+    out: Path,
+    server: EmbeddedServer,
+) -> None:
+    """``protofl sweep``: the flow ``sweep`` over a grid, then its table and figure.
+
+    Raises:
+        ConfigError: a key, a value or the metric cannot be used; nothing has been read or written then.
+        RunError: runs failed; what the others gave is written and printed first.
+    """
+    plan = grid.plan(raw, vary, seeds, baselines)
+    from pipelines import sweeping  # seconds to import, which no stage needs
+    from pipelines.comparison import check_metric
+    from pipelines.sweep_figures import write_figure
+
+    check_metric(metric)
+    with _flows(server, tracking=plan.base.tracking.enabled) as flows:
+        found = flows.sweep(
+            vary=list(vary), seeds=list(plan.seeds), baselines=list(baselines), out=str(out), config=dict(raw)
+        )
+    directories = [Path(directory) for directory in found]
+    failed = sum(not RunFiles(directory).metrics.exists() for directory in directories)
+    if failed == len(directories):
+        raise RunError(f"all {failed} runs failed, for the reasons given above; there is nothing to show")
+    swept = sweeping.collect(plan, directories, metric)
+    console = Console()
+    sweeping.print_table(swept, console)
+    table, figure = out / "sweep.md", write_figure(swept, out)
+    sweeping.write(swept, out)
+    console.print(f"table: {table}", soft_wrap=True)
+    console.print(f"figure: {figure}", soft_wrap=True)
+    if plan.base.tracking.enabled:
+        console.print(f"runs in MLflow: {ui_command(plan.base.tracking.uri)}", soft_wrap=True)
+    if failed:
+        raise RunError(
+            f"{failed} of {len(directories)} runs failed, for the reasons given above; the table is without them, and "
+            "the same command tries them again"
+        )
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import flcore
 from flcore.errors import DataError, ProtoflError
+from flcore.evaluation.continual import ACCURACIES
 from pipelines.addresses import without_password
 from pipelines.files import RunFiles, read_json
 
@@ -73,6 +74,7 @@ _SUMMARY_METRICS = {
     "scalars_up_per_round": "comm/scalars_up_per_round",
     "num_parameters": "model/num_parameters",
 }
+_TASK_SUMMARIES = ("forgetting", "backward_transfer", "roundwise_forgetting")
 # What a logged model needs where it is served; the versions are those of this environment.
 _MODEL_REQUIREMENTS = ("mlflow", "numpy", "safetensors", "scikit-learn", "scipy", "torch", "torchvision")
 
@@ -235,6 +237,9 @@ def round_metrics(record: Mapping[str, Any]) -> dict[str, float]:
     """One history record as MLflow metrics; what a method does not have (null) is left out."""
     metrics = _renamed(record, _ROUND_METRICS)
     metrics |= {f"loss/train_{term}": float(v) for term, v in (record.get("train_loss") or {}).items() if v is not None}
+    tasks = record.get("tasks") or {}
+    metrics |= {f"tasks/{name}": float(tasks[name]) for name in ACCURACIES if tasks.get(name) is not None}
+    metrics |= {f"tasks/by_task_{task}": float(v) for task, v in enumerate(tasks.get("by_task") or ()) if v is not None}
     for direction in ("bytes_up", "bytes_down"):
         by_kind = record.get(direction) or {}
         metrics[f"comm/{direction}"] = float(sum(by_kind.values()))
@@ -245,6 +250,9 @@ def round_metrics(record: Mapping[str, Any]) -> dict[str, float]:
 def summary_metrics(metrics: Mapping[str, Any], timing: Mapping[str, Any]) -> dict[str, float]:
     """What a finished run says once: ``final/...``, ``best/...``, ``comm/total_...``, ``time/total_...`` (seconds)."""
     summary = _renamed(metrics, _SUMMARY_METRICS)
+    tasks = metrics.get("tasks") or {}
+    finals = {**{name: tasks.get(name) for name in _TASK_SUMMARIES}, **(tasks.get("last_epochs") or {})}
+    summary |= {f"tasks/final_{name}": float(value) for name, value in finals.items() if value is not None}
     seconds = timing.get("seconds") or {}
     summary |= {f"time/total_{phase}": float(value) for phase, value in seconds.items() if value is not None}
     if timing.get("steps_per_second") is not None:

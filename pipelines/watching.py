@@ -109,7 +109,10 @@ def brief(record: Mapping[str, Any] | None) -> str:
     if record is None:
         return ""
     names = {"top1_global": "global", "mean_local": "local"}
-    return "  ".join(f"{name} {100 * record[key]:.2f} %" for key, name in names.items() if record[key] is not None)
+    scores = {name: record[key] for key, name in names.items()}
+    tasks = record.get("tasks", {})
+    scores |= {name: tasks.get(key) for key, name in (("a_loc", "A_loc"), ("a_sel", "A_sel"))}
+    return "  ".join(f"{name} {100 * value:.2f} %" for name, value in scores.items() if value is not None)
 
 
 def watcher_for_standard_error(*, quiet: bool = False) -> Watcher:

@@ -26,7 +26,8 @@ def compare(config: Config, runs: Sequence[Path], partitions: Path, directory: P
     """
     # Tables and figures take seconds to import, which the other stages need not spend.
     from pipelines.comparison import write
-    from pipelines.figures import load_partition, write_figures
+    from pipelines.figure_set import write_figures
+    from pipelines.figures import load_partition
     from pipelines.report import write_comparison_report
 
     comparison = collect(config, runs)

@@ -23,7 +23,8 @@ def report(partition: Path, directory: Path, *, config: Config | None = None, pr
     # Tables and figures take seconds to import, which the other stages need not spend.
     from pipelines.analysis_figures import write_analyses
     from pipelines.comparison import load_run
-    from pipelines.figures import load_partition, write_figures
+    from pipelines.figure_set import write_figures
+    from pipelines.figures import load_partition
     from pipelines.report import write_run_report
 
     files = RunFiles(directory)

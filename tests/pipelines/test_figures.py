@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from flcore.errors import DataError
-from pipelines import figures
+from pipelines import figure_set, figures
 from pipelines.comparison import RoundRecord, RunRecord
 
 
@@ -186,7 +186,7 @@ def test_small_and_large_comparisons_can_be_drawn(methods: int, clients: int, cl
     partition = figures.PartitionTable(
         tuple(f"{k:04d}" for k in range(clients)), tuple(map(str, range(classes))), counts, pd.DataFrame(), {}
     )
-    drawn = figures.comparison_figures(runs, partition)
+    drawn = figure_set.comparison_figures(runs, partition)
     assert list(drawn) == ["accuracy", "bytes", "partition", "clients", "classes", "loss"]
     for figure, table in drawn.values():
         assert not table.empty
@@ -198,8 +198,8 @@ def test_write_figures(tmp_path: Path) -> None:
     quiet = make_round(1, 0.5, bytes_up={}, bytes_down={}, train_loss={})
     runs = [make_run("local", 0, [quiet])]
     names = ["accuracy.svg", "accuracy.png", "accuracy.csv", "clients.svg", "clients.png", "clients.csv"]
-    first = figures.write_figures(runs, tmp_path / "a", formats=("svg", "png"))
-    second = figures.write_figures(runs, tmp_path / "b", formats=("svg", "png"))
+    first = figure_set.write_figures(runs, tmp_path / "a", formats=("svg", "png"))
+    second = figure_set.write_figures(runs, tmp_path / "b", formats=("svg", "png"))
     assert [path.name for path in first] == names
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert first[1].read_bytes().startswith(b"\x89PNG")
@@ -210,4 +210,4 @@ def test_write_figures(tmp_path: Path) -> None:
 
 def test_nothing_to_draw_gives_no_figures() -> None:
     """A run without history has no figures, and that is no error."""
-    assert figures.comparison_figures([make_run("fedavg", 0, [])]) == {}
+    assert figure_set.comparison_figures([make_run("fedavg", 0, [])]) == {}
