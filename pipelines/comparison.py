@@ -32,7 +32,14 @@ from flcore.errors import ConfigError, DataError, ProtoflError
 HEADLINE_METRICS = ("top1_global", "mean_local", "pooled_local")
 PAIRED_METRICS = ("top1_global", "mean_local")
 PAIRED_TASK_SCORES = ("a_glo", "a_loc", "a_sel")
-SCORES = (*HEADLINE_METRICS, "client_std", "last10_top1_global", "best_top1_global", "top5_pooled_local")
+SCORES = (
+    *HEADLINE_METRICS,
+    "client_std",
+    "mean_local_own_classes",
+    "last10_top1_global",
+    "best_top1_global",
+    "top5_pooled_local",
+)
 # Of runs on a stream of tasks (flcore/evaluation/continual.py), and what each is called in a table.
 TASK_SCORES: Mapping[str, str] = {
     "a_glo": "A_glo",
@@ -65,6 +72,7 @@ DEFINITIONS: Mapping[str, str] = {
     "mean_local": "mean over clients of each client's accuracy on its own test data, every client counting the same.",
     "pooled_local": "correct answers of all clients / test samples of all clients, every sample counting the same.",
     "client_std": "population standard deviation of the accuracy over the clients of one run, averaged over seeds.",
+    "mean_local_own_classes": "as mean_local, with answers among the classes alone that the client holds in training.",
     "top5_pooled_local": "mean of pooled_local over its five best evaluated rounds, selected on test data: the figure "
     "that FedPA's authors print, for comparison with theirs alone.",
     "last10_top1_global": "mean of top1_global over the last ten evaluated rounds (all of them if there are fewer).",
@@ -138,6 +146,7 @@ class RunRecord:
     mean_local: float | None
     pooled_local: float | None
     client_std: float | None
+    mean_local_own_classes: float | None
     last10_top1_global: float | None
     best_top1_global: float | None
     top5_pooled_local: float | None
@@ -743,6 +752,11 @@ def printed_tables(comparison: Comparison) -> tuple[PrintedTable, ...]:
             for key in HEADLINE_METRICS
         ),
         column("client_std", [format_percent(row.scores["client_std"].mean) for row in rows]),
+        column(
+            "mean_local_own_classes",
+            [score_cell(row.scores["mean_local_own_classes"], len(row.seeds)) for row in rows],
+            marks([row.scores["mean_local_own_classes"] for row in rows]),
+        ),
         column(
             "last10_top1_global",
             [score_cell(row.scores["last10_top1_global"], len(row.seeds)) for row in rows],

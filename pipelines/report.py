@@ -273,6 +273,7 @@ def _run_values(run: RunRecord) -> _Section:
         ("mean_local", _percent(run.mean_local)),
         ("pooled_local", _percent(run.pooled_local)),
         ("client_std", _percent(run.client_std)),
+        ("mean_local_own_classes", _percent(run.mean_local_own_classes)),
         ("last10_top1_global", _percent(run.last10_top1_global)),
         ("best_top1_global", best if best == MISSING else best + best_round),
         *((name, _percent(run.tasks[key])) for key, name in TASK_SCORES.items() if run.tasks.get(key) is not None),

@@ -3,7 +3,9 @@
 A method says how it predicts, never how it is scored.
 ``top1_global``: the global model on the whole test set. ``mean_local``: unweighted mean over clients of each client's
 accuracy on its own test data, with the model that answers for it. ``pooled_local``: correct over all clients divided by
-samples over all clients. Clients without test data are left out of means and counted. Where data change, a client is
+samples over all clients; ``mean_local_own_classes``: as ``mean_local``, with answers among the classes that the client
+holds in training alone, which tells what a global model loses by answering with classes that a client never has
+(gfpl.md section 11). Clients without test data are left out of means and counted. Where data change, a client is
 tested on the classes that it has met so far, and its own model as local training left it is scored on the whole global
 test set too (`flcore/evaluation/continual.py`).
 """
@@ -54,6 +56,7 @@ class Scores:
     mean_local: float | None
     pooled_local: float | None
     client_std: float | None
+    mean_local_own_classes: float | None
     alternatives: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     tasks: Mapping[str, Any] = field(default_factory=dict)
 
@@ -156,15 +159,16 @@ class Scorer:
         self._predict = predict
         model = self._global_model(server, memories)
         shared: Tensor | None = None
+        answers: Tensor | None = None
         loss: float | None = None
         if model is not None:
-            scores = self._scores(model, data.images, server, None)
-            shared = scores.argmax(dim=1)
-            loss = float(F.cross_entropy(scores[: data.num_shared], data.shared_labels))
+            shared = self._scores(model, data.images, server, None)
+            answers = shared[: data.num_shared].argmax(dim=1)
+            loss = float(F.cross_entropy(shared[: data.num_shared], data.shared_labels))
         local = [self._client_correct(k, server, memories(k), shared) for k in range(setting.num_clients)]
         if model is None and vote and self._experiment.method.has_vote:
-            shared = self._vote(server, memories)
-        correct = None if shared is None else shared[: data.num_shared] == data.shared_labels
+            answers = self._vote(server, memories)
+        correct = None if answers is None else answers == data.shared_labels
         return _summarise(correct, loss, data.shared_labels, local, setting.num_classes)
 
     def _global_model(self, server: Record, memories: Memories) -> Weights | None:
@@ -209,18 +213,22 @@ class Scorer:
             own = None if shared is None else shared.without_buffers()
         return None if own is None else starting_weights(own, memory, self._experiment)
 
-    def _client_correct(self, client: int, server: Record, memory: Record, shared: Tensor | None) -> tuple[int, int]:
-        """(correct, tested) of one client on its own test data."""
+    def _client_correct(
+        self, client: int, server: Record, memory: Record, shared: Tensor | None
+    ) -> tuple[int, int, int]:
+        """(correct, correct among its own classes, tested) of one client; ``shared``: global scores of all images."""
         rows = self._tested_rows(client)
         own = self._own_model(server, client, memory)
         if len(rows) == 0 or (own is None and shared is None):
-            return 0, 0
+            return 0, 0, 0
+        held, labels = self._classes(client), self._data.labels[rows]
         if own is not None:
-            answers = self._scores(own, self._data.images[rows], server, self._classes(client)).argmax(dim=1)
+            scores = self._scores(own, self._data.images[rows], server, held)
         else:
             assert shared is not None
-            answers = shared[rows]
-        return int((answers == self._data.labels[rows]).sum()), len(rows)
+            scores = shared[rows]
+        among_own = scores[:, : len(held)].masked_fill(~held, -torch.inf).argmax(dim=1)
+        return int((scores.argmax(dim=1) == labels).sum()), int((among_own == labels).sum()), len(rows)
 
     def _vote(self, server: Record, memories: Memories) -> Tensor:
         """Majority vote of every client's model on the shared images; ties go to the smaller class id."""
@@ -274,11 +282,12 @@ def _lay_out(experiment: Experiment) -> _TestData:
 
 
 def _summarise(
-    correct: Tensor | None, loss: float | None, labels: Tensor, local: list[tuple[int, int]], num_classes: int
+    correct: Tensor | None, loss: float | None, labels: Tensor, local: list[tuple[int, int, int]], num_classes: int
 ) -> Scores:
-    accuracies = [right / tested if tested else None for right, tested in local]
+    accuracies = [right / tested if tested else None for right, _, tested in local]
     known = np.array([accuracy for accuracy in accuracies if accuracy is not None], dtype=np.float64)
-    tested = sum(count for _, count in local)
+    among_own = [right / tested for _, right, tested in local if tested]
+    tested = sum(count for _, _, count in local)
     by_class: list[float | None] | None = None
     if correct is not None:
         totals = torch.bincount(labels, minlength=num_classes).tolist()
@@ -290,6 +299,7 @@ def _summarise(
         class_accuracy=by_class,
         local_accuracy=accuracies,
         mean_local=float(known.mean()) if len(known) else None,
-        pooled_local=sum(right for right, _ in local) / tested if tested else None,
+        pooled_local=sum(right for right, _, _ in local) / tested if tested else None,
         client_std=float(known.std()) if len(known) else None,
+        mean_local_own_classes=sum(among_own) / len(among_own) if among_own else None,
     )

@@ -41,6 +41,7 @@ def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[s
         "mean_local": final.mean_local,
         "pooled_local": final.pooled_local,
         "client_std": final.client_std,
+        "mean_local_own_classes": final.mean_local_own_classes,
         "class_acc": final.class_accuracy,
         "local_accuracy": final.local_accuracy,
         "clients_without_test": sum(accuracy is None for accuracy in final.local_accuracy),

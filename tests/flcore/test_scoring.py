@@ -64,6 +64,19 @@ def test_global_loss(lab: Any) -> None:
     assert found.loss_global == pytest.approx(right + 9 / 8, rel=1e-5)
 
 
+def test_answers_among_a_clients_own_classes(lab: Any) -> None:
+    """The model confuses 0 with 1 and 2 with 3. Client 0 holds classes 0 and 2 in training, client 1 all.
+
+    Client 0 is tested on an image of each of its classes: both wrong among all classes; without 1 and 3 to answer with,
+    its scores for an image of 0 are 0 for both of its classes: the first, 0, is right; for 2 likewise 0: wrong. Half.
+    Client 1 tests 0 and 1: both wrong either way. Means 0 and .25.
+    """
+    dataset = lab.toy_dataset(CLASSES, [0, 1, 2, 3], CLASSES, [0, 1, 2, 3])
+    partition = lab.by_hand(dataset, [[0, 2], [0, 1, 2, 3]], [[0, 2], [0, 1]])
+    found = score(lab.experiment(dataset, partition, lab.ToySpec()), {"model": reader((1, 0, 3, 2))})
+    assert (found.mean_local, found.mean_local_own_classes) == (0.0, 0.25)
+
+
 def test_a_client_without_test_data_is_left_out(lab: Any) -> None:
     found = score(federation(lab, SHOWN, LABELS, [[0, 1], [], [2, 3, 4, 5, 6, 7]]), {"model": reader()})
     assert found.local_accuracy == [0.5, None, 1.0]

@@ -31,7 +31,7 @@ def history(*accuracies: float | None, every: int = 1) -> list[dict[str, Any]]:
     return records
 
 
-FINAL = Scores(0.75, 0.5, [1.0, None], [0.5, None, 1.0], 0.75, 0.8, 0.25)
+FINAL = Scores(0.75, 0.5, [1.0, None], [0.5, None, 1.0], 0.75, 0.8, 0.25, 0.9)
 
 
 def test_best_is_the_earliest_maximum() -> None:
@@ -74,11 +74,12 @@ def test_traffic_totals_and_per_round(lab: Any) -> None:
     found = summarise(lab.experiment(federation__rounds=6), FINAL, history(0.2, 0.6, 0.4, every=2))
     assert (found["bytes_up"], found["bytes_down"], found["steps"]) == (60, 24, 30)
     assert (found["bytes_up_per_round"], found["bytes_down_per_round"], found["scalars_up_per_round"]) == (10, 4, 3)
+    assert found["mean_local_own_classes"] == 0.9
     assert found["bytes_up_by_kind"] == {"model": 48, "num_samples": 12}
 
 
 def test_without_a_global_model(lab: Any) -> None:
-    final = Scores(None, None, None, [0.5, 1.0], 0.75, 0.8, 0.25)
+    final = Scores(None, None, None, [0.5, 1.0], 0.75, 0.8, 0.25, 0.9)
     found = summarise(lab.experiment(federation__rounds=2, method__name="local"), final, history(None, None))
     assert [found[key] for key in ("top1_global", "best_round", "best_top1_global", "last10_top1_global")] == [None] * 4
     assert found["last10_rounds"] == 0
