@@ -19,9 +19,9 @@ from pipelines.comparison import RoundRecord, RunRecord, group_by_method
 from pipelines.figures import INK, WIDTH, house_style, method_styles, over_seeds, percent_axis
 
 STREAM_PANELS: Mapping[str, str] = {
-    "a_glo": "A_glo: global model, all classes",
+    "a_glo": "A_glo: global model",
     "a_loc": "A_loc: own models, all classes",
-    "a_sel": "A_sel: own models, classes met so far",
+    "a_sel": "A_sel: own models, classes met",
 }
 # Light to dark in the order in which tasks are met; the lightest can still be seen on white.
 _TASK_COLOURS = LinearSegmentedColormap.from_list("tasks", ["#f0b43c", "#d9662b", "#a3265a", "#4b1d6e"])
