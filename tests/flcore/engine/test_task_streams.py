@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -23,14 +21,10 @@ TASKS = [[range(0, 10), range(10, 40)], [range(40, 60), range(60, 70)]]  # of cl
 
 def streamed(lab: Any, schedule: str, rounds: int = 4, **changes: Any) -> Any:
     """Two clients of two tasks each: 10 and 30 samples, 20 and 10; batches of 8."""
-    partition = lab.by_hand(lab.dataset, [range(40), range(40, 70)], [range(60)] * 2)
-    clients = tuple(
-        replace(client, tasks=tuple(np.array(task, dtype=np.int64) for task in own))
-        for client, own in zip(partition.clients, TASKS, strict=True)
-    )
+    partition = lab.by_hand(lab.dataset, [range(40), range(40, 70)], [range(60)] * 2, tasks=TASKS)
     federation = {"rounds": rounds, "task_schedule": schedule}
     settings = {"federation": federation, "local__batch_size": 8, "model": {"name": "fedcspc_cnn"}} | changes
-    return lab.experiment(partition=replace(partition, clients=clients), **settings)
+    return lab.experiment(partition=partition, **settings)
 
 
 @pytest.mark.parametrize(
