@@ -485,6 +485,7 @@ def killed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return folder, done.stdout, stamp
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_ends_as_stages_run_inline(
     killed_and_resumed: tuple[Path, str, int], tmp_path: Path
 ) -> None:
