@@ -18,11 +18,8 @@ from flcore.engine.stacked import StackedTrainer
 from flcore.engine.training import ModelView, Outcome, SerialTrainer, Trainer
 from flcore.errors import RunError
 from flcore.messages import Payload, Record, Size, Weights, measure, on_device, payload_of
-from flcore.methods.base import Leg, LocalModel, Predict, Turn
+from flcore.methods.base import BATCHNORM, Leg, LocalModel, Predict, Turn, with_statistics
 from flcore.models import load_weights
-
-BATCHNORM = "batchnorm"
-"""Name of a client's private BatchNorm statistics in its memory (policy ``local``); the engine's, not a method's."""
 
 PRIVATE = "private_model"
 """Name, in a client's memory, of its model as local training left it; for scoring alone, the engine's likewise."""
@@ -99,7 +96,7 @@ class Worker:
         legs = method.legs(place.round, experiment.setting)
         leg = legs[place.leg]
         turns = [self.receive(place.round, leg, client, server, memories(client)) for client in clients]
-        starts = [starting_weights(method.begin(turn), turn.memory, experiment) for turn in turns]
+        starts = [turn.with_statistics(method.begin(turn)) for turn in turns]
         before = sum(len(earlier.phases) for earlier in legs[: place.leg])
         outcomes = self._trainer.train(turns, starts, leg.phases, before)
         answers = zip(turns, outcomes, strict=True)
@@ -184,7 +181,7 @@ class _Trained:
 
     def _over_samples(self, part: Callable[[Tensor], Tensor], weights: Weights | None) -> tuple[Tensor, Tensor]:
         worker = self._worker
-        chosen = self.weights if weights is None else starting_weights(weights, {}, worker.experiment)
+        chosen = self.weights if weights is None else with_statistics(weights, {}, worker.experiment.setting)
         load_weights(worker.module, chosen)
         split = worker.experiment.dataset.train
         values = worker.over_images(split.images[self._indices], part).cpu()
@@ -226,15 +223,6 @@ def _finite(payload: Payload) -> bool:
 def failed(place: Place, client: int, cause: str) -> RunError:
     """The error that stops a run for one client."""
     return RunError(f"round {place.round}, client {client}: {cause}")
-
-
-def starting_weights(weights: Weights, memory: Record, experiment: Experiment) -> Weights:
-    """Weights with a complete set of buffers: received, else private ones from memory, else the initial ones."""
-    if weights.buffers:
-        return weights
-    if BATCHNORM in memory:
-        return Weights(weights.params, payload_of(Weights, memory, BATCHNORM).buffers)
-    return Weights(weights.params, experiment.setting.initial.buffers)
 
 
 def outgoing(message: Record, experiment: Experiment) -> dict[str, Payload]:

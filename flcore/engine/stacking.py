@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from flcore.engine.client import Worker, starting_weights
+from flcore.engine.client import Worker
 from flcore.engine.cohort import select_cohort, stacks
 from flcore.engine.experiment import Experiment
 from flcore.engine.rounds import code_fingerprint
@@ -94,7 +94,7 @@ def measure(experiment: Experiment, clock: Callable[[], float] = time.perf_count
     worker = Worker(serial_run)
     server = experiment.method.start_server(experiment.setting)
     turns = [worker.receive(1, leg, client, server, {}) for client in group[0]]
-    starts = [starting_weights(experiment.method.begin(turn), turn.memory, experiment) for turn in turns]
+    starts = [turn.with_statistics(experiment.method.begin(turn)) for turn in turns]
 
     def seconds(trainer: Trainer, count: int, steps: int) -> float:
         phases = [replace(leg.phases[0], steps=steps, epochs=None)]

@@ -22,12 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcore.aggregation import average_weights
-from flcore.engine.client import BATCHNORM, Worker, private_model, starting_weights
+from flcore.engine.client import Worker, private_model
 from flcore.engine.experiment import Experiment
 from flcore.errors import DataError
 from flcore.evaluation.continual import task_scores
 from flcore.messages import Record, Weights, on_device, payload_of
-from flcore.methods.base import Predict
+from flcore.methods.base import BATCHNORM, Predict, with_statistics
 from flcore.models import load_weights
 
 Memories = Callable[[int], Record]
@@ -133,7 +133,7 @@ class Scorer:
             memory = memories(client)
             own = private_model(memory)
             untrained += own is None
-            weights = starting_weights(own or setting.initial, memory, self._experiment)
+            weights = with_statistics(own or setting.initial, memory, setting)
             answers = self._scores(weights, images, server, self._classes(client)).argmax(dim=1)
             correct.append(torch.bincount(labels[answers == labels], minlength=setting.num_classes))
         private = torch.stack(correct).numpy()
@@ -211,7 +211,7 @@ class Scorer:
             # Everybody has statistics of its own; those of a client that was never sampled are the initial ones.
             shared = method.global_model(server, setting)
             own = None if shared is None else shared.without_buffers()
-        return None if own is None else starting_weights(own, memory, self._experiment)
+        return None if own is None else with_statistics(own, memory, setting)
 
     def _client_correct(
         self, client: int, server: Record, memory: Record, shared: Tensor | None
@@ -252,7 +252,7 @@ class Scorer:
         return rows[self._met[client][self._data.labels[rows]]]
 
     def _scores(self, weights: Weights, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
-        load_weights(self._worker.module, starting_weights(weights, {}, self._experiment))
+        load_weights(self._worker.module, with_statistics(weights, {}, self._experiment.setting))
         return self._worker.scores(images, server, classes, self._predict)
 
 

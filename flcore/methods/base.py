@@ -31,6 +31,9 @@ Stage = Callable[[Record, Mapping[int, Record], "Setting", int], Record]
 Predict = Callable[["LocalModel", Tensor, Record, Tensor | None], Tensor]
 """(model, images, server, classes) → scores, see :meth:`Method.predict`."""
 
+BATCHNORM = "batchnorm"
+"""Name of a client's private BatchNorm statistics in its memory (policy ``local``); the engine's, not a method's."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -97,6 +100,27 @@ class Turn:
     def stream(self, purpose: str, *keys: int) -> torch.Generator:
         """A generator of this client's and round's own, for one purpose of the method."""
         return torch_stream(self.setting.seed, purpose, self.round, self.client, *keys)
+
+    def with_statistics(self, weights: Weights) -> Weights:
+        """Received or remembered weights as this client evaluates them: :func:`with_statistics`."""
+        return with_statistics(weights, self.memory, self.setting)
+
+
+def with_statistics(weights: Weights, memory: Record, setting: Setting) -> Weights:
+    """Weights with a complete set of buffers: their own, else a client's private ones, else the initial ones.
+
+    Under ``model.batchnorm: local`` and ``frozen`` no BatchNorm statistics travel.
+
+    Args:
+        weights: with all buffers or none.
+        memory: the client's; empty for none.
+        setting: has the initial weights.
+    """
+    if weights.buffers:
+        return weights
+    own = payload_of(Weights, memory, BATCHNORM) if BATCHNORM in memory else setting.initial
+    device = next(iter(weights.params.values())).device
+    return Weights(weights.params, {name: tensor.to(device) for name, tensor in own.buffers.items()})
 
 
 @dataclass(frozen=True)

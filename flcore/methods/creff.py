@@ -36,7 +36,6 @@ from flcore.losses_alignment import gradient_distance, linear_gradient
 from flcore.messages import Arrays, Facts, Record, Weights, payload_of
 from flcore.methods.base import LocalModel, Predict, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.fedntd import private_statistics, received_model
 from flcore.params import Search, param
 from flcore.rng import torch_stream
 
@@ -80,8 +79,9 @@ class CReFF(FedAvg):
     def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
         """The trained weights with n_k, and the real gradients of the client's classes."""
         message, memory = super().reply(turn, trained)
-        gradients = self.real_gradients(turn, *trained.features(received_model(turn)))
-        return {**message, "gradients": gradients}, {**memory, **private_statistics(turn, trained)}
+        received = turn.with_statistics(payload_of(Weights, turn.inbox, "model"))
+        gradients = self.real_gradients(turn, *trained.features(received))
+        return {**message, "gradients": gradients}, memory
 
     def real_gradients(self, turn: Turn, features: Tensor, labels: Tensor) -> Arrays:
         """Gradients of h̃ for each of the client's classes, k of them.

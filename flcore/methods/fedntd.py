@@ -20,7 +20,7 @@ from torch import Tensor
 from flcore.losses import cross_entropy
 from flcore.losses_alignment import not_true_distillation
 from flcore.messages import Record, Weights, payload_of
-from flcore.methods.base import Batch, Context, LocalModel, Setting, TrainedClient, Turn
+from flcore.methods.base import Batch, Context, LocalModel, Setting, Turn
 from flcore.methods.fedavg import FedAvg
 from flcore.params import Search, param
 
@@ -48,7 +48,9 @@ class FedNTD(FedAvg):
 
     def context(self, turn: Turn) -> Context:
         """The teacher."""
-        return {"global": received_model(turn).values} if self.beta > 0 else {}
+        if self.beta == 0:
+            return {}
+        return {"global": turn.with_statistics(payload_of(Weights, turn.inbox, "model")).values}
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Cross-entropy and, unless switched off, the distillation."""
@@ -67,30 +69,3 @@ class FedNTD(FedAvg):
                 weight=batch.weight,
             )
         return terms
-
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
-        """The trained weights with n_k."""
-        message, memory = super().reply(turn, trained)
-        return message, {**memory, **private_statistics(turn, trained)} if self.beta > 0 else memory
-
-
-def received_model(turn: Turn) -> Weights:
-    """The received weights with the BatchNorm statistics that this client evaluates them with.
-
-    Under `model.batchnorm: local` no statistics are received: the client has its own (:func:`private_statistics`), or
-    before its first turn the initial ones.
-    """
-    received = payload_of(Weights, turn.inbox, "model")
-    if received.buffers:
-        return received
-    kept = payload_of(Weights, turn.memory, "statistics") if "statistics" in turn.memory else turn.setting.initial
-    device = next(iter(received.params.values())).device
-    return Weights(received.params, {name: tensor.to(device) for name, tensor in kept.buffers.items()})
-
-
-def private_statistics(turn: Turn, trained: TrainedClient) -> Record:
-    """What a client must remember for :func:`received_model`: nothing where statistics are received."""
-    if payload_of(Weights, turn.inbox, "model").buffers or not trained.weights.buffers:
-        return {}
-    # Copies: a record cannot be stored with two payloads that share tensors, and the engine keeps the very same ones.
-    return {"statistics": Weights({}, {name: tensor.clone() for name, tensor in trained.weights.buffers.items()})}

@@ -56,13 +56,10 @@ class Moon(FedAvg):
         received = payload_of(Weights, turn.inbox, "model")
         known = "previous" in turn.memory
         previous = payload_of(Weights, turn.memory, "previous") if known else received
-        # Under `model.batchnorm: local` no statistics are received: the client has its own, else the initial ones.
-        buffers = received.buffers or previous.buffers or turn.setting.initial.buffers
-        device = next(iter(received.params.values())).device
         return {
-            "present": torch.tensor([known], device=device),
-            "global": {**received.params, **buffers},
-            "previous": {**previous.params, **(previous.buffers or buffers)},
+            "present": torch.tensor([known], device=turn.setting.device),
+            "global": turn.with_statistics(received).values,
+            "previous": turn.with_statistics(previous).values,
         }
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
@@ -84,7 +81,7 @@ class Moon(FedAvg):
         message, memory = super().reply(turn, trained)
         if self.mu == 0:
             return message, memory
-        # A copy of the statistics: a record cannot be stored with two payloads that share tensors, and under
-        # `model.batchnorm: local` the engine keeps the very same ones beside these.
-        buffers = {name: tensor.clone() for name, tensor in trained.weights.buffers.items()}
-        return message, {**memory, "previous": Weights(trained.weights.params, buffers)}
+        # Statistics that do not travel are in the client's memory already.
+        travel = bool(payload_of(Weights, turn.inbox, "model").buffers)
+        previous = trained.weights if travel else trained.weights.without_buffers()
+        return message, {**memory, "previous": previous}

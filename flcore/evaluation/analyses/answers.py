@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flcore.engine.client import Worker, starting_weights
+from flcore.engine.client import Worker
 from flcore.engine.experiment import Experiment
 from flcore.evaluation.scoring import Memories, Scorer
 from flcore.messages import Record, Weights, on_device, payload_of
+from flcore.methods.base import with_statistics
 from flcore.models import Backbone, load_weights
 
 BEFORE_CALIBRATION = ("uncalibrated", "model_before")
@@ -43,7 +44,7 @@ class Answers(Scorer):
     def global_model(self) -> Weights | None:
         """The model that answers for everybody, with the statistics it is scored with; None where there is none."""
         model = self._global_model(self.server, self.memory)
-        return None if model is None else starting_weights(model, {}, self._experiment)
+        return None if model is None else with_statistics(model, {}, self._experiment.setting)
 
     def own_model(self, client: int) -> Weights | None:
         """The model that answers for this client alone; None where the global one does."""
@@ -103,7 +104,7 @@ class Answers(Scorer):
 
     def module(self, weights: Weights) -> Backbone:
         """The model in evaluation mode; it is the same object for every call, with the weights of the last one."""
-        load_weights(self._worker.module, starting_weights(weights, {}, self._experiment))
+        load_weights(self._worker.module, with_statistics(weights, {}, self._experiment.setting))
         return self._worker.module.eval()
 
     def training_images(self, client: int, label: int) -> Tensor:

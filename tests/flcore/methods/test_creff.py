@@ -15,7 +15,6 @@ from flcore.losses_alignment import gradient_distance
 from flcore.messages import Arrays, Count, Facts, Record, Weights, payload_of, serialise
 from flcore.methods.base import Leg, Setting
 from flcore.methods.creff import CReFF, mean_gradients
-from flcore.methods.fedntd import received_model
 
 T = torch.tensor
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
@@ -287,7 +286,9 @@ def test_private_statistics_serve_the_received_body(lab: Any, tmp_path: Any) -> 
     run = lab.run(experiment, tmp_path / "run")
     memory, server = run.memory(0), run.state.server
     turn = Worker(experiment).receive(3, Leg(), 0, server, memory)
-    assert same({"s": Weights({}, received_model(turn).buffers)}, {"s": memory["batchnorm"]})
+    used = turn.with_statistics(turn.inbox["model"]).buffers
+    assert same({"s": Weights({}, used)}, {"s": memory["batchnorm"]})
+    assert set(memory) == {"batchnorm"}
     own, initial = (lab.train(experiment, number=3, server=server, memory=kept)[0] for kept in (memory, {}))
     assert not torch.equal(own.message["gradients"]["weight"], initial.message["gradients"]["weight"])
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from flcore.engine.client import Worker
 from flcore.messages import Record, Weights, serialise
+from flcore.methods.base import Leg
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
@@ -102,12 +104,14 @@ def test_private_statistics_serve_the_received_model(lab: Any, tmp_path: Any) ->
     changes = {"method__name": "moon", "model": {"name": "fedgen_cnn", "batchnorm": "local"}}
     run = lab.run(lab.experiment(**changes, federation__rounds=2), tmp_path / "run")
     memory = run.memory(0)
-    assert memory["previous"].buffers and "batchnorm" in memory
+    assert not memory["previous"].buffers and memory["batchnorm"].buffers
     experiment = lab.experiment(**changes, local__steps=1)
-    frozen = Weights(run.state.server["model"].params, memory["previous"].buffers)
-    equal = {**memory, "previous": frozen}
+    equal = {**memory, "previous": Weights(run.state.server["model"].params)}
     reply, _ = lab.train(experiment, number=3, server=run.state.server, memory=equal)
     assert reply.losses["contrast"] == pytest.approx(5 * math.log(2), abs=1e-5)
+    context = experiment.method.context(Worker(experiment).receive(3, Leg(), 0, run.state.server, memory))
+    for name, tensor in memory["batchnorm"].buffers.items():
+        assert torch.equal(context["global"][name], tensor) and torch.equal(context["previous"][name], tensor)
 
 
 @pytest.mark.parametrize("model", [CSPC, {"name": "fedgen_cnn", "feature_dim": 8}])
