@@ -7,7 +7,6 @@ to say to a log file, and ends with its parent however the parent ends: it reads
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from flcore.errors import RunError
+from pipelines.files import take_lock
 
 _START_TIMEOUT_SECONDS = 180.0
 
@@ -123,7 +123,7 @@ def _serve(port: int) -> None:
             home = Path(os.environ["PREFECT_HOME"])
             home.mkdir(parents=True, exist_ok=True)
             with (home / "embedded-server.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                take_lock(lock, wait=True)
                 await super().startup(sockets)
 
     config = uvicorn.Config(create_app, factory=True, host="127.0.0.1", port=port, log_level="error", lifespan="on")

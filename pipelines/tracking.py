@@ -11,7 +11,6 @@ MLflow takes three seconds to import, so this module imports it inside functions
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import json
 import logging
@@ -32,7 +31,7 @@ import flcore
 from flcore.errors import DataError, ProtoflError
 from flcore.evaluation.continual import ACCURACIES
 from pipelines.addresses import without_password
-from pipelines.files import RunFiles, read_json
+from pipelines.files import RunFiles, read_json, take_lock
 
 if TYPE_CHECKING:
     import numpy as np
@@ -718,14 +717,7 @@ def _only_one_process(file: Path, *, wait: bool) -> Iterator[bool]:
     except FileNotFoundError as error:
         raise DataError(f"{file.parent} is not a run: it has no {file.name}") from error
     with handle:
-        is_ours = True
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            is_ours = False
-        except OSError as error:  # some network file systems have no locks; tracking must not stop a run for that
-            logger.debug("no lock on %s: %s", file, error)
-        yield is_ours
+        yield take_lock(handle, wait=wait)
 
 
 def _batches_of_whole_rounds(records: Iterable[Mapping[str, Any]]) -> Iterator[list[Metric]]:

@@ -12,7 +12,6 @@ of its own, ``study/``, which :class:`~pipelines.tracking.RunTracker` logs like 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
 import json
@@ -49,7 +48,7 @@ from pipelines import stages
 from pipelines.addresses import without_password
 from pipelines.environment import environment
 from pipelines.figures import WIDTH, house_style, save
-from pipelines.files import RunFiles, read_json, write_json, write_text
+from pipelines.files import RunFiles, read_json, take_lock, write_json, write_text
 from pipelines.tracking import RunTracker, flatten, read_history, ui_command
 
 OBJECTIVES: Mapping[str, tuple[Literal["maximize", "minimize"], ...]] = {
@@ -298,12 +297,8 @@ def _only_one_process(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"{directory}: cannot write there ({error.strerror}); choose another --out") from error
     with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"{directory}: another process works on this study; wait for it, or choose another --out"
-            ) from error
+        if not take_lock(handle, wait=False):
+            raise ConfigError(f"{directory}: another process works on this study; wait for it, or choose another --out")
         yield
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -38,3 +41,29 @@ def test_a_failure_inside_lets_go(tmp_path: Path) -> None:
         raise ValueError("inside")
     with sole_use(tmp_path):
         assert (tmp_path / ".running").exists()
+
+
+def test_two_are_never_inside_however_quickly_they_follow_each_other(tmp_path: Path) -> None:
+    """A file that its last holder removes must not be held by one while the next holds a new one of that name."""
+    inside, most, entries = 0, 0, 0
+    guard = threading.Lock()
+
+    def enter_often() -> None:
+        nonlocal inside, most, entries
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            with contextlib.suppress(RunError), sole_use(tmp_path):
+                with guard:
+                    inside, entries = inside + 1, entries + 1
+                    most = max(most, inside)
+                time.sleep(0.0002)
+                with guard:
+                    inside -= 1
+
+    threads = [threading.Thread(target=enter_often) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert entries > 100
+    assert most == 1
