@@ -15,7 +15,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from pipelines.analyses import StoredAnalysis
-from pipelines.comparison import RunRecord
 from pipelines.figures import (
     ACCURACY_COLOURS,
     INK,
@@ -28,6 +27,7 @@ from pipelines.figures import (
     percent_axis,
     save,
 )
+from pipelines.run_record import RunRecord
 
 _MARKERS = ("o", "^", "s", "D")
 _MADE, _REAL, _GUESS = "#D55E00", "#0072B2", "#888888"

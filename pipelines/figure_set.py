@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from pipelines.comparison import RunRecord
 from pipelines.figures import (
     CURVE_METRICS,
     PartitionTable,
@@ -26,6 +25,7 @@ from pipelines.figures import (
     save,
     training_loss_data,
 )
+from pipelines.run_record import RunRecord
 from pipelines.task_figures import by_task_data, draw_by_task, draw_stream, stream_data
 
 

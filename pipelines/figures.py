@@ -30,7 +30,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from flcore.errors import DataError
-from pipelines.comparison import MISSING, RoundRecord, RunRecord, format_bytes, group_by_method
+from pipelines.formats import MISSING, format_bytes
+from pipelines.run_record import RoundRecord, RunRecord, group_by_method
 
 PANEL_TITLES: Mapping[str, str] = {
     "top1_global": "Global model on the global test set",

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pipelines import stages
-from pipelines.comparison import print_table
+from pipelines.comparison_output import print_table
 from pipelines.settings import load_config
 from pipelines.tracking import ui_command
 

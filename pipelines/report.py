@@ -20,22 +20,12 @@ from flcore.data.skew import skew
 from flcore.errors import DataError
 from pipelines import analyses
 from pipelines.analysis_figures import CAPTIONS, HEADINGS, draw_analysis, subject_of
-from pipelines.comparison import (
-    MISSING,
-    TASK_SCORES,
-    TIED_MARK,
-    Comparison,
-    RunRecord,
-    compare,
-    definitions,
-    format_bytes,
-    format_count,
-    format_percent,
-    load_run,
-    printed_tables,
-)
+from pipelines.comparison import Comparison, compare
+from pipelines.comparison_output import TIED_MARK, definitions, printed_tables
 from pipelines.figure_set import comparison_figures
 from pipelines.figures import PartitionTable, load_partition, svg_text
+from pipelines.formats import MISSING, format_bytes, format_count, format_percent
+from pipelines.run_record import TASK_SCORES, RunRecord, load_run
 
 # Heading and caption of each figure of `comparison_figures`, and what a comparison's caption adds.
 _FIGURES: Mapping[str, tuple[str, str, str]] = {

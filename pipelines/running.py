@@ -55,7 +55,7 @@ def compare(
     server: EmbeddedServer,
 ) -> None:
     """``protofl compare``: the flow ``sweep``, then the table."""
-    from pipelines.comparison import print_table  # seconds to import, which no stage needs
+    from pipelines.comparison_output import print_table  # seconds to import, which no stage needs
 
     config = Config.from_mapping(raw)
     with _flows(server, tracking=config.tracking.enabled) as flows:
@@ -86,7 +86,7 @@ def sweep(
     """
     plan = grid.plan(raw, vary, seeds, baselines)
     from pipelines import sweeping  # seconds to import, which no stage needs
-    from pipelines.comparison import check_metric
+    from pipelines.run_record import check_metric
     from pipelines.sweep_figures import write_figure
 
     check_metric(metric)

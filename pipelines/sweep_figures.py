@@ -20,9 +20,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from pipelines.comparison import RunRecord, Summary, format_bytes, format_count, format_percent, summarise
+from pipelines.comparison import Summary, summarise
 from pipelines.figures import INK, WIDTH, LineStyle, house_style, method_styles, percent_axis, save
+from pipelines.formats import format_bytes, format_count, format_percent
 from pipelines.grid import short_names, show
+from pipelines.run_record import RunRecord
 from pipelines.sweeping import NO, YES, Row, Sweep
 
 Scale = Literal["linear", "log", "symlog"]

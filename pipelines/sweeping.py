@@ -14,45 +14,31 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from pipelines.comparison import (
-    COMMUNICATION,
-    CONFIDENCE,
+from pipelines.comparison import CONFIDENCE, PairedDifference, Summary, marks, paired_differences, summarise_runs
+from pipelines.comparison_output import (
     DEFINITIONS,
-    HEADLINE_METRICS,
-    MISSING,
-    SCORES,
-    TASK_SCORES,
     TIED_MARK,
-    PairedDifference,
     PrintedTable,
-    RunRecord,
-    Summary,
     column,
     csv_text,
     difference_values,
     fingerprints,
-    format_bytes,
-    format_count,
     format_difference,
-    format_percent,
     json_text,
     lengths_and_seeds,
-    listed,
-    load_run,
     markdown_end,
     markdown_table,
-    marks,
-    paired_differences,
     print_printed,
     run_values,
     score_cell,
     score_values,
-    summarise_runs,
     table_of,
     write_texts,
 )
 from pipelines.files import RunFiles
+from pipelines.formats import MISSING, format_bytes, format_count, format_percent, listed
 from pipelines.grid import Plan, Point, describe_federation, short_names, show
+from pipelines.run_record import COMMUNICATION, HEADLINE_METRICS, SCORES, TASK_SCORES, RunRecord, load_run
 
 YES, NO = "✓", "✗"
 

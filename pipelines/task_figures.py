@@ -15,8 +15,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from pipelines.comparison import RoundRecord, RunRecord, group_by_method
 from pipelines.figures import INK, WIDTH, house_style, method_styles, over_seeds, percent_axis
+from pipelines.run_record import RoundRecord, RunRecord, group_by_method
 
 STREAM_PANELS: Mapping[str, str] = {
     "a_glo": "A_glo: global model",

@@ -25,7 +25,7 @@ def compare(config: Config, runs: Sequence[Path], partitions: Path, directory: P
         The comparison.
     """
     # Tables and figures take seconds to import, which the other stages need not spend.
-    from pipelines.comparison import write
+    from pipelines.comparison_output import write
     from pipelines.figure_set import write_figures
     from pipelines.figures import load_partition
     from pipelines.report import write_comparison_report
@@ -43,7 +43,7 @@ def compare(config: Config, runs: Sequence[Path], partitions: Path, directory: P
 def collect(config: Config, runs: Sequence[Path]) -> Comparison:
     """Read finished runs and set them against ``compare.baseline``, methods in the order of the runs."""
     from pipelines.comparison import compare as summarise
-    from pipelines.comparison import load_run
+    from pipelines.run_record import load_run
 
     records = [load_run(run) for run in runs]
     return summarise(records, config.compare.baseline, target_fraction=config.compare.target_fraction)

@@ -22,10 +22,10 @@ def report(partition: Path, directory: Path, *, config: Config | None = None, pr
         analyses.compute(config, prepared, partition, directory, config.evaluation.analyses)
     # Tables and figures take seconds to import, which the other stages need not spend.
     from pipelines.analysis_figures import write_analyses
-    from pipelines.comparison import load_run
     from pipelines.figure_set import write_figures
     from pipelines.figures import load_partition
     from pipelines.report import write_run_report
+    from pipelines.run_record import load_run
 
     files = RunFiles(directory)
     run = load_run(directory)

@@ -13,23 +13,17 @@ from rich.console import Console
 from flcore.errors import ConfigError, DataError, ProtoflError
 from pipelines.comparison import (
     PairedDifference,
-    RunRecord,
     Summary,
     compare,
-    format_bytes,
-    format_difference,
-    format_percent,
-    format_summary,
-    load_run,
-    markdown,
     marks,
     paired_difference,
     pooled_standard_error,
-    print_table,
     rounds_to_target,
     summarise,
-    write,
 )
+from pipelines.comparison_output import format_difference, format_summary, markdown, print_table, write
+from pipelines.formats import format_bytes, format_percent
+from pipelines.run_record import RunRecord, load_run
 
 
 def make_run(root: Path, method: str, seed: int, curve: list[float], **changes: Any) -> RunRecord:

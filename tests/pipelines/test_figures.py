@@ -15,7 +15,7 @@ import pytest
 
 from flcore.errors import DataError
 from pipelines import figure_set, figures
-from pipelines.comparison import RoundRecord, RunRecord
+from pipelines.run_record import RoundRecord, RunRecord
 
 
 def make_round(number: int, accuracy: float | None, **changes: Any) -> RoundRecord:

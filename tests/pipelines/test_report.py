@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from flcore.errors import DataError
-from pipelines.comparison import compare, load_run
+from pipelines.comparison import compare
 from pipelines.report import write_comparison_report, write_run_report
+from pipelines.run_record import load_run
 
 
 def make_run(root: Path, method: str, seed: int, final: float | None, **config: Any) -> Path:

@@ -21,9 +21,9 @@ from rich.console import Console
 from flcore.config import Config
 from flcore.errors import ConfigError
 from pipelines import cli, stages, sweeping
-from pipelines.comparison import RunRecord
 from pipelines.files import RunFiles
 from pipelines.grid import Point, describe_federation, plan, short_names
+from pipelines.run_record import RunRecord
 from pipelines.settings import for_entry, override
 from pipelines.sweep_figures import draw_sweep, lines_of, numeric_key, scale_of, write_figure
 from pipelines.sweeping import Sweep, markdown, summarise, write

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from pipelines import figure_set, task_figures
-from pipelines.comparison import RunRecord, compare, definitions, load_run, markdown, printed_tables
+from pipelines.comparison import compare
+from pipelines.comparison_output import definitions, markdown, printed_tables
 from pipelines.figures import save
+from pipelines.run_record import RunRecord, load_run
 from pipelines.tracking import round_metrics, summary_metrics
 
 NAMES = ("a_glo", "a_loc", "a_sel", "a_glo_minority", "a_loc_minority", "a_sel_minority")

@@ -1,0 +1,255 @@
+"""What a finished run says about itself: its records on disk (`metrics.json`, `history.jsonl`), read back.
+
+Knows nothing of how runs are made. A missing value is None.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flcore.errors import ConfigError, DataError
+
+HEADLINE_METRICS = ("top1_global", "mean_local", "pooled_local")
+SCORES = (
+    *HEADLINE_METRICS,
+    "client_std",
+    "mean_local_own_classes",
+    "last10_top1_global",
+    "best_top1_global",
+    "top5_pooled_local",
+)
+# Of runs on a stream of tasks (flcore/evaluation/continual.py), and what each is called in a table.
+TASK_SCORES: Mapping[str, str] = {
+    "a_glo": "A_glo",
+    "a_loc": "A_loc",
+    "a_sel": "A_sel",
+    "a_glo_minority": "A_glo, minority",
+    "a_loc_minority": "A_loc, minority",
+    "a_sel_minority": "A_sel, minority",
+    "forgetting": "forgetting",
+    "backward_transfer": "backward transfer",
+    "roundwise_forgetting": "round-wise forgetting",
+}
+COMMUNICATION = (
+    "bytes_up_per_round",
+    "bytes_down_per_round",
+    "bytes_up",
+    "bytes_down",
+    "scalars_up_per_round",
+    "num_parameters",
+)
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One evaluated round of one run; byte counts are cumulative. Round 0 is the state before training."""
+
+    round: int
+    participants: tuple[str, ...]
+    top1_global: float | None
+    loss_global: float | None
+    mean_local: float | None
+    pooled_local: float | None
+    client_std: float | None
+    local_accuracy: tuple[float | None, ...]
+    class_accuracy: tuple[float | None, ...]
+    train_loss: Mapping[str, float | None]
+    bytes_up: Mapping[str, float]
+    bytes_down: Mapping[str, float]
+    tasks: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def total_bytes(self) -> float:
+        """Bytes sent in both directions by all clients up to this round."""
+        return sum(self.bytes_up.values()) + sum(self.bytes_down.values())
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What one finished run says about itself; `directory` only says where to look and is never printed.
+
+    Of runs on a stream of tasks `tasks` has the figures of :data:`TASK_SCORES`, `block_ends` the last round on each
+    task of a blocked schedule.
+    """
+
+    method: str
+    dataset: str
+    partition: str | None
+    seed: int
+    rounds: int
+    config_hash: str | None
+    data_fingerprint: str | None
+    partition_fingerprint: str | None
+    top1_global: float | None
+    mean_local: float | None
+    pooled_local: float | None
+    client_std: float | None
+    mean_local_own_classes: float | None
+    last10_top1_global: float | None
+    best_top1_global: float | None
+    top5_pooled_local: float | None
+    best_round: int | None
+    class_acc: tuple[float | None, ...]
+    bytes_up: float | None
+    bytes_down: float | None
+    bytes_up_by_kind: Mapping[str, float]
+    bytes_down_by_kind: Mapping[str, float]
+    bytes_up_per_round: float | None
+    bytes_down_per_round: float | None
+    scalars_up_per_round: float | None
+    num_parameters: float | None
+    history: tuple[RoundRecord, ...] = ()
+    tasks: Mapping[str, float | None] = field(default_factory=dict)
+    block_ends: tuple[int, ...] = ()
+    directory: Path = field(default=Path(), compare=False)
+
+    @property
+    def label(self) -> str:
+        """How messages name the run."""
+        return f"{self.method} (seed {self.seed})"
+
+
+def load_run(directory: Path) -> RunRecord:
+    """Read a finished run.
+
+    Args:
+        directory: holds `metrics.json` and `history.jsonl`. Unknown keys are ignored; missing ones become None.
+
+    Returns:
+        The record, with the history sorted by round. Non-finite numbers become None.
+
+    Raises:
+        DataError: a file is missing or damaged, or `method`, `dataset`, `seed` or `rounds` is not there.
+    """
+    directory = Path(directory)
+    path = directory / "metrics.json"
+    metrics = _parse_object(_read_text(path), str(path))
+    for key in ("method", "dataset", "seed", "rounds"):
+        if metrics.get(key) is None:
+            raise DataError(f"{path}: no '{key}'; run this method again.")
+    history_path = directory / "history.jsonl"
+    lines = enumerate(_read_text(history_path).splitlines(), start=1)
+    history = [_round_record(line, f"{history_path}, line {number}") for number, line in lines if line.strip()]
+    numbers = {key: _number(metrics.get(key), f"{path}: {key}") for key in (*SCORES, *COMMUNICATION)}
+    best_round = _number(metrics.get("best_round"), f"{path}: best_round")
+    return RunRecord(
+        method=str(metrics["method"]),
+        dataset=str(metrics["dataset"]),
+        partition=_text(metrics.get("partition")),
+        seed=_integer(metrics["seed"], f"{path}: seed"),
+        rounds=_integer(metrics["rounds"], f"{path}: rounds"),
+        config_hash=_text(metrics.get("config_hash")),
+        data_fingerprint=_text(metrics.get("data_fingerprint")),
+        partition_fingerprint=_text(metrics.get("partition_fingerprint")),
+        best_round=None if best_round is None else int(best_round),
+        class_acc=_numbers(metrics.get("class_acc"), f"{path}: class_acc"),
+        bytes_up_by_kind=_byte_counts(metrics.get("bytes_up_by_kind"), f"{path}: bytes_up_by_kind"),
+        bytes_down_by_kind=_byte_counts(metrics.get("bytes_down_by_kind"), f"{path}: bytes_down_by_kind"),
+        history=tuple(sorted(history, key=lambda record: record.round)),
+        tasks=_task_values(metrics.get("tasks"), f"{path}: tasks"),
+        block_ends=tuple(end["round"] for end in (metrics.get("tasks") or {}).get("stage_ends", ())),
+        directory=directory,
+        **numbers,
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({error.__class__.__name__}); is the run finished?") from error
+
+
+def _parse_object(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: damaged JSON ({error.msg}); run this method again.") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: expected a JSON object, found {type(value).__name__}; run this method again.")
+    return value
+
+
+def _round_record(line: str, where: str) -> RoundRecord:
+    values = _parse_object(line, where)
+    if values.get("round") is None:
+        raise DataError(f"{where}: no 'round'; run this method again.")
+    train_loss = values.get("train_loss") or {}
+    return RoundRecord(
+        round=_integer(values["round"], f"{where}: round"),
+        participants=tuple(str(client) for client in values.get("participants") or ()),
+        top1_global=_number(values.get("top1_global"), f"{where}: top1_global"),
+        loss_global=_number(values.get("loss_global"), f"{where}: loss_global"),
+        mean_local=_number(values.get("mean_local"), f"{where}: mean_local"),
+        pooled_local=_number(values.get("pooled_local"), f"{where}: pooled_local"),
+        client_std=_number(values.get("client_std"), f"{where}: client_std"),
+        local_accuracy=_numbers(values.get("local_accuracy"), f"{where}: local_accuracy"),
+        class_accuracy=_numbers(values.get("class_accuracy"), f"{where}: class_accuracy"),
+        train_loss={str(term): _number(train_loss[term], f"{where}: train_loss") for term in sorted(train_loss)},
+        bytes_up=_byte_counts(values.get("bytes_up"), f"{where}: bytes_up"),
+        bytes_down=_byte_counts(values.get("bytes_down"), f"{where}: bytes_down"),
+        tasks=values.get("tasks") or {},
+    )
+
+
+def _task_values(values: Any, where: str) -> dict[str, float | None]:
+    if not values:
+        return {}
+    flat = {**values, **values["last_epochs"]}
+    return {key: _number(flat.get(key), f"{where}: {key}") for key in TASK_SCORES}
+
+
+def _number(value: Any, where: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DataError(f"{where}: expected a number or null, found {value!r}.")
+    return value if math.isfinite(value) else None
+
+
+def _integer(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise DataError(f"{where}: expected an integer, found {value!r}.")
+    return value
+
+
+def _numbers(values: Any, where: str) -> tuple[float | None, ...]:
+    return tuple(_number(value, where) for value in values or ())
+
+
+def _byte_counts(values: Any, where: str) -> dict[str, float]:
+    counts = {str(kind): _number(values[kind], where) for kind in sorted(values or {})}
+    return {kind: count for kind, count in counts.items() if count is not None}
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def check_metric(metric: str) -> None:
+    """Refuse what is no headline metric.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if metric not in HEADLINE_METRICS:
+        raise ConfigError(f"metric: '{metric}' is unknown; choose from {', '.join(HEADLINE_METRICS)}.")
+
+
+def group_by_method(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
+    """Group runs by method in order of first appearance, each group sorted by seed."""
+    groups: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        groups.setdefault(run.method, []).append(run)
+    return {method: sorted(group, key=lambda run: run.seed) for method, group in groups.items()}
+
+
+def score(run: RunRecord, key: str) -> float | None:
+    """A figure of a run by its name, of a field or in :data:`TASK_SCORES`; None where the run has no such figure."""
+    value: float | None = run.tasks.get(key) if key in TASK_SCORES else getattr(run, key)
+    return value
