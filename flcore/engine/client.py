@@ -17,7 +17,7 @@ from flcore.engine.experiment import Experiment
 from flcore.engine.stacked import StackedTrainer
 from flcore.engine.training import ModelView, Outcome, SerialTrainer, Trainer
 from flcore.errors import RunError
-from flcore.messages import Payload, Record, Size, Weights, measure, on_device, payload_of
+from flcore.messages import Payload, Prototypes, Record, Size, Weights, measure, on_device, payload_of
 from flcore.methods.base import BATCHNORM, Leg, LocalModel, Predict, Turn, with_statistics
 from flcore.models import load_weights
 
@@ -178,6 +178,13 @@ class _Trained:
 
     def drawn_labels(self) -> Tensor:
         return self._outcome.drawn
+
+    def noted_means(self) -> Prototypes:
+        setting = self._worker.experiment.setting
+        if self._outcome.noted is None:
+            return Prototypes.empty(setting.num_classes, setting.feature_dim)
+        sums, counts = (total.cpu() for total in self._outcome.noted)
+        return Prototypes((sums / counts.clamp_min(1).unsqueeze(1)).float(), counts > 0)
 
     def _over_samples(self, part: Callable[[Tensor], Tensor], weights: Weights | None) -> tuple[Tensor, Tensor]:
         worker = self._worker

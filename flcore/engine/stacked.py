@@ -27,7 +27,9 @@ from flcore.engine.tape import ClientImages, GivenSamples, Samples, Tape, record
 from flcore.engine.training import (
     ModelView,
     Outcome,
+    added,
     augmented,
+    class_sums,
     drawn_labels,
     loss_context,
     precision,
@@ -163,6 +165,7 @@ class StackedTrainer:
         counts: list[Counter[str]] = [Counter() for _ in turns]
         steps = [0] * len(turns)
         drawn = [torch.zeros(turn.setting.num_classes, dtype=torch.int64) for turn in turns]
+        noted: list[tuple[Tensor, Tensor] | None] = [None for _ in turns]
         for number, phase in enumerate(phases, start=first_phase):
             set_mode(self.module, phase, self.experiment.batchnorm)
             samples = _StackedSamples(self.experiment, turns, phase, contexts)
@@ -179,7 +182,9 @@ class StackedTrainer:
                 [turns[position] for position in order],
                 self.experiment.method.name,
             )
-            terms = self._run_phase(phase, turns[0].round, arranged, [tapes[i] for i in order], samples, order, context)
+            terms, found = self._run_phase(
+                phase, turns[0].round, arranged, [tapes[i] for i in order], samples, order, context
+            )
             back = torch.argsort(place)
             params = {name: arranged[name].detach().index_select(0, back) for name in params}
             buffers = {name: arranged[name].index_select(0, back) for name in buffers}
@@ -187,6 +192,7 @@ class StackedTrainer:
                 tape = tapes[position]
                 steps[position] += len(tape)
                 drawn[position] += drawn_labels(tape, samples.parts[position], len(drawn[position]))
+                noted[position] = added(noted[position], found[rank])
                 for name, totals in terms.items() if len(tape) else ():
                     sums[position][name] = sums[position].get(name, 0.0) + totals[rank]
                     counts[position][name] += len(tape)
@@ -196,6 +202,7 @@ class StackedTrainer:
                 {name: total / counts[index][name] for name, total in sums[index].items()},
                 steps[index],
                 drawn[index],
+                noted[index],
             )
             for index in range(len(turns))
         ]
@@ -214,12 +221,17 @@ class StackedTrainer:
         samples: _StackedSamples,
         order: Sequence[int],
         context: _StackedContext,
-    ) -> dict[str, list[float]]:
-        """Train one phase in place; returns the sum over its steps of every loss term, per client of the stack."""
+    ) -> tuple[dict[str, list[float]], list[tuple[Tensor, Tensor] | None]]:
+        """Train one phase in place.
+
+        Returns:
+            Per client of the stack the sum over its steps of every loss term; and what it noted.
+        """
         config, device = self.experiment.config, self.experiment.config.engine.device
         moving = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
         optimizer = make_optimizer(config.local, round_number, config.federation.rounds)
         sums: dict[str, Tensor] = {}
+        noted: list[tuple[Tensor, Tensor] | None] = [None for _ in tapes]
         sizes = torch.tensor([list(tape.sizes) + [0] * (len(tapes[0]) - len(tape)) for tape in tapes]).reshape(
             len(tapes), -1
         )
@@ -238,8 +250,9 @@ class StackedTrainer:
             batch = reader.read(step, active, width) | {"weight": weight}
             images = augmented(self.experiment, batch["images"], reader.augmentation(step, active, width))
             batch["images"] = images.reshape(active, width, *images.shape[1:])
+            noting = [rank for rank in range(active) if step >= tapes[rank].noted_from]
             with precision(self.experiment):
-                terms = self._losses(phase, leaves, batch, context, active)
+                terms, features = self._losses(phase, leaves, batch, context, active, noting=bool(noting))
             total = torch.stack(tuple(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values())).sum()
             inputs = [leaves[name] for name in moving]
             grads = list(torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True))
@@ -250,30 +263,51 @@ class StackedTrainer:
                 if name not in sums:
                     sums[name] = torch.zeros(len(tapes), device=device)
                 sums[name][:active] += term.detach().float()
-        return {name: total.tolist() for name, total in sums.items()}
+            if noting:
+                classes, padding = self.experiment.setting.num_classes, weight[0] if weight else None
+                totals, counts = class_sums(features[0], batch["labels"], classes, padding)
+                for rank in noting:
+                    noted[rank] = added(noted[rank], (totals[rank], counts[rank]))
+        return {name: total.tolist() for name, total in sums.items()}, noted
 
     def _losses(
-        self, phase: Phase, values: Mapping[str, Tensor], batch: _StackedBatch, context: _StackedContext, active: int
-    ) -> dict[str, Tensor]:
-        """Every loss term of one step, [A]; running statistics in ``values`` move in place."""
-        loss = phase.loss or self.experiment.method.loss
+        self,
+        phase: Phase,
+        values: Mapping[str, Tensor],
+        batch: _StackedBatch,
+        context: _StackedContext,
+        active: int,
+        *,
+        noting: bool,
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Every loss term of one step, [A], and if asked the features that were noted, [A, B, d].
+
+        Running statistics in ``values`` move in place.
+        """
+        method = self.experiment.method
+        loss = phase.loss or method.loss
         network = self.experiment.setting.network
         parameters = [name for name, _ in self.module.named_parameters()]
 
-        def one_client(values: Mapping[str, Tensor], batch: _StackedBatch, own: Sequence[Tensor]) -> dict[str, Tensor]:
+        def one_client(
+            values: Mapping[str, Tensor], batch: _StackedBatch, own: Sequence[Tensor]
+        ) -> tuple[dict[str, Tensor], list[Tensor]]:
             (weight,) = batch["weight"] or (None,)
             params = {name: values[name] for name in parameters}
             seen = Batch(batch["images"], batch["labels"], weight, batch["draws"])
 
-            def run(module: Any) -> dict[str, Tensor]:
+            def run(module: Any) -> tuple[dict[str, Tensor], list[Tensor]]:
                 noise = batch["noise"] or None
                 view = _StackedView(module, network, params, noise, self._batchnorm_layers, weight)
-                return loss(view, seen, context.rebuild(own))
+                terms = loss(view, seen, context.rebuild(own))
+                return terms, [view.take_noted(method.name)] if noting else []
 
             return self._bound.call(values, run)
 
         try:
-            terms: dict[str, Tensor] = torch.vmap(one_client)(values, batch, context.stacked(active))
+            found: tuple[dict[str, Tensor], list[Tensor]] = torch.vmap(one_client)(
+                values, batch, context.stacked(active)
+            )
         except (RuntimeError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -285,7 +319,7 @@ class StackedTrainer:
         finally:
             for layer in self._batchnorm_layers:
                 layer.mask = None
-        return terms
+        return found
 
 
 class _StackedSamples:

@@ -33,6 +33,7 @@ class Tape:
         noise: per dropout site uniform noise [S, B, ...].
         augmentation: draws of `flcore.data.augment`, each [S, B, ...]; empty without augmentation.
         draws: of the method, each [S, ...].
+        noted_from: first step whose features are averaged by class (:attr:`Phase.note`); S for none.
     """
 
     positions: Tensor
@@ -40,6 +41,7 @@ class Tape:
     noise: Mapping[str, Tensor]
     augmentation: Mapping[str, Tensor]
     draws: Mapping[str, Tensor]
+    noted_from: int
 
     def __len__(self) -> int:
         """S, the number of steps."""
@@ -119,8 +121,10 @@ def record_tape(
     config, keys = experiment.config, (turn.round, turn.client, number)
     batch_size, device = config.local.batch_size, config.engine.device
     generator = torch_stream(config.seed, "batches", *keys)
-    rows = list(batch_positions(size, batch_size, *passes(config.local, phase), generator))
-    rows = [row for row in rows if len(row) > 1 or not skip_single]
+    laid_out = list(batch_positions(size, batch_size, *passes(config.local, phase), generator))
+    before = {"none": len(laid_out), "all": 0, "last_pass": max(0, len(laid_out) - -(-size // batch_size))}[phase.note]
+    kept = [len(row) > 1 or not skip_single for row in laid_out]
+    rows = [row for row, keep in zip(laid_out, kept, strict=True) if keep]
     positions = torch.zeros(len(rows), batch_size, dtype=torch.int64)
     for step, row in enumerate(rows):
         positions[step, : len(row)] = row
@@ -142,6 +146,7 @@ def record_tape(
         noise={name: draw.to(device) for name, draw in noise.items()},
         augmentation={name: draw.to(device) for name, draw in augmentation.items()},
         draws={name: draw.to(device) for name, draw in draws.items()},
+        noted_from=sum(kept[:before]),
     )
 
 

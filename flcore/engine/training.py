@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -31,12 +31,14 @@ class Outcome:
         losses: mean of every loss term over the steps that had it.
         steps: mini-batches trained on.
         drawn: int64 [C], how often a sample of each class was in a mini-batch.
+        noted: sums of noted features by class, float64 [C, d], and how many they are, float64 [C]; None without any.
     """
 
     weights: Weights
     losses: Mapping[str, float]
     steps: int
     drawn: Tensor
+    noted: tuple[Tensor, Tensor] | None = None
 
 
 class Trainer(Protocol):
@@ -49,13 +51,17 @@ class Trainer(Protocol):
 
 
 class ModelView:
-    """A module as a loss sees it; ``noise`` is the dropout noise of the step, None in evaluation."""
+    """A module as a loss sees it.
+
+    ``noise`` is the dropout noise of the step, None in evaluation; ``noted`` what the loss noted in it.
+    """
 
     def __init__(self, module: Backbone, network: Network, params: Values, noise: Noise | None = None) -> None:
         """View a module whose parameters are ``params``; other weights are asked through ``network``."""
         self._module, self._network = module, network
         self.params: Mapping[str, Tensor] = params
         self.noise = noise
+        self.noted: Tensor | None = None
 
     def encode(self, images: Tensor, weights: Values | None = None) -> Tensor:
         """Images to what the projection reads."""
@@ -91,6 +97,30 @@ class ModelView:
         """The same module without dropout noise; one client alone has no padding."""
         return ModelView(self._module, self._network, self.params)
 
+    def note(self, features: Tensor) -> None:
+        """Keep the features of this step."""
+        self.noted = features.detach()
+
+    def take_noted(self, method: str) -> Tensor:
+        """What was noted since the last call.
+
+        Raises:
+            LookupError: nothing.
+        """
+        features, self.noted = self.noted, None
+        if features is None:
+            raise LookupError(f"{method}: a phase says note, but the loss never calls model.note(features)")
+        return features
+
+
+@dataclass
+class _Totals:
+    """What one client's phases add up to."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    noted: tuple[Tensor, Tensor] | None = None
+
 
 class SerialTrainer:
     """Trains clients one after the other in one module."""
@@ -114,18 +144,17 @@ class SerialTrainer:
     def _train_client(self, turn: Turn, start: Weights, phases: Sequence[Phase], first_phase: int) -> Outcome:
         load_weights(self.module, start)
         context = self.experiment.method.context(turn) if phases else {}
-        sums: dict[str, Tensor] = {}
-        counts: Counter[str] = Counter()
+        totals = _Totals()
         drawn = torch.zeros(turn.setting.num_classes, dtype=torch.int64)
         steps = 0
         for number, phase in enumerate(phases, start=first_phase):
             tape, samples = self._prepare(turn, phase, number, context)
-            self._run_phase(turn, phase, tape, samples, loss_context(context, phases), sums, counts)
+            self._run_phase(turn, phase, tape, samples, loss_context(context, phases), totals)
             steps += len(tape)
             drawn += drawn_labels(tape, samples, len(drawn))
         self.model.noise = None
-        losses = {name: float(total) / counts[name] for name, total in sums.items()}
-        return Outcome(extract_weights(self.module), losses, steps, drawn)
+        losses = {name: float(total) / totals.counts[name] for name, total in totals.sums.items()}
+        return Outcome(extract_weights(self.module), losses, steps, drawn, totals.noted)
 
     def _prepare(self, turn: Turn, phase: Phase, number: int, context: Context) -> tuple[Tape, Samples]:
         set_mode(self.module, phase, self.experiment.batchnorm)
@@ -141,11 +170,10 @@ class SerialTrainer:
         tape: Tape,
         samples: Samples,
         context: Context,
-        sums: dict[str, Tensor],
-        counts: Counter[str],
+        totals: _Totals,
     ) -> None:
-        config, model = self.experiment.config, self.model
-        loss = phase.loss or self.experiment.method.loss
+        config, model, method = self.experiment.config, self.model, self.experiment.method
+        loss = phase.loss or method.loss
         trainable = [parameter for parameter in model.params.values() if parameter.requires_grad]
         optimizer = make_optimizer(config.local, turn.round, config.federation.rounds)
         for step, size in enumerate(tape.sizes):
@@ -160,9 +188,12 @@ class SerialTrainer:
             if config.local.clip is not None:
                 clip_gradients(grads, config.local.clip, stacked=False)
             optimizer.step(trainable, grads)
-            counts.update(terms.keys())
+            totals.counts.update(terms.keys())
             for name, term in terms.items():
-                sums[name] = sums[name] + term.detach() if name in sums else term.detach()
+                totals.sums[name] = totals.sums[name] + term.detach() if name in totals.sums else term.detach()
+            if step >= tape.noted_from:
+                found = class_sums(model.take_noted(method.name), labels, turn.setting.num_classes)
+                totals.noted = added(totals.noted, found)
 
 
 def phase_samples(experiment: Experiment, turn: Turn, phase: Phase, context: Context) -> Samples:
@@ -187,6 +218,31 @@ def drawn_labels(tape: Tape, samples: Samples, num_classes: int) -> Tensor:
     real = torch.arange(width) < torch.tensor(tape.sizes)[:, None]
     _, labels = samples.take(tape.positions[real.to(tape.positions.device)])
     return torch.bincount(labels.cpu(), minlength=num_classes)
+
+
+def class_sums(
+    features: Tensor, labels: Tensor, num_classes: int, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sums of features by class, float64 [..., C, d], and how many they are, float64 [..., C].
+
+    Args:
+        features: [..., B, d].
+        labels: int64 [..., B].
+        num_classes: C.
+        weight: [..., B], 1 for samples, 0 for padding; None for all.
+    """
+    # By a product, not by adding rows to places: that has no fixed order on a GPU.
+    member = (labels.unsqueeze(-1) == torch.arange(num_classes, device=labels.device)).double()
+    if weight is not None:
+        member = member * weight.unsqueeze(-1)
+    return member.mT @ features.double(), member.sum(-2)
+
+
+def added(first: tuple[Tensor, Tensor] | None, second: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+    """Sums and counts of both; None is nothing."""
+    if first is None or second is None:
+        return first or second
+    return first[0] + second[0], first[1] + second[1]
 
 
 def set_mode(module: Backbone, phase: Phase, batchnorm: str) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from flcore.losses import cross_entropy
-from flcore.messages import Record, Weights, payload_of
+from flcore.messages import Prototypes, Record, Weights, payload_of
 from flcore.models.network import Network, Values
 from flcore.rng import torch_stream
 
@@ -172,6 +172,9 @@ class LocalModel(Protocol):
     def beside(self) -> LocalModel:
         """The same model in training for inputs that are not the batch's: none is padding; without dropout."""
 
+    def note(self, features: Tensor) -> None:
+        """Leave the batch's features [B, d] to be averaged by class where :attr:`Phase.note` says so; no gradient."""
+
 
 Loss = Callable[[LocalModel, Batch, Context], dict[str, Tensor]]
 
@@ -186,6 +189,8 @@ class Phase:
         source: batches of what: None for the client's images, else the name of a context entry ``{"inputs": [n, ...],
             "labels": [n]}``, such as pseudo-features.
         loss: of this phase; None for :meth:`Method.loss`.
+        note: the mini-batches whose features, as the loss notes them while the weights move, are averaged by class for
+            :meth:`TrainedClient.noted_means`: of all, or of the last ones, as many as a pass over the data has.
     """
 
     trainable: tuple[str, ...] = ("",)
@@ -193,6 +198,7 @@ class Phase:
     steps: int | None = None
     source: str | None = None
     loss: Loss | None = None
+    note: Literal["none", "all", "last_pass"] = "none"
 
 
 @dataclass(frozen=True)
@@ -238,6 +244,12 @@ class TrainedClient(Protocol):
 
     def drawn_labels(self) -> Tensor:
         """int64 [C], how often a sample of each class was in a mini-batch of this leg."""
+
+    def noted_means(self) -> Prototypes:
+        """Per class the mean feature of the mini-batches that the leg's phases note, as computed in training.
+
+        Every appearance of a sample counts. Empty if no phase notes anything.
+        """
 
 
 class Method(ABC):

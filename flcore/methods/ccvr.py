@@ -382,6 +382,10 @@ class WithHead:
         """Likewise."""
         return WithHead(self.model.beside(), self.head)
 
+    def note(self, features: Tensor) -> None:
+        """To the model."""
+        self.model.note(features)
+
 
 def last_linear(setting: Setting) -> str:
     """Prefix of the names of the linear layer that ends the model's projection, such as ``projection.2.``.

@@ -532,6 +532,10 @@ class Tapped:
         """The model for other inputs."""
         return self._model.beside()
 
+    def note(self, features: Tensor) -> None:
+        """To the model."""
+        self._model.note(features)
+
 
 @dataclass(frozen=True)
 class PrototypeSet:

@@ -23,7 +23,8 @@ No code is public and the text leaves α, the clustering and L_I's distributions
   ``counts: running`` adds up a task's counts when a client first trains on it.
 - All weights travel (``share: all``); with ``extractor`` heads stay with their clients and the nearest global prototype
   answers for everybody.
-- Prototypes are not accumulated during training (the engine shows a method the trained model only).
+- Prototypes are those of the trained model; ``proto_mode: running`` averages the last local epoch's features while
+  the weights move, as FedProto's code does.
 
 What no term that is switched on needs is not sent. With all terms off and ``share: all`` the run is FedAvg's.
 """
@@ -44,7 +45,7 @@ from flcore.errors import ConfigError
 from flcore.losses import cross_entropy
 from flcore.losses_alignment import memory_divergence, smooth_l1_to_prototypes
 from flcore.messages import Arrays, Count, Facts, Payload, Prototypes, Record, Weights, payload_of
-from flcore.methods.base import Batch, Context, Leg, LocalModel, Predict, Setting, Stage, TrainedClient, Turn
+from flcore.methods.base import Batch, Context, Leg, LocalModel, Phase, Predict, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg, aggregate
 from flcore.methods.fedper import FedPer
 from flcore.methods.fedproto import aggregate_prototypes
@@ -101,6 +102,9 @@ class FedMLP(FedAvg):
     counts: Literal["full", "running"] = param(
         "full", "samples per class that decide on minorities: of all tasks, or of those begun"
     )
+    proto_mode: Literal["final", "running"] = param(
+        "final", "class means of the trained model, or of the last local epoch's mini-batches during training"
+    )
     share: Literal["all", "extractor"] = param("all", "what travels: all weights, or all but the head's")
     mask_absent: bool = param(False, "leave classes that the task does not have out of the local softmax")
 
@@ -149,10 +153,14 @@ class FedMLP(FedAvg):
         """Local training; before that of the first round perhaps the report of all clients' counts."""
         stages = tuple(self.stages())
         if not self.reports_counts:
-            return (Leg(stages=stages),)
-        training = Leg(stages=tuple(name for name in stages if name != "count-classes"))
+            return (Leg(phases=self.phases(), stages=stages),)
+        training = Leg(phases=self.phases(), stages=tuple(name for name in stages if name != "count-classes"))
         report = Leg(REPORT_LEG, who="all", phases=(), stages=("count-classes",))
         return (report, training) if round_number == 1 else (training,)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """One, whose features are averaged where prototypes are running ones."""
+        return (Phase(note="last_pass" if self.proto_mode == "running" else "none"),)
 
     def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
         """The shared weights, G, P, the classes' clusters and J, as far as a term needs them.
@@ -221,6 +229,7 @@ class FedMLP(FedAvg):
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """L_C, w_P·L_P, w_I·L_I and α·L_S; a term without weight or before it has a target is left out."""
         features, labels, weight = model.features(batch.images), batch.labels, batch.weight
+        model.note(features)
         logits = model.classify(features)
         if self.mask_absent:
             logits = without_classes(logits, ~context["held"])
@@ -277,7 +286,8 @@ class FedMLP(FedAvg):
             message["model"] = _PARTS.base(weights)
             memory["top"] = Weights({name: weights.params[name] for name in _PARTS.personal(weights)})
         if self.has_prototypes:
-            own = class_means(*trained.features(), turn.setting.num_classes)
+            running = self.proto_mode == "running"
+            own = trained.noted_means() if running else class_means(*trained.features(), turn.setting.num_classes)
             message["prototypes"] = own
             if self.remembers:
                 memory |= {"earlier": recall(turn), "newest": own, "stage": Count(turn.stage)}

@@ -21,11 +21,13 @@ Choices where paper and code disagree (fedpa.md, sections 4 to 7), each a parame
 diversity counts: of equal labels (paper), different ones (code), all. ``gen_proto`` whether the generator sees this
 round's prototypes (paper) or the last one's (code). ``noise`` uniform (code) or normal (paper). ``gen_label_dist`` ỹ
 uniform over the labels that any client reported (code), or by frequency (paper). ``fidelity`` weights of samples, or
-the code's mistake. ``preset: authors`` sets ``div_mask: inter``, ``gen_proto: old``, ``fidelity: authors_broadcast``.
+the code's mistake. ``preset: authors`` sets ``div_mask: inter``, ``gen_proto: old``,
+``fidelity: authors_broadcast`` and ``proto_mode: running``.
 
-Deviations: prototypes come from one pass in evaluation mode after training, not from features of moving weights; where
-φ is missing a sample takes no part (the code has zero rows there, which pull to the origin); L_fid has no 1/|S|, since
-its weights sum to 1 already; labels are those that clients have reported so far, the server looks at nobody's data.
+Deviations: prototypes come from one pass in evaluation mode after training; ``proto_mode: running`` averages the
+features of all mini-batches while the weights move, as the code does. Where φ is missing a sample takes no part (the
+code has zero rows there, which pull to the origin); L_fid has no 1/|S|, since its weights sum to 1 already; labels are
+those that clients have reported so far, the server looks at nobody's data.
 
 ``ad_cap`` bounds L_ad, which is otherwise unbounded: with the defaults generated features run far away from the
 prototypes (``generator_distance`` in the history, the RMS of ‖G(ε, ỹ) − φ^ỹ‖ over a batch). Training survives that.
@@ -54,7 +56,7 @@ from flcore.generation import (
 )
 from flcore.losses import cross_entropy
 from flcore.messages import Arrays, Prototypes, Record, payload_of
-from flcore.methods.base import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
+from flcore.methods.base import Batch, Context, LocalModel, Phase, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import aggregate
 from flcore.methods.fedgen import (
     FLOOR,
@@ -87,6 +89,7 @@ class FedPA(FeatureGeneratorMethod):
         "gen_proto": "old",
         "gen_label_dist": "uniform",
         "fidelity": "authors_broadcast",
+        "proto_mode": "running",
     }
 
     use_ge: bool = param(True, "train the head on generated features (L_ge)", switch=True)
@@ -117,6 +120,9 @@ class FedPA(FeatureGeneratorMethod):
     gen_label_dist: Literal["uniform", "frequency"] = param(
         "uniform", "labels of the clients' generated features: uniform over those known, or by frequency"
     )
+    proto_mode: Literal["final", "running"] = param(
+        "final", "class means of the trained model, or of all mini-batches' features during training"
+    )
     min_count: int = param(1, "samples that a class needs for its prototype to be sent", low=0)
     proto_clip: float | None = param(None, "largest norm of what prototypes are made of; null: any", above=0)
     proto_noise: float = param(0.0, "Gaussian noise on prototypes in units of their sensitivity", low=0)
@@ -130,6 +136,16 @@ class FedPA(FeatureGeneratorMethod):
         super().__post_init__()
         if self.proto_noise > 0 and self.proto_clip is None:
             raise ValueError("proto_noise needs proto_clip, the norm that the noise is measured against")
+        if self.running and self.proto_clip is not None and self.proto_unit == "sample":
+            raise ValueError(
+                "proto_unit = sample clips the features of single samples once, which running prototypes have several "
+                "times; set proto_mode = final or proto_unit = client"
+            )
+
+    @property
+    def running(self) -> bool:
+        """Whether prototypes are made during training."""
+        return self.chosen.proto_mode == "running"
 
     @property
     def generates(self) -> bool:
@@ -145,6 +161,10 @@ class FedPA(FeatureGeneratorMethod):
     def pushes(self) -> bool:
         """Whether L_ad is on."""
         return self.generates and self.use_ad and self.gamma_ad > 0
+
+    def phases(self) -> tuple[Phase, ...]:
+        """One, whose features are averaged where prototypes are running ones."""
+        return (Phase(note="all" if self.running and (self.pulls or self.pushes) else "none"),)
 
     def start_server(self, setting: Setting) -> Record:
         """The initial model, an untrained generator and no prototypes, each if it is used."""
@@ -178,6 +198,7 @@ class FedPA(FeatureGeneratorMethod):
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Cross-entropy, that of generated features (L_ge), and the distance to prototypes (L_po)."""
         features = model.features(batch.images)
+        model.note(features)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if "lambda_ge" in context:
             generated = model.beside().classify(batch.draws["features"])
@@ -211,10 +232,13 @@ class FedPA(FeatureGeneratorMethod):
 
     def own_prototypes(self, turn: Turn, trained: TrainedClient) -> Prototypes:
         """The mean feature of each class with at least ``min_count`` samples, clipped and noisy if asked for."""
-        features, labels = trained.features()
-        if self.proto_clip is not None and self.proto_unit == "sample":
-            features = clip_to_norm(features, self.proto_clip)
-        own = class_means(features, labels, turn.setting.num_classes)
+        if self.running:
+            own = trained.noted_means()
+        else:
+            features, labels = trained.features()
+            if self.proto_clip is not None and self.proto_unit == "sample":
+                features = clip_to_norm(features, self.proto_clip)
+            own = class_means(features, labels, turn.setting.num_classes)
         released = frequent_classes(own.present, turn.counts, self.min_count)
         if self.proto_clip is None:
             return Prototypes(torch.where(released.unsqueeze(1), own.means, 0.0), released)

@@ -5,9 +5,10 @@ a global prototype contribute 0. Afterwards p_{k,c} = mean feature of the client
 Server: p̄_c = unweighted mean over the clients that upload c (Eq. 6 has weights n_{k,c}; the authors' code counts
 clients).
 
-Deviations: prototypes are computed in evaluation mode after training, not accumulated during the last epoch
-(switch-free: the code's way mixes features of moving weights); a class nobody uploads keeps its last prototype (needed
-under partial participation). In round 1 there are no prototypes: the round equals local training to the bit.
+Deviations: prototypes are computed in evaluation mode after training; ``proto_mode: running`` is the authors' code,
+which averages the features of the last local epoch while the weights move. A class nobody uploads keeps its last
+prototype (needed under partial participation). In round 1 there are no prototypes: the round equals local training to
+the bit.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from flcore.losses import cross_entropy, prototype_distance
 from flcore.messages import Prototypes, Record, payload_of
-from flcore.methods.base import Batch, Context, LocalModel, Method, Setting, Stage, TrainedClient, Turn
+from flcore.methods.base import Batch, Context, LocalModel, Method, Phase, Setting, Stage, TrainedClient, Turn
 from flcore.params import Search, param
 from flcore.prototypes import average_prototypes, class_means
 
@@ -40,6 +41,13 @@ class FedProto(Method):
     inference: Literal["classifier", "prototypes"] = param(
         "classifier", "answer with the own head, or with the nearest prototype among the client's own classes"
     )
+    proto_mode: Literal["final", "running"] = param(
+        "final", "class means of the trained model, or of the last local epoch's mini-batches during training"
+    )
+
+    def phases(self) -> tuple[Phase, ...]:
+        """One, whose features are averaged where prototypes are running ones."""
+        return (Phase(note="last_pass" if self.proto_mode == "running" else "none"),)
 
     def start_server(self, setting: Setting) -> Record:
         """No prototypes yet."""
@@ -57,6 +65,7 @@ class FedProto(Method):
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Cross-entropy and the distance to the prototype of the label."""
         features = model.features(batch.images)
+        model.note(features)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if self.weight > 0:
             distance = prototype_distance(features, batch.labels, context["means"], context["present"], batch.weight)
@@ -65,7 +74,9 @@ class FedProto(Method):
 
     def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
         """The client's class means; its model stays with it."""
-        return {"prototypes": class_means(*trained.features(), turn.setting.num_classes)}, {"model": trained.weights}
+        running = self.proto_mode == "running"
+        own = trained.noted_means() if running else class_means(*trained.features(), turn.setting.num_classes)
+        return {"prototypes": own}, {"model": trained.weights}
 
     def stages(self) -> Mapping[str, Stage]:
         """One stage: the prototypes' mean over clients."""

@@ -526,7 +526,14 @@ def test_without_its_terms_it_is_fedavg(
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"share": "extractor", "mask_absent": True, "ls_norm": "classes"},
-    {"cluster": "kmeans", "kl_dir": "cz", "proto_reduction": "sum", "counts": "running", "alpha": 0.05},
+    {
+        "cluster": "kmeans",
+        "kl_dir": "cz",
+        "proto_reduction": "sum",
+        "counts": "running",
+        "alpha": 0.05,
+        "proto_mode": "running",
+    },
 ]
 
 

@@ -193,7 +193,7 @@ def test_preset_of_the_authors(lab: Any) -> None:
     """Their order of stages, mask and broadcast; choices against it are refused."""
     method = FedPA(preset="authors")
     assert list(method.stages()) == [TRAIN, LAST, FUSE]
-    assert method.chosen == FedPA(div_mask="inter", gen_proto="old", fidelity="authors_broadcast")
+    assert method.chosen == FedPA(div_mask="inter", gen_proto="old", fidelity="authors_broadcast", proto_mode="running")
     assert list(FedPA(gen_proto="old").stages()) == [TRAIN, LAST, FUSE]
     for key, value in {"div_mask": "all", "noise": "normal", "po_form": "l2", "gen_label_dist": "frequency"}.items():
         with pytest.raises(ConfigError, match=f"preset = authors means {key} = "):
