@@ -239,7 +239,7 @@ def test_drawn_labels_by_hand(lab: Any) -> None:
     dataset = lab.toy_dataset([[1], [2], [3], [4]], [0, 1, 1, 2], None, None)
     experiment = lab.experiment(dataset, lab.by_hand(dataset, [[0, 1, 2, 3]]), lab.ToySpec())
     samples = ClientImages(experiment, experiment.training_indices(0, 1))
-    tape = Tape(torch.tensor([[0, 1], [3, 0]]), (2, 1), {}, {}, {})
+    tape = Tape(torch.tensor([[0, 1], [3, 0]]), (2, 1), {}, {}, {}, noted_from=2)
     assert drawn_labels(tape, samples, 4).tolist() == [1, 1, 1, 0]
     assert drawn_labels(replace(tape, positions=torch.zeros(0, 2, dtype=torch.int64), sizes=()), samples, 3).sum() == 0
 
