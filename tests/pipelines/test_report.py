@@ -133,6 +133,15 @@ def test_reports_stand_alone(reports: tuple[str, str, Path]) -> None:
         assert report.count("</html>") == 1
 
 
+def test_tables_may_break_where_nothing_is_torn(reports: tuple[str, str, Path]) -> None:
+    """Names behind an underscore, cells before a bracket and nowhere else."""
+    summary = reports[1].partition('<section id="summary">')[2].partition("</section>")[0]
+    assert "<th>mean_<wbr>local</th>" in summary
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", summary)
+    assert any(" " in cell for cell in cells)
+    assert all(re.fullmatch(r"[^ ]*( [\[(][^ ]*)?", cell) for cell in cells)
+
+
 def test_reports_name_no_place_and_no_time(reports: tuple[str, str, Path]) -> None:
     """Paths, addresses and times of the configuration are left out and counted; timing.json is not read.
 
