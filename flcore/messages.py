@@ -8,20 +8,13 @@ ends know the model), so headers carry no bytes, as in evaluation.md section 3.
 
 from __future__ import annotations
 
-import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
-
-from flcore.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -280,115 +273,3 @@ class Facts(Payload):
     def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Facts:
         """Read them back."""
         return cls({name: float(value) for name, value in sorted(arrays.items())})
-
-
-PAYLOADS: dict[str, type[Payload]] = {
-    cls.type_name: cls for cls in (Weights, Prototypes, Count, Arrays, Mixtures, Facts)
-}
-
-Record = Mapping[str, Payload]
-
-
-def on_device(record: Record, device: str) -> Record:
-    """A record with its tensors on a device; the same object where they are there already."""
-    if all(tensor.device.type == device for payload in record.values() for tensor in payload.arrays().values()):
-        return record
-    return {
-        name: type(payload).from_arrays(
-            {key: tensor.to(device) for key, tensor in payload.arrays().items()}, payload.header()
-        )
-        for name, payload in record.items()
-    }
-
-
-P = TypeVar("P", bound=Payload)
-
-
-def payload_of(cls: type[P], record: Record, name: str) -> P:
-    """The payload ``name`` of a record, which must be a ``cls``.
-
-    Raises:
-        KeyError: the record has no such payload. TypeError: it is of another type.
-    """
-    payload = record[name]
-    if not isinstance(payload, cls):
-        raise TypeError(f"{name!r} is {payload.type_name}, expected {cls.type_name}")
-    return payload
-
-
-def measure(record: Record) -> dict[str, Size]:
-    """Cost of a message by kind (the record's names, and ``<name>_buffers`` for BatchNorm statistics)."""
-    return {name + suffix: size for name, payload in record.items() for suffix, size in payload.sizes().items()}
-
-
-def serialise(record: Record) -> bytes:
-    """The message as it would travel; its length is what :func:`measure` counts."""
-    flat = _flatten(record)
-    return b"".join(flat[name].detach().cpu().contiguous().numpy().tobytes() for name in sorted(flat))
-
-
-def _flatten(record: Record) -> dict[str, Tensor]:
-    return {f"{name}/{key}": tensor for name, payload in record.items() for key, tensor in payload.arrays().items()}
-
-
-def save_record(path: Path, record: Record, extra: Mapping[str, Any] | None = None, *, durable: bool = False) -> None:
-    """Write a record, with JSON values beside it, to one safetensors file, all or nothing.
-
-    Args:
-        path: the file; its folder exists.
-        record: what to store.
-        extra: JSON values kept in the file's header.
-        durable: also survive a power failure (flush to the disk before the file appears).
-    """
-    header = {
-        "payloads": {name: {"type": payload.type_name, **payload.header()} for name, payload in record.items()},
-        "extra": dict(extra or {}),
-    }
-    arrays = {name: tensor.detach().cpu().contiguous() for name, tensor in _flatten(record).items()}
-    save_arrays(path, arrays, header, durable=durable)
-
-
-def save_arrays(path: Path, arrays: Mapping[str, Tensor], header: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Write named arrays and a JSON header to a safetensors file, all or nothing; same content, same bytes."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    # One metadata key only: safetensors writes several in random order.
-    save_file(dict(arrays), temporary, metadata={"protofl": json.dumps(header, sort_keys=True)})
-    if durable:
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def load_arrays(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what :func:`save_arrays` wrote.
-
-    Raises:
-        DataError: the file is missing, cut off or not one of ours.
-    """
-    try:
-        with safe_open(path, framework="pt", device=device) as file:
-            header = json.loads((file.metadata() or {})["protofl"])
-            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 - not a mapping
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; run the stage that makes it first") from error
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise DataError(f"{path}: damaged or not written by protofl ({error}); delete it and run again") from error
-
-
-def load_record(path: Path, device: str = "cpu") -> tuple[dict[str, Payload], dict[str, Any]]:
-    """Read a record and the JSON values stored with it.
-
-    Raises:
-        DataError: the file is missing, cut off or not a record.
-    """
-    arrays, header = load_arrays(path, device)
-    try:
-        record = {name: _restore(name, payload, arrays) for name, payload in header["payloads"].items()}
-        return record, header["extra"]
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-        raise DataError(f"{path}: not a record of protofl ({error!r}); delete it and run again") from error
-
-
-def _restore(name: str, header: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> Payload:
-    own = {key.removeprefix(f"{name}/"): tensor for key, tensor in arrays.items() if key.startswith(f"{name}/")}
-    return PAYLOADS[header["type"]].from_arrays(own, header)

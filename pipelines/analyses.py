@@ -18,12 +18,12 @@ from zipfile import BadZipFile
 import numpy as np
 
 from flcore.config import Config
-from flcore.engine.experiment import Experiment
 from flcore.engine.rounds import single_thread
 from flcore.errors import DataError
 from flcore.evaluation.analyses import SUMMARIES
 from flcore.evaluation.analyses.base import Result
-from flcore.messages import Record, load_record
+from flcore.experiment import Experiment
+from flcore.records import Record, load_record
 from pipelines.files import RunFiles, read_json, write_json, write_text
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from flcore.config import Config
+from flcore.engine.pool.workers import worker_count
 from flcore.engine.rounds import code_fingerprint
-from flcore.engine.workers import worker_count
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "safetensors", "prefect", "mlflow", "dvc", "optuna")

@@ -25,10 +25,10 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.energy import machine_meter
-from flcore.engine.experiment import Experiment
+from flcore.engine.pool.workers import worker_count
 from flcore.engine.rounds import Observers, run_name
-from flcore.engine.workers import worker_count
 from flcore.errors import ConfigError, ProtoflError, RunError
+from flcore.experiment import Experiment
 from pipelines import stages
 from pipelines.files import RunFiles, read_json
 from pipelines.grid import PlannedRun, plan

@@ -20,10 +20,11 @@ from safetensors.torch import load_file
 
 from flcore.config import Config
 from flcore.data.images import normalise
-from flcore.engine.training import ModelView
-from flcore.messages import Weights, load_record
+from flcore.messages import Weights
 from flcore.models import build_model, load_weights
 from flcore.models.network import Network
+from flcore.models.view import ModelView
+from flcore.records import load_record
 
 
 class Predictor:

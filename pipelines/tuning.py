@@ -38,9 +38,9 @@ from rich.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from flcore.config import Config
-from flcore.engine.experiment import Experiment
 from flcore.engine.rounds import Observers, RoundRecord
 from flcore.errors import ConfigError, DataError, RunError
+from flcore.experiment import Experiment
 from flcore.methods import METHODS
 from flcore.params import Param, declared
 from flcore.rng import numpy_stream

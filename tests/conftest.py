@@ -16,16 +16,18 @@ from torch import nn
 
 from flcore.config import Config
 from flcore.data.dataset import Dataset, Meta, Split, prepare
-from flcore.data.partition import ClientSplit, Partition, make_partition
+from flcore.data.dividing import make_partition
+from flcore.data.partition import ClientSplit, Partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources.base import RawDataset, RawSplit, Source
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import Failure, Place, Reply, Worker
-from flcore.engine.executors import InlineExecutor, local_pool
-from flcore.engine.experiment import Experiment
+from flcore.engine.pool.executors import InlineExecutor
+from flcore.engine.pool.process import local_pool
 from flcore.engine.rounds import Observers, PlainSteps, Steps, run_rounds
-from flcore.messages import Record
+from flcore.experiment import Experiment
 from flcore.models import Backbone
+from flcore.records import Record
 
 
 @pytest.fixture(scope="session", autouse=True)

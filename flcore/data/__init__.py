@@ -2,9 +2,10 @@
 
 from flcore.data.augment import Policy, augment, draw_augmentation
 from flcore.data.dataset import Dataset, Meta, Split, prepare
+from flcore.data.dividing import make_partition
 from flcore.data.images import denormalise, normalise
 from flcore.data.imbalance import Imbalance, minority_classes
-from flcore.data.partition import ClientSplit, Partition, make_partition
+from flcore.data.partition import ClientSplit, Partition
 from flcore.data.partitioners import PARTITIONERS, Partitioner
 from flcore.data.skew import Skew, skew
 from flcore.data.sources import SOURCES, Source

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcore.data.files import Blocks, content_bytes, read_json, read_tensors, write_blocks, write_json
 from flcore.data.images import channel_statistics, convert_channels, resize
 from flcore.data.sources.base import RawDataset, RawSplit, Source
 from flcore.errors import DataError
+from flcore.files import Blocks, content_bytes, read_json, read_tensors, write_blocks, write_json
 
 _CURE = "delete the folder and run the prepare stage again"
 _BLOCK_BYTES = 32 * 2**20  # of images that are decoded and converted at a time

@@ -25,7 +25,8 @@ from typing import Any
 
 from flcore.engine.client import Failure, Place, Reply
 from flcore.errors import DataError
-from flcore.messages import Record, Size, load_record, save_record
+from flcore.messages import Size
+from flcore.records import Record, load_record, save_record
 
 Traffic = Mapping[str, Size]
 

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from flcore.data.images import normalise
-from flcore.engine.experiment import Experiment
-from flcore.engine.stacked import StackedTrainer
-from flcore.engine.training import ModelView, Outcome, SerialTrainer, Trainer
+from flcore.engine.local.serial import Outcome, SerialTrainer, Trainer
+from flcore.engine.local.stacked import StackedTrainer
 from flcore.errors import RunError
-from flcore.messages import Payload, Prototypes, Record, Size, Weights, measure, on_device, payload_of
+from flcore.experiment import Experiment
+from flcore.messages import Payload, Prototypes, Size, Weights
 from flcore.methods.base import BATCHNORM, Leg, LocalModel, Predict, Turn, with_statistics
 from flcore.models import load_weights
+from flcore.models.view import ModelView
+from flcore.records import Record, measure, on_device, payload_of
 
 PRIVATE = "private_model"
 """Name, in a client's memory, of its model as local training left it; for scoring alone, the engine's likewise."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flcore.engine.experiment import Experiment
-from flcore.engine.tape import planned_steps
+from flcore.engine.local.tape import planned_steps
+from flcore.experiment import Experiment
 from flcore.methods.base import Leg
 from flcore.rng import numpy_stream
 

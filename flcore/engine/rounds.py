@@ -23,13 +23,14 @@ from flcore.engine.checkpoint import Checkpoint, RunState, Traffic
 from flcore.engine.client import Failure, Reply, Worker, download
 from flcore.engine.cohort import Cohort, select_cohort, stacks, tasks
 from flcore.engine.energy import Clock, Meter, Stopwatch, no_meter
-from flcore.engine.executors import Executor
-from flcore.engine.experiment import Experiment
-from flcore.engine.workers import worker_count
+from flcore.engine.pool.executors import Executor
+from flcore.engine.pool.workers import worker_count
 from flcore.errors import RunError
 from flcore.evaluation.scoring import Scorer
-from flcore.messages import Facts, Record, Size
+from flcore.experiment import Experiment
+from flcore.messages import Facts, Size
 from flcore.methods.base import Leg, Stage
+from flcore.records import Record
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -21,14 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcore.aggregation import average_weights
 from flcore.engine.client import Worker, private_model
-from flcore.engine.experiment import Experiment
 from flcore.errors import DataError
 from flcore.evaluation.continual import task_scores
-from flcore.messages import Record, Weights, on_device, payload_of
+from flcore.experiment import Experiment
+from flcore.messages import Weights
 from flcore.methods.base import BATCHNORM, Predict, with_statistics
 from flcore.models import load_weights
+from flcore.models.averaging import average_weights
+from flcore.records import Record, on_device, payload_of
 
 Memories = Callable[[int], Record]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flcore.engine.experiment import Experiment
 from flcore.evaluation.continual import summarise_tasks
 from flcore.evaluation.scoring import Scores
+from flcore.experiment import Experiment
 
 
 def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from flcore.losses import cross_entropy
-from flcore.messages import Prototypes, Record, Weights, payload_of
+from flcore.losses.basic import cross_entropy
+from flcore.messages import Prototypes, Weights
 from flcore.models.network import Network, Values
+from flcore.records import Record, payload_of
 from flcore.rng import torch_stream
 
 Context = Mapping[str, Any]

@@ -50,8 +50,8 @@ import torch
 from torch import Tensor
 
 from flcore.errors import ConfigError
-from flcore.losses import cross_entropy
-from flcore.messages import Arrays, Count, Facts, Record, Weights, payload_of
+from flcore.losses.basic import cross_entropy
+from flcore.messages import Arrays, Count, Facts, Weights
 from flcore.methods.base import (
     Batch,
     Context,
@@ -80,13 +80,14 @@ from flcore.methods.moon import Moon
 from flcore.methods.vhl import VHL
 from flcore.models.network import Network, Values
 from flcore.params import Search, build, param
-from flcore.prototypes.mixtures import (
+from flcore.prototypes.gaussians import (
     ClassGaussians,
     class_gaussians,
     map_gaussians,
     merge_gaussians,
     sample_gaussians,
 )
+from flcore.records import Record, payload_of
 from flcore.rng import torch_stream
 
 BASES: dict[str, type[Method]] = {

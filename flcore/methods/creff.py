@@ -31,12 +31,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcore.losses import cross_entropy
-from flcore.losses_alignment import gradient_distance, linear_gradient
-from flcore.messages import Arrays, Facts, Record, Weights, payload_of
+from flcore.losses.alignment import gradient_distance, linear_gradient
+from flcore.losses.basic import cross_entropy
+from flcore.messages import Arrays, Facts, Weights
 from flcore.methods.base import LocalModel, Predict, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg
 from flcore.params import Search, param
+from flcore.records import Record, payload_of
 from flcore.rng import torch_stream
 
 HEAD = ("head.weight", "head.bias")

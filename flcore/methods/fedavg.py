@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flcore.aggregation import average_weights
-from flcore.messages import Count, Record, Weights, payload_of
+from flcore.messages import Count, Weights
 from flcore.methods.base import Method, Setting, Stage, TrainedClient, Turn
+from flcore.models.averaging import average_weights
+from flcore.records import Record, payload_of
 
 
 @dataclass(frozen=True)

@@ -49,10 +49,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from flcore.losses import cross_entropy, weighted_mean
-from flcore.losses_alignment import angle_loss, edge_loss, extrapolate, triplet_hinge
-from flcore.losses_contrastive import contrastive_terms, prototype_contrast, source_weights, unit_vectors
-from flcore.messages import Arrays, Count, Facts, Prototypes, Record, Weights, on_device, payload_of
+from flcore.losses.alignment import angle_loss, edge_loss, extrapolate, triplet_hinge
+from flcore.losses.basic import cross_entropy, weighted_mean
+from flcore.losses.contrastive import contrastive_terms, prototype_contrast, source_weights, unit_vectors
+from flcore.messages import Arrays, Count, Facts, Prototypes, Weights
 from flcore.methods.base import (
     Batch,
     Context,
@@ -71,6 +71,7 @@ from flcore.models.network import Network, Values
 from flcore.params import Search, param
 from flcore.prototypes import class_means
 from flcore.prototypes.clustering import cluster_prototypes
+from flcore.records import Record, on_device, payload_of
 from flcore.rng import numpy_stream, torch_stream
 
 CALIBRATED = ("projection.", "head.")
@@ -390,7 +391,7 @@ class FedCSPC(Method):
         Returns:
             The trained parameters, and the mean of each term in the last epoch.
         """
-        from flcore.engine.optimizers import Sgd  # here: the engine's configuration knows all methods
+        from flcore.optim import Sgd
 
         params = {name: tensor.clone().requires_grad_() for name, tensor in start.params.items()}
         optimizer = Sgd(rate, weight_decay=self.cal_weight_decay)

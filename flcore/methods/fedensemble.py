@@ -30,11 +30,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.aggregation import average_weights
-from flcore.messages import Arrays, Count, Payload, Record, Weights, payload_of
+from flcore.messages import Arrays, Count, Payload, Weights
 from flcore.methods.base import LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg, aggregate
+from flcore.models.averaging import average_weights
 from flcore.params import Search, param
+from flcore.records import Record, payload_of
 from flcore.rng import torch_stream
 
 MEMBER = "member_"

@@ -31,29 +31,27 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from flcore.evaluation.distances import class_distances
-from flcore.generation import (
-    AdamState,
-    adam_step,
-    decayed_weight,
+from flcore.generators.draws import draw_labels, draw_noise
+from flcore.generators.features import (
     diversity_loss,
-    draw_labels,
-    draw_noise,
-    exponential_lr,
     fidelity_loss,
     frozen_head_logits,
     label_weights,
     qualified_labels,
     teacher_divergence,
 )
-from flcore.losses import cross_entropy
-from flcore.messages import Arrays, Facts, Record, Weights, on_device, payload_of
+from flcore.generators.networks import FeatureGenerator, build_feature_generator, constant_output
+from flcore.losses.basic import cross_entropy
+from flcore.messages import Arrays, Facts, Weights
 from flcore.methods.base import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg, aggregate
 from flcore.models import extract_weights, load_weights
-from flcore.models.generators import FeatureGenerator, build_feature_generator, constant_output
+from flcore.optim import AdamState, adam_step
 from flcore.params import Search, param
+from flcore.prototypes.distances import class_distances
+from flcore.records import Record, on_device, payload_of
 from flcore.rng import numpy_stream, torch_stream
+from flcore.schedules import decayed_weight, exponential_lr
 
 FLOOR = 1e-4
 """Below this a decaying weight does not fall."""

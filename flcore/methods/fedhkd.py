@@ -25,15 +25,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.generation import weighted_class_means
-from flcore.losses import cross_entropy
-from flcore.losses_alignment import row_distance
-from flcore.messages import Arrays, Count, Prototypes, Record, payload_of
+from flcore.losses.alignment import row_distance
+from flcore.losses.basic import cross_entropy
+from flcore.messages import Arrays, Count, Prototypes
 from flcore.methods.base import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg
 from flcore.params import Search, param
-from flcore.privacy import clip_to_norm
 from flcore.prototypes import class_means
+from flcore.prototypes.fusion import weighted_class_means
+from flcore.prototypes.release import clip_to_norm
+from flcore.records import Record, payload_of
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ import torch
 from torch import Tensor
 
 from flcore.errors import ConfigError
-from flcore.losses import cross_entropy
-from flcore.losses_alignment import memory_divergence, smooth_l1_to_prototypes
-from flcore.messages import Arrays, Count, Facts, Payload, Prototypes, Record, Weights, payload_of
+from flcore.losses.alignment import memory_divergence, smooth_l1_to_prototypes
+from flcore.losses.basic import cross_entropy
+from flcore.messages import Arrays, Count, Facts, Payload, Prototypes, Weights
 from flcore.methods.base import Batch, Context, Leg, LocalModel, Phase, Predict, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg, aggregate
 from flcore.methods.fedper import FedPer
@@ -52,6 +52,7 @@ from flcore.methods.fedproto import aggregate_prototypes
 from flcore.params import Search, param
 from flcore.prototypes import class_means
 from flcore.prototypes.clustering import Clusters, cluster_classes, clusters_of, finch, kmeans
+from flcore.records import Record, payload_of
 from flcore.rng import numpy_stream
 
 REPORT_LEG = "report-counts"

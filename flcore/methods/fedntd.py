@@ -17,12 +17,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcore.losses import cross_entropy
-from flcore.losses_alignment import not_true_distillation
-from flcore.messages import Record, Weights, payload_of
+from flcore.losses.alignment import not_true_distillation
+from flcore.losses.basic import cross_entropy
+from flcore.messages import Weights
 from flcore.methods.base import Batch, Context, LocalModel, Setting, Turn
 from flcore.methods.fedavg import FedAvg
 from flcore.params import Search, param
+from flcore.records import Record, payload_of
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ those that clients have reported so far, the server looks at nobody's data.
 prototypes (``generator_distance`` in the history, the RMS of ‖G(ε, ỹ) − φ^ỹ‖ over a batch). Training survives that.
 
 Privacy: prototypes of rare classes are nearly single features, and label counts are sent as they are. ``min_count``
-withholds prototypes of small classes; ``proto_clip`` and ``proto_noise`` bound and blur them, see `flcore/privacy.py`
-for what that protects and what it does not: weights and counts still leave the client.
+withholds prototypes of small classes; ``proto_clip`` and ``proto_noise`` bound and blur them, see
+`flcore/prototypes/release.py` for what that protects and what it does not: weights and counts still leave the client.
 """
 
 from __future__ import annotations
@@ -46,16 +46,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.generation import (
-    decayed_weight,
-    diversity_loss,
-    fidelity_loss,
-    frozen_head_logits,
-    prototype_pull,
-    weighted_class_means,
-)
-from flcore.losses import cross_entropy
-from flcore.messages import Arrays, Prototypes, Record, payload_of
+from flcore.generators.features import diversity_loss, fidelity_loss, frozen_head_logits, prototype_pull
+from flcore.losses.basic import cross_entropy
+from flcore.messages import Arrays, Prototypes
 from flcore.methods.base import Batch, Context, LocalModel, Phase, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import aggregate
 from flcore.methods.fedgen import (
@@ -68,8 +61,11 @@ from flcore.methods.fedgen import (
     uniform_distribution,
 )
 from flcore.params import Search, param
-from flcore.privacy import clip_to_norm, frequent_classes, noisy_means, privacy_spent
 from flcore.prototypes import class_means
+from flcore.prototypes.fusion import weighted_class_means
+from flcore.prototypes.release import clip_to_norm, frequent_classes, noisy_means, privacy_spent
+from flcore.records import Record, payload_of
+from flcore.schedules import decayed_weight
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from flcore.errors import ConfigError
-from flcore.messages import Record, Weights, payload_of
+from flcore.messages import Weights
 from flcore.methods.base import Setting, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg
 from flcore.params import param
+from flcore.records import Record, payload_of
 
 
 @dataclass(frozen=True)

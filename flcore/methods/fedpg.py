@@ -44,29 +44,21 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.evaluation.distances import class_distances
-from flcore.generation import (
-    FusedAdam,
+from flcore.generators.draws import draw_noise
+from flcore.generators.images import (
     dce_loss,
-    draw_noise,
     guided_targets,
     nearest_prototype_accuracy,
     prototype_loss,
     prototype_match,
     random_targets,
     squared_distances,
-    step_lr,
 )
-from flcore.messages import Arrays, Count, Facts, Prototypes, Record, Weights, on_device, payload_of
+from flcore.generators.networks import ImageGenerator, build_image_generator, constant_output
+from flcore.messages import Arrays, Count, Facts, Prototypes, Weights
 from flcore.methods.base import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg
-from flcore.models import extract_weights, load_weights
-from flcore.models.generators import ImageGenerator, build_image_generator, constant_output
-from flcore.params import Search, param
-from flcore.privacy import frequent_classes
-from flcore.prototypes import average_prototypes, class_means
-from flcore.rng import numpy_stream, torch_stream
-from flcore.virtual_data import (
+from flcore.methods.virtual_images import (
     VirtualLoss,
     as_input,
     class_major_labels,
@@ -74,6 +66,15 @@ from flcore.virtual_data import (
     pixel_map,
     virtual_context,
 )
+from flcore.models import extract_weights, load_weights
+from flcore.optim import FusedAdam
+from flcore.params import Search, param
+from flcore.prototypes import average_prototypes, class_means
+from flcore.prototypes.distances import class_distances
+from flcore.prototypes.release import frequent_classes
+from flcore.records import Record, on_device, payload_of
+from flcore.rng import numpy_stream, torch_stream
+from flcore.schedules import step_lr
 
 GENERATOR_BETAS = (0.5, 0.999)
 """Of Adam (fedpg.md section 5)."""

@@ -23,14 +23,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.generation import weighted_class_means
-from flcore.losses import cross_entropy
-from flcore.losses_contrastive import prototype_contrast
-from flcore.messages import Arrays, Prototypes, Record, payload_of
+from flcore.losses.basic import cross_entropy
+from flcore.losses.contrastive import prototype_contrast
+from flcore.messages import Arrays, Prototypes
 from flcore.methods.base import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg
 from flcore.params import Search, param
 from flcore.prototypes import average_prototypes, class_means
+from flcore.prototypes.fusion import weighted_class_means
+from flcore.records import Record, payload_of
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.losses import cross_entropy, prototype_distance
-from flcore.messages import Prototypes, Record, payload_of
+from flcore.losses.basic import cross_entropy, prototype_distance
+from flcore.messages import Prototypes
 from flcore.methods.base import Batch, Context, LocalModel, Method, Phase, Setting, Stage, TrainedClient, Turn
 from flcore.params import Search, param
 from flcore.prototypes import average_prototypes, class_means
+from flcore.records import Record, payload_of
 
 
 @dataclass(frozen=True)

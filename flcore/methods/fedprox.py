@@ -11,11 +11,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from flcore.losses import proximal
-from flcore.messages import Weights, payload_of
+from flcore.losses.basic import proximal
+from flcore.messages import Weights
 from flcore.methods.base import Batch, Context, LocalModel, Turn
 from flcore.methods.fedavg import FedAvg
 from flcore.params import Search, param
+from flcore.records import payload_of
 
 
 @dataclass(frozen=True)

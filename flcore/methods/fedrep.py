@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from flcore.losses import cross_entropy
+from flcore.losses.basic import cross_entropy
 from flcore.methods.base import Batch, Context, Leg, LocalModel, Phase, Setting
 from flcore.methods.fedper import FedPer, layer_of
 from flcore.params import Search, param

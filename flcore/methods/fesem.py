@@ -33,11 +33,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from flcore.aggregation import average_weights
-from flcore.messages import Arrays, Count, Facts, Record, Weights, payload_of
+from flcore.messages import Arrays, Count, Facts, Weights
 from flcore.methods.base import Leg, Setting, Stage
 from flcore.methods.fedavg import FedAvg
+from flcore.models.averaging import average_weights
 from flcore.params import Search, param
+from flcore.records import Record, payload_of
 from flcore.rng import numpy_stream
 
 Models = Mapping[int, Weights]

@@ -54,10 +54,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcore.errors import ConfigError
-from flcore.losses import cross_entropy
-from flcore.losses_alignment import dot_regression
-from flcore.losses_contrastive import unit_vectors
-from flcore.messages import Arrays, Facts, Mixtures, Record, Weights, payload_of
+from flcore.losses.alignment import dot_regression
+from flcore.losses.basic import cross_entropy
+from flcore.losses.contrastive import unit_vectors
+from flcore.messages import Arrays, Facts, Mixtures, Weights
 from flcore.methods.base import (
     Batch,
     Context,
@@ -74,6 +74,7 @@ from flcore.methods.base import (
 from flcore.params import Search, param
 from flcore.prototypes.etf import simplex_etf
 from flcore.prototypes.mixtures import Mixture, fit_class_mixtures, fuse_mixtures, sample_classes
+from flcore.records import Record, payload_of
 from flcore.rng import numpy_stream, torch_stream
 
 Head = Literal["linear", "etf", "sum"]

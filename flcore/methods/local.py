@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from flcore.messages import Record
 from flcore.methods.base import Method, TrainedClient, Turn
+from flcore.records import Record
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcore.losses import cross_entropy
-from flcore.losses_contrastive import model_contrast
-from flcore.messages import Record, Weights, payload_of
+from flcore.losses.basic import cross_entropy
+from flcore.losses.contrastive import model_contrast
+from flcore.messages import Weights
 from flcore.methods.base import Batch, Context, LocalModel, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg
 from flcore.params import Search, param
+from flcore.records import Record, payload_of
 
 
 @dataclass(frozen=True)

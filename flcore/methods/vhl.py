@@ -1,7 +1,7 @@
 """VHL (Tang, Zhang, Shi, He, Han, Chu, ICML 2022): one fixed set of noise images, the same for all clients.
 
-Virtual set: per class a random mean map, images around it (Gaussian; `flcore.generation.gaussian_virtual_images`), sent
-once to every client, at its first participation, as uint8 in order of classes (labels follow from the order).
+Virtual set: per class a random mean map, images around it (Gaussian; `flcore/generators/virtual.py`), sent once to
+every client, at its first participation, as uint8 in order of classes (labels follow from the order).
 
 Client, on B real and B_v virtual images: CE(x, y) + λ_v · CE(x', ỹ) + λ_a · [SC(f(x) ∪ sg f(x')) + a · SC(f(x'))], the
 contrastive part (temperature 0.07) in the first ``align_epochs`` local passes only. Label ỹ of class c: its own output
@@ -23,13 +23,21 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.generation import gaussian_virtual_images
-from flcore.messages import Arrays, Record, Weights, payload_of
+from flcore.generators.virtual import gaussian_virtual_images
+from flcore.messages import Arrays, Weights
 from flcore.methods.base import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.virtual_images import (
+    VirtualLoss,
+    as_input,
+    class_major_labels,
+    cycled_positions,
+    pixel_map,
+    virtual_context,
+)
 from flcore.params import Search, param
+from flcore.records import Record, payload_of
 from flcore.rng import torch_stream
-from flcore.virtual_data import VirtualLoss, as_input, class_major_labels, cycled_positions, pixel_map, virtual_context
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -21,18 +19,3 @@ def class_means(features: Tensor, labels: Tensor, num_classes: int) -> Prototype
     sums = features.new_zeros(num_classes, features.shape[1]).index_add_(0, labels, features)
     counts = torch.bincount(labels, minlength=num_classes)
     return Prototypes(sums / counts.clamp_min(1).unsqueeze(1), counts > 0)
-
-
-def average_prototypes(uploads: Mapping[int, Prototypes], previous: Prototypes) -> Prototypes:
-    """Unweighted mean per class over the clients that upload the class, folded in client-id order.
-
-    A class that nobody uploads keeps its previous value: needed under partial participation (baselines.md section 15).
-    """
-    sums = torch.zeros_like(previous.means)
-    holders = torch.zeros_like(previous.present, dtype=torch.int64)
-    for client in sorted(uploads):
-        sums += uploads[client].means * uploads[client].present.unsqueeze(1)
-        holders += uploads[client].present
-    fresh = (holders > 0).unsqueeze(1)
-    means = torch.where(fresh, sums / holders.clamp_min(1).unsqueeze(1), previous.means)
-    return Prototypes(means, previous.present | (holders > 0))

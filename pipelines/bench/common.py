@@ -20,7 +20,7 @@ import torch
 
 from flcore.config import Config
 from flcore.data.dataset import Dataset, Meta, Split
-from flcore.data.partition import make_partition
+from flcore.data.dividing import make_partition
 from flcore.errors import ConfigError, RunError
 from pipelines.bench.workload import CLASSES, MEAN, STD, make_images
 from pipelines.files import RunFiles, read_json, write_json

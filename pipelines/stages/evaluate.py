@@ -10,12 +10,12 @@ from typing import Any
 
 from flcore.config import Config
 from flcore.engine.client import Worker
-from flcore.engine.experiment import Experiment
 from flcore.engine.rounds import single_thread
 from flcore.errors import DataError
 from flcore.evaluation.scoring import Scorer
 from flcore.evaluation.summaries import summarise
-from flcore.messages import Record, load_record
+from flcore.experiment import Experiment
+from flcore.records import Record, load_record
 from pipelines.files import RunFiles, write_json, write_text
 
 

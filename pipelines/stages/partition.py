@@ -6,7 +6,8 @@ from pathlib import Path
 
 from flcore.config import Config
 from flcore.data.dataset import Dataset
-from flcore.data.partition import Partition, make_partition
+from flcore.data.dividing import make_partition
+from flcore.data.partition import Partition
 from flcore.data.summary import summarise
 
 

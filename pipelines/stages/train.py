@@ -14,14 +14,15 @@ from safetensors.torch import save_file
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint, RunState
 from flcore.engine.energy import machine_meter
-from flcore.engine.executors import Executor, InlineExecutor, local_pool, set_precision
-from flcore.engine.experiment import Experiment
-from flcore.engine.ray_pool import ray_pool
+from flcore.engine.local.choice import decide, default_cache
+from flcore.engine.pool.executors import Executor, InlineExecutor
+from flcore.engine.pool.process import local_pool, set_precision
+from flcore.engine.pool.ray import ray_pool
+from flcore.engine.pool.workers import worker_count
 from flcore.engine.rounds import Observers, PlainSteps, Steps, run_rounds, single_thread
-from flcore.engine.stacking import decide, default_cache
-from flcore.engine.workers import worker_count
 from flcore.errors import ConfigError
-from flcore.messages import save_record
+from flcore.experiment import Experiment
+from flcore.records import save_record
 from pipelines.environment import environment
 from pipelines.files import RunFiles, read_json, sole_use, write_json, write_text
 

@@ -15,7 +15,7 @@ import flcore
 SIX = {"torch", "torchvision", "numpy", "sklearn", "scipy", "safetensors"}
 ALLOWED = SIX | {"flcore", "PIL", "threadpoolctl"}  # the last two are requirements of torchvision and scikit-learn
 # Imported inside functions, and only when somebody asks for what they do.
-ON_REQUEST = {"flcore/engine/ray_pool.py": {"ray"}, "flcore/privacy.py": {"dp_accounting"}}
+ON_REQUEST = {"flcore/engine/pool/ray.py": {"ray"}, "flcore/prototypes/release.py": {"dp_accounting"}}
 MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml"}
 REPOSITORY = Path(flcore.__file__).parents[1]
 
@@ -69,6 +69,6 @@ print(*sorted(loaded & set({banned!r})))
 
 def test_ray_is_imported_by_nobody_who_does_not_ask() -> None:
     """Neither by the module of the actors nor by the stage that may start them, and what these two import."""
-    code = "import sys, flcore.engine.ray_pool, pipelines.stages.train; print('ray' in sys.modules)"
+    code = "import sys, flcore.engine.pool.ray, pipelines.stages.train; print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr

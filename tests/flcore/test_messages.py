@@ -14,26 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from flcore.errors import DataError
-from flcore.messages import (
-    PAYLOADS,
-    Arrays,
-    Count,
-    Facts,
-    Mixtures,
-    Payload,
-    Prototypes,
-    Record,
-    Size,
-    Weights,
-    load_arrays,
-    load_record,
-    measure,
-    on_device,
-    payload_of,
-    save_arrays,
-    save_record,
-    serialise,
-)
+from flcore.files import load_arrays, save_arrays
+from flcore.messages import Arrays, Count, Facts, Mixtures, Payload, Prototypes, Size, Weights
+from flcore.records import PAYLOADS, Record, load_record, measure, on_device, payload_of, save_record, serialise
 
 
 def weights() -> Weights:

@@ -26,8 +26,8 @@ from safetensors.torch import save_file as save_torch_file
 
 from flcore.config import Config
 from flcore.errors import DataError
-from flcore.messages import save_record
 from flcore.models import build_model, extract_weights
+from flcore.records import save_record
 from pipelines import tracking
 from pipelines.tracking import RunTracker, find_dataset, flatten, read_history, resolve_uri, round_metrics, ui_command
 

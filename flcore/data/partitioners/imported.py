@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flcore.data.files import read_json
 from flcore.data.partitioners.base import Assignment, HeldOut, Indices, Partitioner, joined
 from flcore.errors import DataError
+from flcore.files import read_json
 from flcore.params import param
 
 _FORM = (

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from flcore.engine.client import Worker
-from flcore.engine.experiment import Experiment
 from flcore.evaluation.scoring import Memories, Scorer
-from flcore.messages import Record, Weights, on_device, payload_of
+from flcore.experiment import Experiment
+from flcore.messages import Weights
 from flcore.methods.base import with_statistics
 from flcore.models import Backbone, load_weights
+from flcore.records import Record, on_device, payload_of
 
 BEFORE_CALIBRATION = ("uncalibrated", "model_before")
 """Names in a server's record of the global model (or the changed part of it) as it was before a calibration."""

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcore.engine.experiment import Experiment
 from flcore.evaluation.scoring import Memories
-from flcore.messages import Record
+from flcore.experiment import Experiment
+from flcore.records import Record
 from flcore.rng import torch_stream
 
 Row = Mapping[str, str | int | float | None]

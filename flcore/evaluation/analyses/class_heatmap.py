@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flcore.engine.experiment import Experiment
 from flcore.evaluation.analyses.answers import Answers
 from flcore.evaluation.analyses.base import Result, Row
 from flcore.evaluation.scoring import Memories
-from flcore.messages import Record
+from flcore.experiment import Experiment
+from flcore.records import Record
 
 MOST_CLIENTS = 200
 """More rows than this nobody can read, and each may cost a pass over the test set."""

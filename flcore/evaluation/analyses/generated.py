@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcore.engine.experiment import Experiment
 from flcore.evaluation.analyses.answers import Answers
 from flcore.evaluation.analyses.base import Result, Row, class_names, equal_per_class
 from flcore.evaluation.analyses.embedding import embed
 from flcore.evaluation.analyses.tsne import sampled
-from flcore.evaluation.distances import class_distances, nearest_real
 from flcore.evaluation.scoring import Memories
-from flcore.messages import Record
+from flcore.experiment import Experiment
+from flcore.prototypes.distances import class_distances, nearest_real
+from flcore.records import Record
 from flcore.rng import torch_stream
 
 PER_CLASS = 100

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcore.data.images import normalise
-from flcore.engine.experiment import Experiment
 from flcore.evaluation.analyses.answers import Answers
 from flcore.evaluation.analyses.base import Result, Row, class_names
 from flcore.evaluation.analyses.tsne import keeps_uncalibrated
 from flcore.evaluation.scoring import Memories
-from flcore.messages import Record
+from flcore.experiment import Experiment
 from flcore.models import Backbone
+from flcore.records import Record
 
 CASES = ("kept right", "mended", "broken", "still wrong")
 EXAMPLES = 3

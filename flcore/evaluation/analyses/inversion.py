@@ -23,12 +23,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcore.data.images import normalise
-from flcore.engine.experiment import Experiment
 from flcore.evaluation.analyses.answers import Answers
 from flcore.evaluation.analyses.base import Result, Row, class_names
 from flcore.evaluation.analyses.image_scores import psnr, squared_errors, ssim
 from flcore.evaluation.scoring import Memories
-from flcore.messages import Record, Weights
+from flcore.experiment import Experiment
+from flcore.messages import Weights
+from flcore.records import Record
 from flcore.rng import numpy_stream, torch_stream
 
 SIZES = (1, 2, 3, 5, 10)

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcore.engine.experiment import Experiment
 from flcore.evaluation.analyses.answers import Answers, name_before
 from flcore.evaluation.analyses.base import Result, class_names, equal_per_class, needs_global_model
 from flcore.evaluation.analyses.embedding import embed
 from flcore.evaluation.scoring import Memories
-from flcore.messages import Record, Weights
+from flcore.experiment import Experiment
+from flcore.messages import Weights
+from flcore.records import Record
 
 PER_CLASS = 100
 MOST_POINTS = 3000

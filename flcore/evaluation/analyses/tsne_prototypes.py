@@ -10,13 +10,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from flcore.engine.experiment import Experiment
 from flcore.evaluation.analyses.answers import Answers
 from flcore.evaluation.analyses.base import Result, class_names
 from flcore.evaluation.analyses.embedding import embed
 from flcore.evaluation.scoring import Memories
-from flcore.messages import Prototypes, Record
+from flcore.experiment import Experiment
+from flcore.messages import Prototypes
 from flcore.prototypes.clustering import kmeans
+from flcore.records import Record
 from flcore.rng import numpy_stream
 
 NUM_CLUSTERS = (1, 2, 4)

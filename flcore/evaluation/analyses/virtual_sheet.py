@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcore.engine.experiment import Experiment
 from flcore.evaluation.analyses.base import Result, class_names
 from flcore.evaluation.scoring import Memories
-from flcore.messages import Arrays, Record, payload_of
+from flcore.experiment import Experiment
+from flcore.messages import Arrays
+from flcore.records import Record, payload_of
 
 PER_CLASS = 12
 _GAP = 1  # white pixels between two images

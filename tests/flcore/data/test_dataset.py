@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from flcore.data import SOURCES, Dataset, Source, denormalise, normalise, prepare
-from flcore.data.files import Blocks, write_blocks
 from flcore.data.images import channel_statistics, convert_channels, resize
 from flcore.data.sources import RawDataset, RawSplit
 from flcore.errors import DataError
+from flcore.files import Blocks, write_blocks
 
 bounded = settings(max_examples=25, deadline=None, derandomize=True)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from flcore.data import SOURCES, Dataset, Imbalance, Meta, Partition, Split, make_partition, prepare
-from flcore.data.client_test import few_shot, label_slices, proportional, stratified_cut
+from flcore.data.client_holdout import few_shot, label_slices, proportional, stratified_cut
 from flcore.data.partitioners import Assignment, Partitioner
 from flcore.data.partitioners.by_group import ByGroup
 from flcore.data.partitioners.classes_per_client import ClassesPerClient

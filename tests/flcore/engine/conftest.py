@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flcore.engine import rounds
-from flcore.messages import Record
+from flcore.records import Record
 
 QUICK = {"local", "central", "fedavg", "fedprox", "fedproto"}
 

@@ -13,7 +13,7 @@ import pytest
 from flcore.engine import rounds
 from flcore.engine.checkpoint import Checkpoint, RunState
 from flcore.engine.client import Failure, Place, Reply
-from flcore.engine.executors import InlineExecutor
+from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.rounds import run_name
 from flcore.messages import Count, Size
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flcore.engine.cohort import Cohort, leg_steps, select_cohort, stacks, tasks
-from flcore.messages import serialise
 from flcore.methods.base import Leg, Phase
+from flcore.records import serialise
 
 
 def select(experiment: Any, number: int) -> Cohort:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.experiment import Experiment
 from flcore.errors import ConfigError
+from flcore.experiment import Experiment
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ for CPUs")

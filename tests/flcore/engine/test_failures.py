@@ -11,12 +11,13 @@ import torch
 
 from flcore.engine.checkpoint import Checkpoint, RunState
 from flcore.engine.client import Failure
-from flcore.engine.executors import InlineExecutor
+from flcore.engine.pool.executors import InlineExecutor
 from flcore.errors import RunError
-from flcore.messages import Weights, serialise
+from flcore.messages import Weights
 from flcore.methods.base import Turn
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedproto import FedProto
+from flcore.records import serialise
 
 
 @pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])

@@ -13,14 +13,15 @@ from torch import Tensor
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import Place
 from flcore.engine.cohort import select_cohort
-from flcore.engine.executors import InlineExecutor
+from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.rounds import PlainSteps
 from flcore.errors import RunError
-from flcore.losses import cross_entropy
-from flcore.messages import Prototypes, Record, Weights, payload_of, serialise
+from flcore.losses.basic import cross_entropy
+from flcore.messages import Prototypes, Weights
 from flcore.methods.base import Context, Leg, Phase, Turn
 from flcore.methods.fedavg import FedAvg
 from flcore.prototypes import average_prototypes, class_means
+from flcore.records import Record, payload_of, serialise
 
 
 @dataclass(frozen=True)

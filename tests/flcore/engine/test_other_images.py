@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flcore.losses import cross_entropy
+from flcore.losses.basic import cross_entropy
 from flcore.messages import Weights
 from flcore.methods.base import Batch, Context, LocalModel, Turn
 from flcore.methods.fedavg import FedAvg

@@ -15,12 +15,13 @@ import torch
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import Failure
-from flcore.engine.executors import InlineExecutor
+from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.rounds import Observers, PlainSteps, code_fingerprint, run_name, run_rounds
 from flcore.errors import RunError
-from flcore.messages import Arrays, Count, Facts, save_record, serialise
+from flcore.messages import Arrays, Count, Facts
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
+from flcore.records import save_record, serialise
 
 # Everything that has a memory, a sample of clients and random numbers at once.
 RICH = {"federation": {"rounds": 3, "participation": 0.6}, "data__augmentation": "crop_flip"}

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.data.partition import make_partition
+from flcore.data.dividing import make_partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.engine.cohort import leg_steps
-from flcore.engine.experiment import Experiment
 from flcore.errors import ConfigError
-from flcore.messages import serialise
+from flcore.experiment import Experiment
 from flcore.methods.base import Leg
+from flcore.records import serialise
 
 TASKS = [[range(0, 10), range(10, 40)], [range(40, 60), range(60, 70)]]  # of client 0, of client 1
 

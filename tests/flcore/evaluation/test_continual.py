@@ -18,7 +18,8 @@ from flcore.evaluation.continual import (
     task_scores,
 )
 from flcore.evaluation.scoring import Scorer
-from flcore.messages import Record, Weights
+from flcore.messages import Weights
+from flcore.records import Record
 
 AFTER = [[0.9], [0.7, 0.8], [0.6, 0.5, 0.9]]
 

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from flcore.engine.client import Worker
 from flcore.errors import ConfigError
-from flcore.messages import Arrays, Facts, Record, Weights, payload_of, serialise
+from flcore.messages import Arrays, Facts, Weights
 from flcore.methods import METHODS
 from flcore.methods.ccvr import BASES, CCVR, COLLECT_LEG, hidden_units, last_linear, signed_power
 from flcore.methods.fedprox import FedProx
 from flcore.models import Backbone, load_weights
+from flcore.records import Record, payload_of, serialise
 from flcore.rng import torch_stream
 
 SHORT = {"per_class": 20, "epochs": 2}

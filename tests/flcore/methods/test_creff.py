@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from flcore.engine.client import Worker
-from flcore.losses import cross_entropy
-from flcore.losses_alignment import gradient_distance
-from flcore.messages import Arrays, Count, Facts, Record, Weights, payload_of, serialise
+from flcore.losses.alignment import gradient_distance
+from flcore.losses.basic import cross_entropy
+from flcore.messages import Arrays, Count, Facts, Weights
 from flcore.methods.base import Leg, Setting
 from flcore.methods.creff import CReFF, mean_gradients
+from flcore.records import Record, payload_of, serialise
 
 T = torch.tensor
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flcore.messages import Arrays, Count, Prototypes, Record, Weights, serialise
+from flcore.messages import Arrays, Count, Prototypes, Weights
 from flcore.methods.fedcspc import (
     Drawn,
     FedCSPC,
@@ -27,6 +27,7 @@ from flcore.methods.fedcspc import (
     to_unit_range,
 )
 from flcore.models import MODELS, build_model
+from flcore.records import Record, serialise
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 # Small enough for a test; what is off is not evaluated.

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from flcore.engine.client import Worker
 from flcore.errors import RunError
-from flcore.messages import Arrays, Record, Weights, payload_of, serialise
+from flcore.messages import Arrays, Weights
 from flcore.methods.fedensemble import FedEnsemble, members_of, shuffled
 from flcore.models import load_weights
+from flcore.records import Record, payload_of, serialise
 
 T = torch.tensor
 

@@ -12,9 +12,10 @@ import torch
 
 from flcore.engine.client import Worker
 from flcore.errors import ConfigError
-from flcore.generation import AdamState
-from flcore.messages import Arrays, Facts, Record, Weights, payload_of, serialise
+from flcore.messages import Arrays, Facts, Weights
 from flcore.methods.fedgen import FedGen, Heads
+from flcore.optim import AdamState
+from flcore.records import Record, payload_of, serialise
 
 T = torch.tensor
 

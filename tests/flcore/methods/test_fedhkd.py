@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.messages import Arrays, Count, Prototypes, Record, serialise
+from flcore.messages import Arrays, Count, Prototypes
 from flcore.methods.fedhkd import FedHKD, qualified_counts
+from flcore.records import Record, serialise
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 

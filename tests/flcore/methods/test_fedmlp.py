@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from flcore.data.dividing import make_partition
 from flcore.data.imbalance import Imbalance, minority_classes
-from flcore.data.partition import Partition, make_partition
+from flcore.data.partition import Partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.engine.client import Worker
-from flcore.engine.training import ModelView
 from flcore.errors import ConfigError
-from flcore.messages import Arrays, Count, Facts, Prototypes, Record, Weights, serialise
+from flcore.messages import Arrays, Count, Facts, Prototypes, Weights
 from flcore.methods.base import Batch, Leg
 from flcore.methods.fedmlp import FedMLP, average_linkage, count_classes, minority, nearest_prototype
+from flcore.models.view import ModelView
+from flcore.records import Record, serialise
 
 SMALL = {"name": "fedcspc_cnn", "projection_dim": 8}
 BATCHNORM = {"name": "fedgen_cnn", "feature_dim": 8}

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from flcore.engine.client import Worker
-from flcore.messages import Record, Weights, serialise
+from flcore.messages import Weights
 from flcore.methods.base import Leg
+from flcore.records import Record, serialise
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 

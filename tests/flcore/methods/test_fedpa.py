@@ -12,14 +12,15 @@ from torch import Tensor
 
 from flcore.engine.client import Worker
 from flcore.errors import ConfigError
-from flcore.generation import AdamState
-from flcore.messages import Arrays, Count, Facts, Prototypes, Record, Weights, measure, payload_of, serialise
+from flcore.messages import Arrays, Count, Facts, Prototypes, Weights
 from flcore.methods.base import Turn
 from flcore.methods.fedgen import Heads
 from flcore.methods.fedpa import FedPA, fuse_prototypes
 from flcore.models import build_model, extract_weights
 from flcore.models.cnn import FedGenCnn
 from flcore.models.network import Network
+from flcore.optim import AdamState
+from flcore.records import Record, measure, payload_of, serialise
 
 T = torch.tensor
 LN2 = math.log(2)

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from flcore.errors import ConfigError
-from flcore.messages import Record, Weights, measure, serialise
+from flcore.messages import Weights
 from flcore.methods import METHODS
 from flcore.methods.fedper import FedPer
 from flcore.models import MODELS, build_model, extract_weights
+from flcore.records import Record, measure, serialise
 
 METHOD_NAMES = ["fedper", "fedrep"]
 

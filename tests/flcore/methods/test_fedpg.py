@@ -1,6 +1,6 @@
 """FedPG's stages and messages by hand, its limit cases, and whether its images help (fedpg.md section 8).
 
-The arithmetic of the losses is tested in test_generation.py, test_losses_contrastive.py and test_virtual_data.py.
+The arithmetic of the losses is tested in generators/, losses/test_contrastive.py and test_virtual_images.py.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 
 from flcore.data.dataset import prepare
+from flcore.data.dividing import make_partition
 from flcore.data.images import normalise
-from flcore.data.partition import make_partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
-from flcore.engine.experiment import Experiment
 from flcore.evaluation.analyses.virtual_sheet import has_virtual_images, image_sheet, virtual_sheet
-from flcore.messages import Arrays, Count, Prototypes, Record, Weights, measure, serialise
+from flcore.experiment import Experiment
+from flcore.messages import Arrays, Count, Prototypes, Weights
 from flcore.methods.fedpg import FedPG, aggregate_prototypes, support_means
 from flcore.prototypes import class_means
+from flcore.records import Record, measure, serialise
 
 SMALL = {"name": "fedpg", "gen_steps": 3, "gen_batch": 8, "noise_dim": 4, "n_virtual": 5, "virtual_batch": 8}
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.messages import Arrays, Prototypes, Record, serialise
+from flcore.messages import Arrays, Prototypes
 from flcore.methods.fedproc import FedProc
+from flcore.records import Record, serialise
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flcore.engine.client import Worker
-from flcore.messages import Arrays, Count, Facts, Record, Weights, serialise
+from flcore.messages import Arrays, Count, Facts, Weights
 from flcore.methods.fesem import (
     FeSEM,
     assign,
@@ -22,6 +22,7 @@ from flcore.methods.fesem import (
     spread_models,
     squared_distance,
 )
+from flcore.records import Record, serialise
 
 TWO = {"name": "fesem", "centres": 2}
 # Sample A = (2, 0) of class 0 and three samples B = (0, 4) of class 1.

@@ -17,20 +17,8 @@ from torch import Tensor, nn
 
 from flcore.engine.client import Worker
 from flcore.errors import ConfigError
-from flcore.losses import cross_entropy
-from flcore.messages import (
-    PAYLOADS,
-    Arrays,
-    Mixtures,
-    Record,
-    Size,
-    Weights,
-    load_record,
-    measure,
-    payload_of,
-    save_record,
-    serialise,
-)
+from flcore.losses.basic import cross_entropy
+from flcore.messages import Arrays, Mixtures, Size, Weights
 from flcore.methods.base import Batch, Context, LocalModel, Phase
 from flcore.methods.gfpl import GFPL, RETRAIN_LEG, packed, unpacked
 from flcore.methods.local import Local
@@ -38,6 +26,7 @@ from flcore.models import build_model, extract_weights
 from flcore.models.cnn import FedProtoCnn
 from flcore.models.network import Network
 from flcore.prototypes.mixtures import Mixture
+from flcore.records import PAYLOADS, Record, load_record, measure, payload_of, save_record, serialise
 from flcore.rng import torch_stream
 
 EXCHANGING = {"name": "gfpl", "first_exchange": 0, "interval": 1}

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.messages import Arrays, Weights, measure, serialise
+from flcore.messages import Arrays, Weights
 from flcore.methods.base import Turn
 from flcore.methods.vhl import VHL, note_holders
+from flcore.records import measure, serialise
 
 SMALL = {"name": "vhl", "per_class": 5, "virtual_batch": 8}
 

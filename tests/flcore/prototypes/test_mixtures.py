@@ -13,20 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flcore.prototypes.mixtures import (
+from flcore.prototypes.gaussians import (
     ClassGaussians,
+    class_gaussians,
+    map_gaussians,
+    merge_gaussians,
+    sample_gaussians,
+)
+from flcore.prototypes.mixtures import (
     Mixture,
     bhattacharyya,
-    class_gaussians,
     fit_class_mixtures,
     fit_mixture,
     fuse_components,
     fuse_mixtures,
     group_components,
-    map_gaussians,
-    merge_gaussians,
     sample_classes,
-    sample_gaussians,
     sample_mixture,
 )
 from flcore.rng import numpy_stream, torch_stream

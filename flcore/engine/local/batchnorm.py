@@ -1,0 +1,77 @@
+"""BatchNorm in local training: batch statistics that know padding, and where they are used."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from flcore.errors import ConfigError
+from flcore.experiment import Experiment
+
+
+def uses_batch_statistics(module: nn.Module) -> bool:
+    """Whether a BatchNorm layer normalises with the statistics of the mini-batch now."""
+    return any(layer.training for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
+
+
+def refuse_single_batches(experiment: Experiment, module: nn.Module) -> None:
+    """BatchNorm cannot train on batches of one.
+
+    Raises:
+        ConfigError: it would have to.
+    """
+    has_batchnorm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
+    if has_batchnorm and experiment.config.local.batch_size == 1 and experiment.batchnorm != "frozen":
+        raise ConfigError(
+            "local.batch_size = 1: BatchNorm needs 2 samples or more; change it, or set model.batchnorm=frozen"
+        )
+
+
+class MaskedBatchNorm(_BatchNorm):
+    """BatchNorm whose batch statistics leave out padded samples; with ``mask`` None it is PyTorch's own.
+
+    Samples behind those of the mask are none of the batch's, and count.
+    """
+
+    mask: Tensor | None
+
+    def _check_input_dim(self, values: Tensor) -> None:
+        """Inputs of 2 to 5 dimensions; what the replaced layer took."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Normalise [B, C, ...]; in training mode with the statistics of the samples whose mask [B] is 1."""
+        if self.mask is None or not self.training:
+            return super().forward(values)
+        over = [0, *range(2, values.ndim)]
+        shape = (1, -1) + (1,) * (values.ndim - 2)
+        mask = torch.cat([self.mask, self.mask.new_ones(values.shape[0] - self.mask.shape[0])])
+        count = mask.sum() * (values[0, 0].numel() if values.ndim > 2 else 1)
+        mask = mask.reshape((-1,) + (1,) * (values.ndim - 1))
+        mean = (values * mask).sum(over) / count
+        centred = values - mean.reshape(shape)
+        variance = (centred.square() * mask).sum(over) / count
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            with torch.no_grad():
+                unbiased = variance * (count / (count - 1).clamp_min(1))
+                share = self.momentum or 0.0
+                self.running_mean.mul_(1 - share).add_(mean, alpha=share)
+                self.running_var.mul_(1 - share).add_(unbiased, alpha=share)
+                self.num_batches_tracked.add_(1)
+        normalised = centred * torch.rsqrt(variance + self.eps).reshape(shape)
+        if self.weight is None:
+            return normalised
+        return normalised * self.weight.reshape(shape) + self.bias.reshape(shape)
+
+
+def maskable(module: nn.Module) -> nn.Module:
+    """Make every BatchNorm layer of a module, in place, one that knows padding."""
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm):
+            if layer.momentum is None:
+                raise ConfigError("engine.stack: BatchNorm with a cumulative average cannot be stacked")
+            layer.__class__ = MaskedBatchNorm
+            cast(MaskedBatchNorm, layer).mask = None
+    return module

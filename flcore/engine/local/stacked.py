@@ -1,0 +1,277 @@
+"""Many clients trained at once: one step function under `torch.vmap`, parameters and buffers stacked [A, ...].
+
+Clients of a stack are ordered by their number of steps, so that those still training are always the first ones: a
+client that has finished costs nothing. A mini-batch smaller than the others is padded, and padding has weight 0 in
+every loss and in BatchNorm's statistics. Losses of different clients share nothing, so the gradient of their sum is
+each one's own; it is taken outside of vmap, where PyTorch's ordinary batched kernels do it.
+
+Results agree with the serial trainer to float32 rounding, not to the bit; how clients are put into stacks depends on
+the cohort alone, never on workers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable, refuse_single_batches, uses_batch_statistics
+from flcore.engine.local.serial import (
+    Outcome,
+    added,
+    augmented,
+    class_sums,
+    drawn_labels,
+    loss_context,
+    precision,
+    set_mode,
+)
+from flcore.engine.local.stacked_inputs import StackedBatch, StackedContext, StackedSamples, StackedTapes
+from flcore.engine.local.step import make_optimizer
+from flcore.engine.local.tape import Tape, record_tape
+from flcore.errors import ConfigError
+from flcore.experiment import Experiment
+from flcore.messages import Weights
+from flcore.methods.base import Batch, Phase, Turn
+from flcore.models import Backbone, Noise
+from flcore.models.network import Bound, Network, Values
+from flcore.models.view import ModelView
+from flcore.optim import clip_gradients
+
+
+class _StackedView(ModelView):
+    """One client of a stack as its loss sees it."""
+
+    def __init__(
+        self,
+        module: Backbone,
+        network: Network,
+        params: Values,
+        noise: Noise | None,
+        layers: Sequence[MaskedBatchNorm],
+        mask: Tensor | None,
+    ) -> None:
+        super().__init__(module, network, params, noise)
+        self._layers, self._mask = layers, mask
+
+    def encode(self, images: Tensor, weights: Values | None = None) -> Tensor:
+        self._set_mask()
+        return super().encode(images, weights)
+
+    def project(self, encoded: Tensor, weights: Values | None = None) -> Tensor:
+        self._set_mask()
+        return super().project(encoded, weights)
+
+    def features(self, images: Tensor, weights: Values | None = None) -> Tensor:
+        self._set_mask()
+        return super().features(images, weights)
+
+    def classify(self, features: Tensor, weights: Values | None = None) -> Tensor:
+        self._set_mask()
+        return super().classify(features, weights)
+
+    def apply_extra(self, name: str, features: Tensor, weights: Values | None = None) -> Tensor:
+        self._set_mask()
+        return super().apply_extra(name, features, weights)
+
+    def beside(self) -> ModelView:
+        return _StackedView(self._module, self._network, self.params, None, self._layers, None)
+
+    def _set_mask(self) -> None:
+        for layer in self._layers:
+            layer.mask = self._mask
+
+
+class StackedTrainer:
+    """Trains the clients of a stack at once in one thread."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        """Build the module whose values each step swaps for the stack's."""
+        self.experiment = experiment
+        self.module = deepcopy(experiment.new_module())
+        self._bound = Bound(self.module)
+        maskable(self.module)
+        self._batchnorm_layers = [layer for layer in self.module.modules() if isinstance(layer, MaskedBatchNorm)]
+        refuse_single_batches(experiment, self.module)
+
+    def train(
+        self, turns: Sequence[Turn], starts: Sequence[Weights], phases: Sequence[Phase], first_phase: int
+    ) -> list[Outcome]:
+        """One outcome per turn, in the order given.
+
+        Raises:
+            ConfigError: the method cannot be stacked; says why.
+        """
+        contexts = [self.experiment.method.context(turn) if phases else {} for turn in turns]
+        params = self._stacked([start.params for start in starts])
+        buffers = self._stacked([start.buffers for start in starts])
+        sums: list[dict[str, float]] = [{} for _ in turns]
+        counts: list[Counter[str]] = [Counter() for _ in turns]
+        steps = [0] * len(turns)
+        drawn = [torch.zeros(turn.setting.num_classes, dtype=torch.int64) for turn in turns]
+        noted: list[tuple[Tensor, Tensor] | None] = [None for _ in turns]
+        for number, phase in enumerate(phases, start=first_phase):
+            set_mode(self.module, phase, self.experiment.batchnorm)
+            samples = StackedSamples(self.experiment, turns, phase, contexts)
+            skip = uses_batch_statistics(self.module)
+            tapes = [
+                record_tape(self.experiment, self.module, turn, phase, number, len(own), skip_single=skip)
+                for turn, own in zip(turns, samples.parts, strict=True)
+            ]
+            order = sorted(range(len(turns)), key=lambda position: -len(tapes[position]))
+            place = torch.tensor(order, device=self.experiment.config.engine.device)
+            arranged = {name: value.index_select(0, place) for name, value in {**params, **buffers}.items()}
+            context = StackedContext(
+                [loss_context(contexts[position], phases) for position in order],
+                [turns[position] for position in order],
+                self.experiment.method.name,
+            )
+            terms, found = self._run_phase(
+                phase, turns[0].round, arranged, [tapes[i] for i in order], samples, order, context
+            )
+            back = torch.argsort(place)
+            params = {name: arranged[name].detach().index_select(0, back) for name in params}
+            buffers = {name: arranged[name].index_select(0, back) for name in buffers}
+            for rank, position in enumerate(order):
+                tape = tapes[position]
+                steps[position] += len(tape)
+                drawn[position] += drawn_labels(tape, samples.parts[position], len(drawn[position]))
+                noted[position] = added(noted[position], found[rank])
+                for name, totals in terms.items() if len(tape) else ():
+                    sums[position][name] = sums[position].get(name, 0.0) + totals[rank]
+                    counts[position][name] += len(tape)
+        return [
+            Outcome(
+                _row(params, buffers, index),
+                {name: total / counts[index][name] for name, total in sums[index].items()},
+                steps[index],
+                drawn[index],
+                noted[index],
+            )
+            for index in range(len(turns))
+        ]
+
+    def _stacked(self, values: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        device = self.experiment.config.engine.device
+        # First to the device: a client's kept layers lie there, those of one at its first turn on the CPU still.
+        return {name: torch.stack([value[name].to(device) for value in values]) for name in values[0]}
+
+    def _run_phase(
+        self,
+        phase: Phase,
+        round_number: int,
+        values: dict[str, Tensor],
+        tapes: Sequence[Tape],
+        samples: StackedSamples,
+        order: Sequence[int],
+        context: StackedContext,
+    ) -> tuple[dict[str, list[float]], list[tuple[Tensor, Tensor] | None]]:
+        """Train one phase in place.
+
+        Returns:
+            Per client of the stack the sum over its steps of every loss term; and what it noted.
+        """
+        config, device = self.experiment.config, self.experiment.config.engine.device
+        moving = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+        optimizer = make_optimizer(config.local, round_number, config.federation.rounds)
+        sums: dict[str, Tensor] = {}
+        noted: list[tuple[Tensor, Tensor] | None] = [None for _ in tapes]
+        sizes = torch.tensor([list(tape.sizes) + [0] * (len(tapes[0]) - len(tape)) for tape in tapes]).reshape(
+            len(tapes), -1
+        )
+        reader = StackedTapes(tapes, samples, order, device)
+        active = len(tapes)
+        for step in range(len(tapes[0])):
+            still = int((sizes[:, step] > 0).sum())
+            if still < active:
+                optimizer.keep(still)
+                active = still
+            width = int(sizes[:active, step].max())
+            weight: list[Tensor] = []
+            if int(sizes[:active, step].min()) < width:
+                weight = [(torch.arange(width) < sizes[:active, step, None]).to(torch.float32).to(device)]
+            leaves = {name: values[name][:active].detach().requires_grad_(name in moving) for name in values}
+            batch = reader.read(step, active, width) | {"weight": weight}
+            images = augmented(self.experiment, batch["images"], reader.augmentation(step, active, width))
+            batch["images"] = images.reshape(active, width, *images.shape[1:])
+            noting = [rank for rank in range(active) if step >= tapes[rank].noted_from]
+            with precision(self.experiment):
+                terms, features = self._losses(phase, leaves, batch, context, active, noting=bool(noting))
+            total = torch.stack(tuple(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values())).sum()
+            inputs = [leaves[name] for name in moving]
+            grads = list(torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True))
+            if config.local.clip is not None:
+                clip_gradients(grads, config.local.clip, stacked=True)
+            optimizer.step([values[name][:active] for name in moving], grads)
+            for name, term in terms.items():
+                if name not in sums:
+                    sums[name] = torch.zeros(len(tapes), device=device)
+                sums[name][:active] += term.detach().float()
+            if noting:
+                classes, padding = self.experiment.setting.num_classes, weight[0] if weight else None
+                totals, counts = class_sums(features[0], batch["labels"], classes, padding)
+                for rank in noting:
+                    noted[rank] = added(noted[rank], (totals[rank], counts[rank]))
+        return {name: total.tolist() for name, total in sums.items()}, noted
+
+    def _losses(
+        self,
+        phase: Phase,
+        values: Mapping[str, Tensor],
+        batch: StackedBatch,
+        context: StackedContext,
+        active: int,
+        *,
+        noting: bool,
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Every loss term of one step, [A], and if asked the features that were noted, [A, B, d].
+
+        Running statistics in ``values`` move in place.
+        """
+        method = self.experiment.method
+        loss = phase.loss or method.loss
+        network = self.experiment.setting.network
+        parameters = [name for name, _ in self.module.named_parameters()]
+
+        def one_client(
+            values: Mapping[str, Tensor], batch: StackedBatch, own: Sequence[Tensor]
+        ) -> tuple[dict[str, Tensor], list[Tensor]]:
+            (weight,) = batch["weight"] or (None,)
+            params = {name: values[name] for name in parameters}
+            seen = Batch(batch["images"], batch["labels"], weight, batch["draws"])
+
+            def run(module: Any) -> tuple[dict[str, Tensor], list[Tensor]]:
+                noise = batch["noise"] or None
+                view = _StackedView(module, network, params, noise, self._batchnorm_layers, weight)
+                terms = loss(view, seen, context.rebuild(own))
+                return terms, [view.take_noted(method.name)] if noting else []
+
+            return self._bound.call(values, run)
+
+        try:
+            found: tuple[dict[str, Tensor], list[Tensor]] = torch.vmap(one_client)(
+                values, batch, context.stacked(active)
+            )
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            first = str(error).splitlines()[0]
+            raise ConfigError(
+                f"engine.stack = true: {self.experiment.method.name} cannot be trained on stacked clients with "
+                f"{self.experiment.config.model_spec.name} ({first}); use engine.stack=false"
+            ) from error
+        finally:
+            for layer in self._batchnorm_layers:
+                layer.mask = None
+        return found
+
+
+def _row(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], index: int) -> Weights:
+    def own(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value[index].to("cpu", copy=True) for name, value in values.items()}
+
+    return Weights(own(params), own(buffers))

@@ -1,0 +1,126 @@
+"""The mini-batches of one client's phase, laid out before the first step: which samples, and every random draw.
+
+Drawing ahead keeps the step loop free of Python that can be hoisted, and makes a client's randomness the same whether
+it is trained alone or in a stack: each kind of draw has a stream of (seed, round, client, phase) of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flcore.config import LocalConfig
+from flcore.data.augment import draw_augmentation
+from flcore.experiment import Experiment
+from flcore.methods.base import Phase, Turn
+from flcore.models import Backbone
+from flcore.rng import torch_stream
+
+
+@dataclass(frozen=True)
+class Tape:
+    """All steps of a phase.
+
+    Attributes:
+        positions: int64 [S, B], rows of the client's samples; a row of fewer than B is padded with zeros.
+        sizes: how many of each row count.
+        noise: per dropout site uniform noise [S, B, ...].
+        augmentation: draws of `flcore.data.augment`, each [S, B, ...]; empty without augmentation.
+        draws: of the method, each [S, ...].
+        noted_from: first step whose features are averaged by class (:attr:`Phase.note`); S for none.
+    """
+
+    positions: Tensor
+    sizes: tuple[int, ...]
+    noise: Mapping[str, Tensor]
+    augmentation: Mapping[str, Tensor]
+    draws: Mapping[str, Tensor]
+    noted_from: int
+
+    def __len__(self) -> int:
+        """S, the number of steps."""
+        return len(self.sizes)
+
+
+def record_tape(
+    experiment: Experiment, module: Backbone, turn: Turn, phase: Phase, number: int, size: int, *, skip_single: bool
+) -> Tape:
+    """Lay out a phase.
+
+    Args:
+        experiment: the run.
+        module: its model, for the dropout sites.
+        turn: the client's turn. phase: what to do. number: of the phase within the round.
+        size: how many samples the client has to go through.
+        skip_single: leave out mini-batches of one sample: batch statistics of one are undefined.
+    """
+    config, keys = experiment.config, (turn.round, turn.client, number)
+    batch_size, device = config.local.batch_size, config.engine.device
+    generator = torch_stream(config.seed, "batches", *keys)
+    laid_out = list(batch_positions(size, batch_size, *passes(config.local, phase), generator))
+    before = {"none": len(laid_out), "all": 0, "last_pass": max(0, len(laid_out) - -(-size // batch_size))}[phase.note]
+    kept = [len(row) > 1 or not skip_single for row in laid_out]
+    rows = [row for row, keep in zip(laid_out, kept, strict=True) if keep]
+    positions = torch.zeros(len(rows), batch_size, dtype=torch.int64)
+    for step, row in enumerate(rows):
+        positions[step, : len(row)] = row
+    steps, images = len(rows), phase.source is None
+    noise_generator = torch_stream(config.seed, "dropout", *keys)
+    noise = {
+        site: torch.rand(steps, batch_size, *shape, generator=noise_generator)
+        for site, shape in module.noise_shapes.items()
+    }
+    augmentation: Mapping[str, Tensor] = {}
+    if images and config.data.augmentation != "none":
+        augment_generator = torch_stream(config.seed, "augmentation", *keys)
+        flat = draw_augmentation(steps * batch_size, config.data.augmentation, augment_generator)
+        augmentation = {name: draw.reshape(steps, batch_size, *draw.shape[1:]) for name, draw in flat.items()}
+    draws = experiment.method.draws(turn, steps, torch_stream(config.seed, "draws", *keys))
+    return Tape(
+        positions=positions.to(device),
+        sizes=tuple(len(row) for row in rows),
+        noise={name: draw.to(device) for name, draw in noise.items()},
+        augmentation={name: draw.to(device) for name, draw in augmentation.items()},
+        draws={name: draw.to(device) for name, draw in draws.items()},
+        noted_from=sum(kept[:before]),
+    )
+
+
+def passes(local: LocalConfig, phase: Phase) -> tuple[int, int | None]:
+    """(epochs, steps) of a phase: its own, else those configured; steps go before epochs."""
+    if phase.epochs is None and phase.steps is None:
+        return local.epochs, local.steps
+    return phase.epochs or 1, phase.steps
+
+
+def planned_steps(size: int, local: LocalConfig, phase: Phase) -> int:
+    """How many mini-batches a phase over ``size`` samples has (single ones that BatchNorm skips included)."""
+    epochs, steps = passes(local, phase)
+    if size == 0:
+        return 0
+    return steps if steps is not None else epochs * -(-size // local.batch_size)
+
+
+def batch_positions(
+    size: int, batch_size: int, epochs: int, steps: int | None, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """Positions of each mini-batch in a client's data: shuffled passes, the last batch of a pass may be smaller.
+
+    With ``steps``, passes are chained and cut after so many batches. Without data there are none.
+    """
+    if size == 0:
+        return
+    if steps is None:
+        for _ in range(epochs):
+            yield from torch.split(torch.randperm(size, generator=generator), batch_size)
+        return
+    taken = 0
+    while taken < steps:
+        for positions in torch.split(torch.randperm(size, generator=generator), batch_size):
+            yield positions
+            taken += 1
+            if taken == steps:
+                return

@@ -1,0 +1,180 @@
+"""A run's fixed ingredients, rebuilt from files in any process: configuration, data, partition, initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcore.config import Config
+from flcore.data.dataset import Dataset, Split
+from flcore.data.partition import Partition
+from flcore.data.tasks import TaskStream
+from flcore.errors import ConfigError
+from flcore.methods.base import Method, Setting
+from flcore.models import Backbone, build_model, extract_weights
+from flcore.models.network import Network
+from flcore.rng import numpy_stream
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a process needs to take part in a run.
+
+    ``stack`` is what was decided where ``engine.stack`` is ``auto`` (`flcore/engine/local/choice.py`); None: nothing
+    yet.
+    """
+
+    config: Config
+    dataset: Dataset
+    partition: Partition
+    stack: bool | None = None
+
+    @classmethod
+    def open(cls, config: Config, prepared: Path, partition: Path, *, stack: bool | None = None) -> Experiment:
+        """Load the artefacts of the first two stages.
+
+        Raises:
+            DataError: an artefact is missing, damaged, or the partition was made for other data.
+            ConfigError: the model cannot read these images.
+        """
+        dataset = Dataset.load(prepared)
+        division = Partition.load(partition)
+        division.check_matches(dataset)
+        experiment = cls(config, dataset, division, stack)
+        if config.engine.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("engine.device = cuda: no CUDA device on this machine; use engine.device=cpu")
+        experiment._check_tasks()
+        return experiment
+
+    def _check_tasks(self) -> None:
+        if self._tasks and self.config.federation.rounds < self._tasks:
+            raise ConfigError(
+                f"federation.rounds = {self.config.federation.rounds}: the partition has {self._tasks} tasks, and each "
+                "needs a round; raise it, or set federation.task_schedule=none"
+            )
+
+    @property
+    def _tasks(self) -> int:
+        """Tasks of each client that rounds go through; 0 where data do not change."""
+        if self.config.federation.task_schedule == "none" or self.method.data_scope == "union":
+            return 0
+        return len(self.partition.clients[0].tasks)
+
+    def task(self, round_number: int) -> int | None:
+        """The task, from 0, of a round; None where data do not change."""
+        return self.stream.task(round_number)
+
+    @cached_property
+    def stream(self) -> TaskStream:
+        """The tasks with the classes that they bring; a single one where data do not change."""
+        changing = bool(self._tasks)
+        counts = self.partition.task_counts if changing else self.partition.counts[:, None]
+        minority = np.zeros(self.dataset.meta.num_classes, dtype=bool)
+        minority[list(self.partition.minority_classes)] = True
+        schedule = self.config.federation.task_schedule if changing else "none"
+        return TaskStream(counts > 0, schedule, self.config.federation.rounds, minority)
+
+    @property
+    def keeps_private_models(self) -> bool:
+        """Whether what clients trained themselves is kept, to be scored before aggregation."""
+        if self.config.evaluation.private == "auto":
+            return bool(self._tasks)
+        return self.config.evaluation.private and self.method.data_scope == "client"
+
+    def task_counts(self, trainer: int) -> Tensor:
+        """int64 [T, C]: a trainer's samples per task and class; one row where data do not change."""
+        if self._tasks:
+            return torch.from_numpy(self.partition.task_counts[trainer].copy())
+        return self.label_counts(trainer, 1).unsqueeze(0)
+
+    def training_indices(self, trainer: int, round_number: int) -> Tensor:
+        """The training samples of a trainer in a round, int64, ascending: all of its own, or those of the task."""
+        task = self.task(round_number)
+        if task is None:
+            return self.trainers[trainer]
+        return torch.from_numpy(self.partition.clients[trainer].tasks[task].copy())
+
+    def label_counts(self, trainer: int, round_number: int) -> Tensor:
+        """int64 [C]: a trainer's training samples per class in a round."""
+        labels = self.dataset.train.labels[self.training_indices(trainer, round_number)]
+        return torch.bincount(labels, minlength=self.dataset.meta.num_classes)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether clients are trained in stacks.
+
+        Raises:
+            ValueError: that is to be decided by measuring, and nobody has.
+        """
+        if self.config.engine.stack != "auto":
+            return self.config.engine.stack
+        if self.stack is None:
+            raise ValueError("engine.stack = auto is not decided yet")
+        return self.stack
+
+    @cached_property
+    def resident_train(self) -> Split:
+        """The training split on the device, uint8; on a CPU the files' own pages, which all processes share."""
+        train, device = self.dataset.train, self.config.engine.device
+        return train if device == "cpu" else Split(train.images.to(device), train.labels.to(device))
+
+    @property
+    def method(self) -> Method:
+        """The method of this run."""
+        return self.config.method
+
+    @cached_property
+    def hash(self) -> str:
+        """The name of this run: configuration, data and partition."""
+        return self.config.hash(self.dataset.meta.fingerprint, self.partition.fingerprint)
+
+    @property
+    def batchnorm(self) -> Literal["aggregate", "local", "frozen"]:
+        """The policy for BatchNorm statistics; a trainer that stands at the server has no private ones."""
+        policy = self.config.model.batchnorm
+        return "aggregate" if policy == "local" and self.method.data_scope == "union" else policy
+
+    def new_module(self) -> Backbone:
+        """A fresh model with the run's initial weights, on the run's device."""
+        seed = int(numpy_stream(self.config.seed, "initial weights").integers(2**31))
+        try:
+            meta = self.dataset.meta
+            outputs, extra = self.method.num_outputs(meta.num_classes), self.method.extra_layers
+            module = build_model(self.config.model_spec, meta.shape, meta.num_classes, seed, outputs, extra)
+        except ValueError as error:
+            raise ConfigError(f"model.name = {self.config.model_spec.name}: {error}") from error
+        return module.to(self.config.engine.device)
+
+    @cached_property
+    def setting(self) -> Setting:
+        """What every party knows before the first round."""
+        module = self.new_module()
+        return Setting(
+            seed=self.config.seed,
+            num_clients=len(self.partition.clients),
+            num_classes=self.dataset.meta.num_classes,
+            feature_dim=module.feature_dim,
+            rounds=self.config.federation.rounds,
+            batch_size=self.config.local.batch_size,
+            image_shape=self.dataset.meta.shape,
+            pixel_mean=self.dataset.meta.mean,
+            pixel_std=self.dataset.meta.std,
+            initial=extract_weights(module),
+            network=Network(module),
+            device=self.config.engine.device,
+        )
+
+    @cached_property
+    def trainers(self) -> Mapping[int, Tensor]:
+        """Training indices by trainer: each client's own, or for the centralised reference the union under id 0."""
+        own = {k: torch.from_numpy(client.train.copy()) for k, client in enumerate(self.partition.clients)}
+        if self.method.data_scope == "union":
+            return {0: torch.unique(torch.cat(list(own.values())))}
+        return own

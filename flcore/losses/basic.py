@@ -1,0 +1,49 @@
+"""Loss terms that several methods share.
+
+All are batch means and shape-stable: a sample that does not count has weight 0, nothing branches on a tensor's value.
+So the same function serves the serial loop and many clients at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy of ``logits`` [B, K] against ``labels`` [B]; ``weight`` [B] is 0 for padded samples."""
+    if weight is None:
+        return F.cross_entropy(logits, labels)
+    return weighted_mean(F.cross_entropy(logits, labels, reduction="none"), weight)
+
+
+def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    """Mean of ``values`` [B], or with weights their weighted mean; 0 when all weights are 0."""
+    return values.mean() if weight is None else (values * weight).sum() / weight.sum().clamp_min(1e-12)
+
+
+def proximal(params: Mapping[str, Tensor], anchor: Mapping[str, Tensor], mu: float) -> Tensor:
+    """(mu/2)·||w - w_g||², summed over every trainable parameter (FedProx, Li et al. 2020, Eq. 2); buffers excluded."""
+    squares = [(params[name] - anchor[name]).square().sum() for name in params]
+    return 0.5 * mu * torch.stack(squares).sum()
+
+
+def prototype_distance(
+    features: Tensor, labels: Tensor, means: Tensor, present: Tensor, weight: Tensor | None = None
+) -> Tensor:
+    """Mean squared distance of features [B, d] to the prototype of their label: a mean over the batch *and* over d.
+
+    ``means`` [K, d] are the prototypes of the classes that are ``present``, bool [K]. Samples whose class has no
+    prototype contribute 0 and still count in the mean (baselines.md section 15).
+    """
+    squared = (features - means[labels]).square().mean(dim=1)
+    return weighted_mean(squared * present[labels], weight)
+
+
+def safe_root(squares: Tensor) -> Tensor:
+    """The square root, with gradient 0 instead of infinity at 0."""
+    positive = squares > 0
+    return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)

@@ -1,0 +1,148 @@
+"""Class means of features as they were during training, for methods that ask for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.engine.client import Worker
+from flcore.engine.local.serial import added, class_sums
+from flcore.engine.local.tape import record_tape
+from flcore.errors import ConfigError
+from flcore.methods.base import Leg, Phase
+from flcore.methods.fedavg import FedAvg
+from flcore.methods.fedmlp import FedMLP
+from flcore.methods.fedpa import FedPA
+from flcore.methods.fedproto import FedProto
+from flcore.prototypes import class_means
+from flcore.records import serialise
+
+RUNNING = {"proto_mode": "running"}
+
+
+def test_sums_by_class() -> None:
+    """Rows (1, 2) and (5, 6) of class 0, (3, 4) of class 1; class 2 has none. The last row is padding, or counts."""
+    features, labels = torch.tensor([[1.0, 2], [3, 4], [5, 6]]), torch.tensor([0, 1, 0])
+    sums, counts = class_sums(features, labels, 3)
+    assert sums.tolist() == [[6, 8], [3, 4], [0, 0]] and counts.tolist() == [2, 1, 0]
+    # Two clients at once, the second one's last row padding.
+    both = class_sums(torch.stack([features] * 2), torch.stack([labels] * 2), 3, torch.tensor([[1, 1, 1], [1, 1, 0.0]]))
+    assert both[0][0].tolist() == sums.tolist() and both[1][0].tolist() == counts.tolist()
+    assert both[0][1].tolist() == [[1, 2], [3, 4], [0, 0]] and both[1][1].tolist() == [1, 1, 0]
+    twice = added(added(None, (sums, counts)), (sums, counts))
+    assert twice is not None and twice[0].tolist() == [[12, 16], [6, 8], [0, 0]] and twice[1].tolist() == [4, 2, 0]
+    assert added((sums, counts), None) == (sums, counts)
+
+
+@pytest.mark.parametrize(
+    ("size", "local", "skip", "first"),
+    [
+        (10, {"epochs": 2}, False, {"none": 6, "all": 0, "last_pass": 3}),  # 4, 4, 2, 4, 4, 2
+        (9, {"epochs": 2}, True, {"none": 4, "all": 0, "last_pass": 2}),  # 4, 4, (1), 4, 4, (1)
+        (10, {"steps": 4}, False, {"none": 4, "all": 0, "last_pass": 1}),  # 4, 4, 2, 4: as many as a pass has
+        (10, {"steps": 2}, False, {"none": 2, "all": 0, "last_pass": 0}),
+        (0, {"epochs": 2}, False, {"none": 0, "all": 0, "last_pass": 0}),
+    ],
+)
+def test_which_steps_are_noted(lab: Any, size: int, local: Any, skip: bool, first: dict[str, int]) -> None:
+    experiment = lab.experiment(local={"batch_size": 4, **local})
+    worker = Worker(experiment)
+    turn = worker.receive(1, Leg(), 0, experiment.method.start_server(experiment.setting), {})
+    for note, expected in first.items():
+        tape = record_tape(experiment, worker.module, turn, Phase(note=note), 0, size, skip_single=skip)  # type: ignore[arg-type]
+        assert tape.noted_from == expected
+
+
+def one_batch(lab: Any, **changes: Any) -> Any:
+    """A client with all of five samples of three classes in every mini-batch; a linear encoder; no dropout."""
+    dataset = lab.toy_dataset([[2, 0], [0, 4], [1, 1], [3, 5], [0, 1]], [0, 1, 1, 0, 2], None, None)
+    partition = lab.by_hand(dataset, [[0, 1, 2, 3, 4]], [[0]])
+    settings = {"local": {"lr": 0.5, "batch_size": 5} | changes.pop("local", {})}
+    return lab.experiment(dataset, partition, lab.ToySpec(encoder=True), **settings, **changes)
+
+
+def prototypes(lab: Any, method: dict[str, Any], **local: int) -> torch.Tensor:
+    reply, _ = lab.train(one_batch(lab, method=method, local=local))
+    found = reply.message["prototypes"]
+    assert found.present.all()
+    return torch.as_tensor(found.means)
+
+
+@pytest.mark.parametrize("method", [{"name": "fedproto"}, {"name": "fedmlp", "alpha": 0}], ids=["fedproto", "fedmlp"])
+def test_the_last_pass_has_the_weights_before_it(lab: Any, method: dict[str, Any]) -> None:
+    """One mini-batch per epoch: the features of the third are those of the model that the second has left."""
+    running = prototypes(lab, method | RUNNING, epochs=3)
+    assert torch.allclose(running, prototypes(lab, method, epochs=2), atol=1e-6)
+    assert not torch.allclose(running, prototypes(lab, method, epochs=3), atol=1e-3)
+    assert not torch.allclose(running, prototypes(lab, method, epochs=1), atol=1e-3)
+
+
+def test_all_passes(lab: Any) -> None:
+    """FedPA's code: of three steps, the mean of the features under the initial weights and after each of two steps.
+
+    The head starts at zero, so that the first step leaves the encoder, and the features, where they were.
+    """
+    method = {"name": "fedpa", "use_ge": False}
+    experiment = one_batch(lab, method=method)
+    images, labels = experiment.dataset.train.images, experiment.dataset.train.labels
+    worker = Worker(experiment)
+    start = class_means(worker.over_images(images, worker.model.features), labels, 3).means
+    one, two = (prototypes(lab, method, steps=steps) for steps in (1, 2))
+    assert torch.allclose(start, one, atol=1e-6) and not torch.allclose(one, two, atol=1e-2)
+    assert torch.allclose(prototypes(lab, method | RUNNING, steps=3), (start + one + two) / 3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedmlp", "fedpa"])
+@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+def test_nothing_else_changes(lab: Any, name: str, model: str) -> None:
+    """The first round's weights and losses to the bit; other prototypes, of the same classes."""
+    changes = {"model": {"name": model}, "local__epochs": 2}
+    method = {"name": name} | ({"alpha": 0} if name == "fedmlp" else {})
+    found = [lab.train(lab.experiment(method=method | mode, **changes)) for mode in ({}, RUNNING)]
+    (final, _), (running, _) = found
+    weights = [reply.message.get("model") or memory["model"] for reply, memory in found]
+    assert serialise({"m": weights[0]}) == serialise({"m": weights[1]})
+    assert final.losses == running.losses
+    ours, theirs = final.message["prototypes"], running.message["prototypes"]
+    assert torch.equal(ours.present, theirs.present) and not torch.allclose(ours.means, theirs.means, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedpa"])
+@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+def test_stacked_clients(lab: Any, name: str, model: str) -> None:
+    """Clients of unequal sizes: padding takes no part, and each notes the last pass of its own."""
+    changes = {"method": {"name": name} | RUNNING, "model": {"name": model}, "local__epochs": 2}
+    serial, stacked = (
+        lab.train_stack(lab.experiment(engine__stack=stack, **changes), range(4)) for stack in (False, True)
+    )
+    assert len({int(size) for size in lab.partition.counts.sum(axis=1)}) > 1
+    for client in range(4):
+        ours, theirs = (found[client][0].message["prototypes"] for found in (serial, stacked))
+        assert torch.equal(ours.present, theirs.present)
+        assert torch.allclose(ours.means, theirs.means, atol=1e-4)
+
+
+@pytest.mark.parametrize("stack", [False, True])
+def test_a_loss_that_notes_nothing_is_named(lab: Any, stack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FedProto, "loss", FedAvg.loss)
+    with pytest.raises(LookupError, match="fedproto: a phase says note, but the loss never calls"):
+        lab.train_stack(lab.experiment(method={"name": "fedproto"} | RUNNING, engine__stack=stack), range(2))
+
+
+def test_who_asks() -> None:
+    """FedProto's code has the last epoch, FedPA's all mini-batches; who sends no prototypes notes none."""
+    assert [method.phases()[0].note for method in (FedProto(), FedMLP(), FedPA())] == ["none"] * 3
+    asked = (FedProto(proto_mode="running"), FedMLP(proto_mode="running"), FedPA(proto_mode="running"))
+    assert [method.phases()[0].note for method in asked] == ["last_pass", "last_pass", "all"]
+    assert FedPA(preset="authors").phases()[0].note == "all"
+    assert FedPA(proto_mode="running", use_po=False, use_ad=False).phases()[0].note == "none"
+
+
+def test_running_prototypes_cannot_be_clipped_by_sample(lab: Any) -> None:
+    """A sample's feature is in the mean once per pass, each time another one."""
+    private = {"name": "fedpa", "proto_clip": 1.0}
+    with pytest.raises(ConfigError, match="set proto_mode = final or proto_unit = client"):
+        lab.config(method=private | RUNNING)
+    assert lab.config(method=private | RUNNING | {"proto_unit": "client"}).method.proto_unit == "client"

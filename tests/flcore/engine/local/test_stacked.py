@@ -1,0 +1,537 @@
+"""Many clients at once against one after the other; padding; what cannot be stacked; the same bytes whoever trains."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from flcore.engine.client import Failure, Worker
+from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
+from flcore.engine.local.samples import GivenSamples
+from flcore.engine.local.stacked import StackedTrainer
+from flcore.errors import ConfigError
+from flcore.methods import METHODS
+from flcore.methods.base import Batch, Context, Phase, Turn
+from flcore.methods.fedavg import FedAvg
+from flcore.methods.fedprox import FedProx
+from flcore.methods.local import Local
+from flcore.records import serialise
+
+FEDGEN = {"name": "fedgen_cnn", "feature_dim": 8}
+MODELS = {
+    "batchnorm": FEDGEN,
+    "dropout": {"name": "fedproto_cnn"},
+    "projection": {"name": "fedcspc_cnn", "projection_dim": 16},
+}
+
+
+def pair(lab: Any, **changes: Any) -> tuple[Any, Any]:
+    """The same experiment, trained one client after the other and in stacks of up to eight."""
+    return lab.experiment(**changes), lab.experiment(engine__stack=True, **changes)
+
+
+def replies(lab: Any, experiment: Any, state: Any = None, memory: Any = None, number: int = 1) -> dict[int, Any]:
+    """One turn of all trainers, as one record each: message and memory together."""
+    server = None if state is None else state.server
+    memories = {client: memory(client) for client in experiment.trainers} if memory else {}
+    found = lab.train_stack(experiment, list(experiment.trainers), memories, number=number, server=server)
+    assert not any(isinstance(result, Failure) for result in found.values())
+    return dict(found)
+
+
+def assert_close(
+    serial: dict[int, Any], stacked: dict[int, Any], initial: Any, distance: Any, tolerance: float
+) -> None:
+    """Every array within the tolerance of its largest value, equal steps, equal losses; and something has moved."""
+    assert list(serial) == list(stacked)
+    for client, (reply, memory) in serial.items():
+        other, other_memory = stacked[client]
+        assert distance({**reply.message}, {**other.message}) < tolerance
+        assert distance({**memory}, {**other_memory}) < tolerance
+        assert (reply.steps, reply.remembers, reply.up, reply.down) == (
+            other.steps, other.remembers, other.up, other.down,
+        )  # fmt: skip
+        assert other.losses == pytest.approx(dict(reply.losses), rel=tolerance, abs=1e-6)
+        model = reply.message.get("model") or memory["model"]
+        assert distance({"m": replace(model, buffers={})}, {"m": replace(initial, buffers={})}) > 10 * tolerance
+
+
+# ---- one step ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        *((method, "batchnorm") for method in METHODS),
+        *itertools.product(["fedavg", "fedproto"], ["dropout", "projection"]),
+    ],
+)
+def test_one_step_of_every_method(lab: Any, distance: Any, method: str, model: str, tmp_path: Path) -> None:
+    """In round 2, so that anchors and prototypes are there: 1e-5 of each array's largest value."""
+    changes = {"method__name": method, "model": MODELS[model], "local__lr": 0.1}
+    before = lab.run(lab.experiment(**changes, federation__rounds=1), tmp_path / "one")
+    found = [
+        replies(lab, experiment, before.state, before.memory, number=2)
+        for experiment in pair(lab, **changes, local__steps=1)
+    ]
+    initial = lab.experiment(**changes).setting.initial
+    assert_close(*found, initial, distance, 1e-5)
+
+
+UNEQUAL = [3, 16, 21, 2, 37]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "padding": {},
+    "batchnorm local": {"model": {**FEDGEN, "batchnorm": "local"}},
+    "batchnorm frozen": {"model": {**FEDGEN, "batchnorm": "frozen"}},
+    "dropout": {"model": MODELS["dropout"]},
+    "augmentation": {"model": MODELS["projection"], "data__augmentation": "crop_flip_rot"},
+    "momentum and decay": {"local__momentum": 0.9, "local__weight_decay": 0.01},
+    "adam": {"model": MODELS["projection"], "local__optimizer": "adam", "local__lr": 1e-3},
+    "clip": {"local__clip": 0.05},
+    "proximal": {"method": {"name": "fedprox", "mu": 1.0}},
+    "steps": {"local__steps": 5},
+}
+
+
+def unequal(lab: Any, sizes: Sequence[int] = UNEQUAL, **changes: Any) -> tuple[Any, Any]:
+    """Clients of so many samples: other numbers of steps, and a last mini-batch of another size, each."""
+    ends = np.cumsum(sizes)
+    clients = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    partition = lab.by_hand(lab.dataset, clients, [range(60)] * len(sizes))
+    return pair(lab, partition=partition, **changes)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_turn_of_unequal_clients(lab: Any, distance: Any, variant: str) -> None:
+    """Two passes over 2 to 37 samples in batches of 16: up to six steps, the last of 2 to 5 samples: 1e-4.
+
+    A rounding of 6e-8 grows with each step; Adam divides a gradient by its size, which enlarges small ones.
+    """
+    changes = {"local__epochs": 2, **VARIANTS[variant]}
+    serial, stacked = unequal(lab, **changes)
+    tolerance = 1e-3 if variant == "adam" else 1e-4
+    assert_close(replies(lab, serial), replies(lab, stacked), serial.setting.initial, distance, tolerance)
+
+
+# FedPG's server makes images in many gradient steps, which turns a rounding into another image.
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "fedpg"])
+def test_a_run_of_every_method(lab: Any, distance: Any, method: str, tmp_path: Path) -> None:
+    """Two rounds of up to six steps: 1e-3 of what server and clients hold; the same participants and bytes."""
+    changes = {"method__name": method, "federation": {"rounds": 2, "participation": 0.75}}
+    serial, stacked = (
+        lab.run(experiment, tmp_path / name) for name, experiment in zip("ab", pair(lab, **changes), strict=True)
+    )
+    assert distance(serial.state.server, stacked.state.server) < 1e-3
+    for client in range(4):
+        assert distance(serial.memory(client), stacked.memory(client)) < 1e-3
+    for expected, found in zip(serial.history, stacked.history, strict=True):
+        for name in ("round", "participants", "bytes_up", "bytes_down", "scalars_up", "steps"):
+            assert found[name] == expected[name]
+        assert found["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-3)
+
+
+# ---- phases ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HeadThenBody(Local):
+    """FedRep's order: the head for two passes, then the body for three steps; then the head on vectors of its own."""
+
+    name = "head-then-body"
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (
+            Phase(("head.",), epochs=2),
+            Phase(("encoder.",), steps=3),
+            Phase(("head.",), source="own", loss=self.on_vectors),
+        )
+
+    def context(self, turn: Turn) -> Context:
+        """As many vectors as the client has samples, at most 20."""
+        count = min(int(turn.counts.sum()), 20)
+        vectors = torch.randn(count, turn.setting.feature_dim, generator=turn.stream("vectors"))
+        return {"own": {"inputs": vectors, "labels": torch.arange(count) % turn.setting.num_classes}}
+
+    def on_vectors(self, model: Any, batch: Batch, context: Context) -> Any:
+        from flcore.losses.basic import cross_entropy
+
+        return {"vectors": cross_entropy(model.classify(batch.images), batch.labels, batch.weight)}
+
+
+@pytest.mark.parametrize("model", [FEDGEN, MODELS["projection"]], ids=["batchnorm", "projection"])
+def test_phases_of_unequal_clients(lab: Any, distance: Any, model: Any) -> None:
+    """Momentum, clipping and decay start afresh in each phase; frozen parts and their statistics do not move at all."""
+    changes = {"local": {"lr": 0.05, "batch_size": 16, "momentum": 0.9, "clip": 1.0, "weight_decay": 0.01}}
+    serial, stacked = unequal(lab, algorithm=HeadThenBody(), model=model, **changes)
+    first, second = replies(lab, serial), replies(lab, stacked)
+    assert_close(first, second, serial.setting.initial, distance, 1e-4)
+    assert set(second[4][0].losses) == {"cross_entropy", "vectors"}
+    projection = {name: t for name, t in serial.setting.initial.params.items() if name.startswith("projection.")}
+    for _, memory in second.values():
+        assert all(torch.equal(memory["model"].params[name], tensor) for name, tensor in projection.items())
+
+
+@dataclass(frozen=True)
+class HeadOnly(Local):
+    name = "head-only"
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(("head.",)),)
+
+
+def test_a_frozen_part_is_the_same_to_the_bit(lab: Any) -> None:
+    experiment = lab.experiment(algorithm=HeadOnly(), engine__stack=True, local__weight_decay=0.1)
+    initial = experiment.setting.initial
+    for _, memory in lab.train_stack(experiment, range(4)).values():
+        for before, after in ((initial.params, memory["model"].params), (initial.buffers, memory["model"].buffers)):
+            for name, tensor in before.items():
+                assert torch.equal(after[name], tensor) == name.startswith("encoder."), name
+
+
+# ---- BatchNorm and padding ---------------------------------------------------------------------------------------
+
+
+@given(
+    real=st.integers(2, 6),
+    padding=st.integers(0, 4),
+    dims=st.sampled_from([(), (3,), (2, 3)]),
+    affine=st.booleans(),
+    junk=st.sampled_from([0.0, 1.0, -1e4]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_masked_batchnorm_is_batchnorm_of_the_real_samples(
+    real: int, padding: int, dims: tuple[int, ...], affine: bool, junk: float, seed: int
+) -> None:
+    """Outputs, gradients and running statistics, twice over, for 2-, 3- and 4-dimensional inputs.
+
+    To 1e-5, times 1/σ of the channel with the least spread, which is what normalising enlarges roundings by.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    plain = {0: nn.BatchNorm1d, 1: nn.BatchNorm1d, 2: nn.BatchNorm2d}[len(dims)](4, affine=affine, momentum=0.3)
+    if affine:
+        with torch.no_grad():
+            plain.weight.copy_(torch.rand(4, generator=generator))
+            plain.bias.copy_(torch.rand(4, generator=generator))
+    masked = maskable(nn.Sequential(type(plain)(4, affine=affine, momentum=0.3)))
+    masked[0].load_state_dict(plain.state_dict())  # type: ignore[index]
+    masked[0].mask = (torch.arange(real + padding) < real).float()  # type: ignore[index]
+    for _ in range(2):
+        values = 2 + 3 * torch.randn(real, 4, *dims, generator=generator)
+        padded = torch.cat([values, torch.full((padding, 4, *dims), junk)])
+        values.requires_grad_(), padded.requires_grad_()
+        wanted = torch.randn(real, 4, *dims, generator=generator)
+        spread = values.detach().transpose(0, 1).flatten(1).var(dim=1, correction=0).min().sqrt().item()
+        tolerance = 1e-5 * max(1.0, 1 / (spread + 3e-3))
+        expected, found = plain(values), masked(padded)[:real]
+        assert torch.allclose(found, expected, atol=tolerance)
+        gradient = torch.autograd.grad((expected * wanted).sum(), values)[0]
+        other = torch.autograd.grad((found * wanted).sum(), padded)[0]
+        assert torch.allclose(other[:real], gradient, atol=tolerance)
+        assert not other[real:].any()
+    for name, tensor in plain.state_dict().items():
+        assert torch.allclose(masked[0].state_dict()[name], tensor, atol=1e-5), name  # type: ignore[index]
+
+
+def test_without_a_mask_and_in_evaluation_it_is_pytorchs(lab: Any) -> None:
+    plain, masked = nn.BatchNorm2d(3), maskable(nn.Sequential(nn.BatchNorm2d(3)))[0]  # type: ignore[index]
+    assert isinstance(masked, MaskedBatchNorm)
+    images = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(masked(images), plain(images))
+    masked.mask = torch.tensor([1.0, 1.0, 0.0, 0.0])
+    assert torch.equal(masked.eval()(images), plain.eval()(images))
+    assert all(torch.equal(masked.state_dict()[name], tensor) for name, tensor in plain.state_dict().items())
+
+
+def test_a_cumulative_average_cannot_be_stacked() -> None:
+    with pytest.raises(ConfigError, match=r"^engine\.stack: BatchNorm with a cumulative average cannot be stacked"):
+        maskable(nn.Sequential(nn.BatchNorm2d(3, momentum=None)))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_stands_in_the_padding_changes_nothing(
+    lab: Any, distance: Any, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padded rows hold sample 0 of the stack; with the last sample instead every reply is the same, to 1e-6."""
+    _, stacked = unequal(lab, model=MODELS[model], method={"name": "fedprox", "mu": 1.0})
+    before = replies(lab, stacked)
+    plain = torch.Tensor.new_zeros
+    used = []
+
+    def other_padding(self: torch.Tensor, *shape: Any, **options: Any) -> torch.Tensor:
+        made = plain(self, *shape, **options)
+        if made.dtype == torch.int64 and made.ndim == 3:  # rows of the samples [S, A, B]
+            made += sum(UNEQUAL) - 1
+            used.append(made.shape)
+        return made
+
+    monkeypatch.setattr(torch.Tensor, "new_zeros", other_padding)
+    after = replies(lab, stacked)
+    assert used
+    for client, (reply, _) in before.items():
+        assert distance(reply.message, after[client][0].message) < 1e-6
+
+
+@given(st.lists(st.integers(2, 12), min_size=2, max_size=5), st.integers(2, 6), st.integers(0, 3))
+@settings(max_examples=12, deadline=None)
+def test_neighbours_do_not_matter(lab: Any, distance: Any, sizes: list[int], batch_size: int, seed: int) -> None:
+    """A client in a stack is what it is alone in one, whatever its neighbours' sizes: 1e-5 after one pass."""
+    ends = np.cumsum(sizes)
+    clients = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    partition = lab.by_hand(lab.dataset, clients, [range(60)] * len(sizes))
+    local = {"lr": 0.05, "batch_size": batch_size, "momentum": 0.5}
+    experiment = lab.experiment(partition=partition, seed=seed, local=local, engine__stack=True)
+    together = lab.train_stack(experiment, range(len(sizes)))
+    for client in range(len(sizes)):
+        alone = lab.train_stack(experiment, [client])[client]
+        assert alone[0].steps == together[client][0].steps
+        assert distance(alone[0].message, together[client][0].message) < 1e-5
+
+
+def test_no_client_of_a_stack_reaches_another(lab: Any) -> None:
+    """Client 1 diverges; what the others say is, to the bit, what they say next to a client 1 that does not."""
+
+    @dataclass(frozen=True)
+    class Diverging(FedAvg):
+        poison: float = 0.0
+
+        def begin(self, turn: Turn) -> Any:
+            start = super().begin(turn)
+            if turn.client != 1:
+                return start
+            return replace(start, params={name: tensor + self.poison for name, tensor in start.params.items()})
+
+    found = [
+        lab.train_stack(lab.experiment(algorithm=Diverging(poison=poison), engine__stack=True), range(4))
+        for poison in (0.0, float("nan"))
+    ]
+    assert isinstance(found[1][1], Failure)
+    for client in (0, 2, 3):
+        assert serialise(found[0][client][0].message) == serialise(found[1][client][0].message)
+
+
+def test_a_used_worker_gives_the_same_bytes(lab: Any) -> None:
+    """Nothing of one stack stays in the module for the next."""
+    for model in MODELS.values():
+        experiment = lab.experiment(method__name="fedproto", model=model, local__momentum=0.9, engine__stack=True)
+        used = Worker(experiment)
+        lab.train_stack(experiment, [3, 1], worker=used)
+        first, second = (lab.train_stack(experiment, [0, 2], worker=worker) for worker in (used, Worker(experiment)))
+        for client in (0, 2):
+            assert serialise(first[client][0].message) == serialise(second[client][0].message)
+            assert serialise(first[client][1]) == serialise(second[client][1])
+
+
+# ---- the same bytes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clients_per_task", [1, 2, None])
+@pytest.mark.parametrize("workers", [0, 3])
+def test_how_stacks_are_handed_out_changes_no_byte(
+    lab: Any, workers: int, clients_per_task: int | None, tmp_path: Path
+) -> None:
+    """Tasks for so many workers, finished in any order on threads; worker processes are in test_pool."""
+    changes = {"method__name": "fedproto", "federation__rounds": 2, "model": MODELS["dropout"]}
+    expected = lab.run(lab.experiment(**changes, engine={"stack": True, "stack_size": 2}), tmp_path / "plain").bytes
+    engine = {"stack": True, "stack_size": 2, "workers": workers, "clients_per_task": clients_per_task}
+    found = lab.run(lab.experiment(**changes, engine=engine), tmp_path / "handed", steps=lab.Threaded())
+    assert found.bytes == expected
+
+
+def test_twice_gives_the_same_bytes(lab: Any, tmp_path: Path) -> None:
+    changes = {"method__name": "fedproto", "engine__stack": True, "data__augmentation": "crop_flip"}
+    first = lab.run(lab.experiment(**changes), tmp_path / "first").bytes
+    assert lab.run(lab.experiment(**changes), tmp_path / "second").bytes == first
+    serial = lab.run(lab.experiment(**{**changes, "engine__stack": False}), tmp_path / "serial").bytes
+    assert serial != first  # a stacked run is a run of its own name: its last bits differ
+
+
+def test_a_stack_may_be_named_in_any_order(lab: Any, distance: Any) -> None:
+    """The order in which clients are handed to a worker is that of the answers; each answer is the same to 1e-6."""
+    experiment = lab.experiment(engine__stack=True)
+    first, second = lab.train_stack(experiment, [0, 1, 2, 3]), lab.train_stack(experiment, [2, 0, 3, 1])
+    assert list(second) == [2, 0, 3, 1]
+    for client in range(4):
+        assert distance(first[client][0].message, second[client][0].message) < 1e-6
+
+
+# ---- what cannot be stacked --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shaped(FedAvg):
+    """A context that is not the same shape, or not the same names, or not the same number, for every client."""
+
+    name = "shaped"
+    how: str = "shapes"
+
+    def context(self, turn: Turn) -> Context:
+        if self.how == "shapes":
+            return {"anchors": torch.zeros(turn.client + 1, 2)}
+        if self.how == "names":
+            return {"anchors": torch.zeros(2)} if turn.client else {}
+        return {"scale": float(turn.client)}
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("shapes", r"anchors of the loss has different shapes \[\(1, 2\), \(2, 2\)\] at different clients"),
+        ("names", r"loss needs \[.*client \d's \["),
+        ("numbers", "scale of the loss is a number that differs between clients; make it a tensor"),
+    ],
+)
+def test_contexts_that_differ_are_refused(lab: Any, how: str, words: str) -> None:
+    experiment = lab.experiment(algorithm=Shaped(how=how), engine__stack=True)
+    with pytest.raises(ConfigError, match=r"^engine\.stack = true: .*" + words + r".*use engine\.stack=false"):
+        lab.train_stack(experiment, [0, 1])
+    assert len(lab.train_stack(lab.experiment(algorithm=Shaped(how=how)), [0, 1])) == 2
+
+
+@pytest.mark.parametrize("how", ["shapes", "names", "numbers"])
+def test_the_refusal_names_the_method(lab: Any, how: str) -> None:
+    with pytest.raises(ConfigError, match="shaped"):
+        lab.train_stack(lab.experiment(algorithm=Shaped(how=how), engine__stack=True), [0, 1])
+
+
+def test_the_refusal_names_the_client_that_differs(lab: Any) -> None:
+    """Clients 0, 1, 2 with 43, 50 and 62 samples; only client 0 needs nothing. In the stack it stands last."""
+    experiment = lab.experiment(algorithm=Shaped(how="names"), engine__stack=True, local__batch_size=4)
+    with pytest.raises(ConfigError, match=r"client 0's loss needs \[\]"):
+        lab.train_stack(experiment, [0, 1, 2])
+
+
+@dataclass(frozen=True)
+class Branching(FedAvg):
+    """A loss that looks at a value in Python."""
+
+    name = "branching"
+    how: str = "if"
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Any:
+        terms = super().loss(model, batch, context)
+        value = terms["cross_entropy"]
+        if self.how == "if" and value > 0:
+            return {"cross_entropy": 2 * value}
+        if self.how == "item":
+            return {"cross_entropy": value * value.item()}
+        if self.how == "rows":
+            return {"cross_entropy": model.classify(model.features(batch.images)[batch.labels == 0]).square().mean()}
+        return terms
+
+
+@pytest.mark.parametrize("how", ["if", "item", "rows"])
+def test_a_loss_that_branches_on_values_is_refused(lab: Any, how: str) -> None:
+    algorithm = Branching(how=how)
+    expected = (
+        r"^engine\.stack = true: branching cannot be trained on stacked clients with fedgen_cnn \(.+\); use engine"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        lab.train_stack(lab.experiment(algorithm=algorithm, engine__stack=True), range(4))
+    assert len(lab.train_stack(lab.experiment(algorithm=algorithm), range(4))) == 4
+
+
+@dataclass(frozen=True)
+class Constants(FedProx):
+    """A context of every allowed kind: shared tensors, own tensors, nested mappings, equal numbers and words."""
+
+    name = "constants"
+
+    def context(self, turn: Turn) -> Context:
+        own = torch.full((), 1.0 + turn.client)
+        return {**super().context(turn), "factor": 3.0, "word": "plain", "deep": {"own": {"scale": own}, "n": 2}}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Any:
+        assert (context["factor"], context["word"], context["deep"]["n"]) == (3.0, "plain", 2)
+        terms = super().loss(model, batch, context)
+        features = model.features(batch.images).square().mean(dim=1)
+        weight = torch.ones(len(batch.labels)) if batch.weight is None else batch.weight
+        scale = context["deep"]["own"]["scale"] * context["factor"] * 1e-3
+        terms["shrink"] = scale * (features * weight).sum() / weight.sum()
+        return terms
+
+
+def test_contexts_of_every_kind(lab: Any, distance: Any) -> None:
+    serial, stacked = unequal(lab, algorithm=Constants(mu=1.0))
+    first = replies(lab, serial)
+    assert_close(first, replies(lab, stacked), serial.setting.initial, distance, 1e-4)
+    assert "shrink" in first[0][0].losses
+
+
+@dataclass(frozen=True)
+class Drawn(FedAvg):
+    """Mixes each sample with the next by a random share of the step."""
+
+    name = "drawn"
+
+    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Any:
+        return {"share": torch.rand(steps, generator=generator)}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Any:
+        terms = super().loss(model, batch, context)
+        return {name: value * (0.5 + batch.draws["share"]) for name, value in terms.items()}
+
+
+def test_random_numbers_of_a_method_are_the_clients_own(lab: Any, distance: Any) -> None:
+    serial, stacked = unequal(lab, algorithm=Drawn())
+    assert_close(replies(lab, serial), replies(lab, stacked), serial.setting.initial, distance, 1e-4)
+
+
+# ---- frozen models in a loss -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Anchored(FedAvg):
+    """Pulls features to those of the received model, asked through ``weights`` in evaluation mode, part by part."""
+
+    name = "anchored"
+
+    def context(self, turn: Turn) -> Context:
+        return {"anchor": turn.inbox["model"].values}  # type: ignore[attr-defined]
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Any:
+        terms = super().loss(model, batch, context)
+        anchor = context["anchor"]
+        fixed = model.project(model.encode(batch.images, anchor), anchor)
+        gap = (model.features(batch.images) - fixed).square().mean(dim=1)
+        weight = torch.ones(len(batch.labels)) if batch.weight is None else batch.weight
+        terms["anchor"] = (gap * weight).sum() / weight.sum()
+        return terms
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_frozen_model_in_the_loss(lab: Any, distance: Any, model: str) -> None:
+    serial, stacked = unequal(lab, algorithm=Anchored(), model=MODELS[model])
+    first = replies(lab, serial)
+    assert_close(first, replies(lab, stacked), serial.setting.initial, distance, 1e-4)
+    assert first[4][0].losses["anchor"] > 0  # client 4 takes three steps: after the first it has left the anchor
+
+
+def test_the_samples_of_a_stack_are_those_of_its_clients(lab: Any) -> None:
+    """What is taken at positions: inputs and labels row by row."""
+    samples = GivenSamples(torch.arange(6.0).reshape(3, 2), torch.tensor([4, 5, 6]))
+    inputs, labels = samples.take(torch.tensor([2, 0]))
+    assert (inputs.tolist(), labels.tolist(), len(samples)) == ([[4.0, 5.0], [0.0, 1.0]], [6, 4], 3)
+
+
+def test_a_trainer_without_phases_gives_back_what_it_was_given(lab: Any) -> None:
+    experiment = lab.experiment(engine__stack=True)
+    worker = Worker(experiment)
+    server = experiment.method.start_server(experiment.setting)
+    leg = experiment.method.legs(1, experiment.setting)[0]
+    turns = [worker.receive(1, leg, client, server, {}) for client in (0, 1)]
+    outcomes = StackedTrainer(experiment).train(turns, [experiment.setting.initial] * 2, [], 0)
+    for outcome in outcomes:
+        assert serialise({"m": outcome.weights}) == serialise({"m": experiment.setting.initial})
+        assert (outcome.steps, dict(outcome.losses), outcome.drawn.sum()) == (0, {}, 0)

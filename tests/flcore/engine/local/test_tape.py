@@ -1,0 +1,267 @@
+"""Mini-batches laid out ahead: which samples, in which order, with which draws, and what is skipped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flcore.config import LocalConfig
+from flcore.engine.client import Worker
+from flcore.engine.local.samples import ClientImages
+from flcore.engine.local.serial import drawn_labels
+from flcore.engine.local.tape import Tape, batch_positions, passes, planned_steps, record_tape
+from flcore.errors import ConfigError
+from flcore.methods import METHODS
+from flcore.methods.base import Leg, Phase, Turn
+from flcore.methods.fedavg import FedAvg
+from flcore.records import serialise
+from flcore.rng import torch_stream
+
+
+def positions(size: int, batch: int, epochs: int, steps: int | None, seed: int = 0) -> list[list[int]]:
+    generator = torch_stream(seed, "batches", 1)
+    return [part.tolist() for part in batch_positions(size, batch, epochs, steps, generator)]
+
+
+def test_a_pass_takes_every_sample_once() -> None:
+    """10 samples in batches of 4, two passes: 4, 4, 2, 4, 4, 2; shuffled anew."""
+    batches = positions(10, 4, 2, None)
+    assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]
+    assert sorted(chain(*batches[:3])) == sorted(chain(*batches[3:])) == list(range(10))
+    assert batches[:3] != batches[3:]
+    assert positions(10, 4, 2, None) == batches != positions(10, 4, 2, None, seed=1)
+
+
+def test_steps_chain_passes_and_are_cut() -> None:
+    """Seven steps of the same passes: 4, 4, 2, 4, 4, 2, 4; epochs do not matter."""
+    batches = positions(10, 4, 1, 7)
+    assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2, 4]
+    assert batches[:6] == positions(10, 4, 2, None)
+    assert [len(batch) for batch in positions(3, 4, 5, 2)] == [3, 3]
+
+
+def test_runs_of_both_kinds_count_their_steps(lab: Any) -> None:
+    """Client 0 has 43 samples: 3 batches of 16 a pass."""
+    for changes, expected in (({"local__epochs": 2}, 6), ({"local__steps": 5}, 5), ({"local__steps": 2}, 2)):
+        experiment = lab.experiment(**changes)
+        assert lab.train(experiment)[0].steps == expected
+
+
+def small(lab: Any, sizes: list[int], **changes: Any) -> Any:
+    """Clients of so many samples each, of the tiny images."""
+    ends = np.cumsum(sizes)
+    clients = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return lab.experiment(partition=lab.by_hand(lab.dataset, clients, [range(60)] * len(sizes)), **changes)
+
+
+def test_a_batch_of_one_is_skipped_where_there_is_batchnorm(lab: Any) -> None:
+    """17 samples in batches of 16: the last batch has one sample."""
+    assert lab.train(small(lab, [17]))[0].steps == 1
+    assert lab.train(small(lab, [17], model={"name": "fedproto_cnn"}))[0].steps == 2
+    assert lab.train(small(lab, [17], local={"batch_size": 16, "steps": 4}))[0].steps == 2
+
+
+def test_a_batch_of_one_is_used_where_batchnorm_is_frozen(lab: Any) -> None:
+    """Baselines.md section 0: skip where the model has BatchNorm *in training mode*."""
+    assert lab.train(small(lab, [17], model={"name": "fedgen_cnn", "batchnorm": "frozen"}))[0].steps == 2
+
+
+@pytest.mark.parametrize("stack", [False, True])
+def test_batches_of_one_and_batchnorm_are_refused(lab: Any, stack: bool) -> None:
+    refused = small(lab, [8, 8], local={"batch_size": 1}, engine__stack=stack)
+    with pytest.raises(ConfigError, match=r"^local\.batch_size = 1: BatchNorm needs 2 samples or more"):
+        Worker(refused)
+    frozen = {"name": "fedgen_cnn", "batchnorm": "frozen"}
+    assert lab.train(small(lab, [8, 8], local={"batch_size": 1}, engine__stack=stack, model=frozen))[0].steps == 8
+    assert lab.train(small(lab, [8, 8], local={"batch_size": 1}, model={"name": "fedproto_cnn"}))[0].steps == 8
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [*((method, "fedgen_cnn") for method in METHODS), ("fedproto", "fedproto_cnn"), ("fedproto", "fedcspc_cnn")],
+)
+@pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
+def test_small_clients_and_single_classes(lab: Any, method: str, model: str, stack: bool, tmp_path: Path) -> None:
+    """One sample; fewer than a batch; one class only; a class nobody holds: no error and no NaN (section 23, 5)."""
+    labels = lab.dataset.train.labels
+    single = (labels == 2).nonzero().flatten().tolist()[:20]
+    rest = [i for i in range(240) if int(labels[i]) in (0, 1)]
+    partition = lab.by_hand(lab.dataset, [rest[:1], rest[1:6], single], [range(60)] * 3)
+    changes = {"method__name": method, "model": {"name": model}, "engine__stack": stack}
+    run = lab.run(lab.experiment(partition=partition, **changes), tmp_path / "run")
+    text = (tmp_path / "run" / "history.jsonl").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert len(run.history) == 3
+
+
+# ---- lengths -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phase", "local", "expected"),
+    [
+        (Phase(), {}, (1, None)),  # as configured: one pass
+        (Phase(), {"epochs": 3}, (3, None)),
+        (Phase(), {"epochs": 3, "steps": 7}, (3, 7)),  # steps go before epochs
+        (Phase(epochs=2), {"steps": 7}, (2, None)),  # a phase's own length goes before the configured one
+        (Phase(steps=5), {"epochs": 3}, (1, 5)),
+        (Phase(epochs=2, steps=5), {}, (2, 5)),
+    ],
+)
+def test_passes_of_a_phase(phase: Phase, local: dict[str, int], expected: tuple[int, int | None]) -> None:
+    assert passes(LocalConfig(**local), phase) == expected
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.none() | st.integers(1, 9))
+@settings(max_examples=60, deadline=None)
+def test_planned_steps_are_those_laid_out(size: int, batch_size: int, epochs: int, steps: int | None) -> None:
+    local = LocalConfig(batch_size=batch_size, epochs=epochs, steps=steps)
+    laid_out = list(batch_positions(size, batch_size, epochs, steps, torch_stream(0, "batches")))
+    assert len(laid_out) == planned_steps(size, local, Phase())
+
+
+@pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
+def test_a_client_without_samples_trains_nothing(lab: Any, stack: bool) -> None:
+    """It takes no step and its neighbours, of 5 and 10 samples, take one each with a loss of about ln 6 = 1.79."""
+    partition = lab.by_hand(lab.dataset, [[], range(5), range(5, 15)], [range(60)] * 3)
+    experiment = lab.experiment(partition=partition, engine__stack=stack, model={"name": "fedcspc_cnn"})
+    replies = {client: found[0] for client, found in lab.train_stack(experiment, range(3)).items()}
+    assert [replies[client].steps for client in range(3)] == [0, 1, 1]
+    assert [replies[client].losses["cross_entropy"] for client in (1, 2)] == pytest.approx([1.79, 1.79], abs=0.3)
+
+
+# ---- the tape ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawing(FedAvg):
+    """A method with random numbers of its own: one per step, and one per step and class."""
+
+    name = "drawing"
+
+    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Any:
+        return {"mix": torch.rand(steps, generator=generator), "class": torch.rand(steps, 6, generator=generator)}
+
+
+def turn_of(experiment: Any, client: int, number: int = 1) -> Turn:
+    return Worker(experiment).receive(number, Leg(), client, experiment.method.start_server(experiment.setting), {})
+
+
+def tape_of(experiment: Any, client: int = 0, *, number: int = 1, phase: int = 0, skip_single: bool = False) -> Tape:
+    size = len(experiment.training_indices(client, number))
+    turn = turn_of(experiment, client, number)
+    return record_tape(experiment, experiment.new_module(), turn, Phase(), phase, size, skip_single=skip_single)
+
+
+RANDOM = {"model": {"name": "fedproto_cnn"}, "data__augmentation": "crop_flip_rot"}
+
+
+def test_the_parts_of_a_tape(lab: Any) -> None:
+    """Client 0: 43 samples in batches of 16: 16, 16, 11; the last row is padded with zeros; draws for padding too."""
+    tape = tape_of(lab.experiment(algorithm=Drawing(), **RANDOM))
+    assert (len(tape), tape.sizes) == (3, (16, 16, 11))
+    assert tape.positions.shape == (3, 16)
+    assert sorted(chain(*(tape.positions[step, :size].tolist() for step, size in enumerate(tape.sizes)))) == [
+        *range(43)
+    ]
+    assert tape.positions[2, 11:].tolist() == [0] * 5
+    assert {site: tuple(noise.shape) for site, noise in tape.noise.items()} == {
+        "channels": (3, 16, 20),
+        "features": (3, 16, 50),
+    }
+    assert {name: tuple(draw.shape) for name, draw in tape.augmentation.items()} == {
+        "shift": (3, 16, 2),
+        "flip": (3, 16),
+        "angle": (3, 16),
+    }
+    assert {name: tuple(draw.shape) for name, draw in tape.draws.items()} == {"mix": (3,), "class": (3, 6)}
+
+
+def flat(tape: Tape) -> dict[str, list[float]]:
+    """Every random number of a tape by kind."""
+    kinds = {"positions": tape.positions, **tape.noise, **tape.augmentation, **tape.draws}
+    return {name: values.flatten().tolist() for name, values in kinds.items()}
+
+
+def test_a_tape_depends_on_seed_round_client_and_phase(lab: Any) -> None:
+    """Every kind of draw differs as soon as one of the four does, and is the same where none does."""
+    clients = lab.by_hand(lab.dataset, [range(40), range(40, 80)])
+    changes = {"partition": clients, "algorithm": Drawing(), **RANDOM}
+    experiment = lab.experiment(**changes)
+    first = flat(tape_of(experiment))
+    assert flat(tape_of(lab.experiment(**changes))) == first
+    others = [
+        tape_of(lab.experiment(seed=1, **changes)),
+        tape_of(experiment, number=2),
+        tape_of(experiment, client=1),
+        tape_of(experiment, phase=1),
+    ]
+    for other in map(flat, others):
+        for name, values in first.items():
+            assert other[name] != values, name
+
+
+def test_switching_one_kind_of_draw_on_shifts_no_other(lab: Any) -> None:
+    plain = flat(tape_of(lab.experiment(model={"name": "fedproto_cnn"})))
+    everything = flat(tape_of(lab.experiment(algorithm=Drawing(), **RANDOM)))
+    assert plain.keys() < everything.keys()
+    for name, values in plain.items():
+        assert everything[name] == values, name
+
+
+def test_single_batches_are_left_out_and_the_others_stay(lab: Any) -> None:
+    """17 samples, two passes of 16 + 1: without the batches of one the two of 16 are the same rows."""
+    experiment = small(lab, [17], local={"batch_size": 16, "epochs": 2})
+    whole, skipping = tape_of(experiment), tape_of(experiment, skip_single=True)
+    assert (whole.sizes, skipping.sizes) == ((16, 1, 16, 1), (16, 16))
+    assert torch.equal(whole.positions[[0, 2]], skipping.positions)
+
+
+def test_noise_is_uniform_and_positions_are_shuffled(lab: Any) -> None:
+    """3·16·70 = 3,360 numbers: mean 0.5 ± 5·√(1/12/3360) = ± 0.025."""
+    tape = tape_of(lab.experiment(model={"name": "fedproto_cnn"}))
+    noise = torch.cat([values.flatten() for values in tape.noise.values()])
+    assert (noise >= 0).all() and (noise < 1).all()
+    assert abs(noise.mean().item() - 0.5) < 0.025
+    assert tape.positions[0].tolist() != sorted(tape.positions[0].tolist())
+
+
+def test_drawn_labels_by_hand(lab: Any) -> None:
+    """Labels 0 1 1 2; rows (0, 1), (3) and padding: class 0 once, 1 once, 2 once; the padding, sample 0, not at all."""
+    dataset = lab.toy_dataset([[1], [2], [3], [4]], [0, 1, 1, 2], None, None)
+    experiment = lab.experiment(dataset, lab.by_hand(dataset, [[0, 1, 2, 3]]), lab.ToySpec())
+    samples = ClientImages(experiment, experiment.training_indices(0, 1))
+    tape = Tape(torch.tensor([[0, 1], [3, 0]]), (2, 1), {}, {}, {}, noted_from=2)
+    assert drawn_labels(tape, samples, 4).tolist() == [1, 1, 1, 0]
+    assert drawn_labels(replace(tape, positions=torch.zeros(0, 2, dtype=torch.int64), sizes=()), samples, 3).sum() == 0
+
+
+def test_a_whole_pass_draws_every_sample_once(lab: Any) -> None:
+    """What a method hears of it: with 2 passes twice the client's class counts, whichever engine trains."""
+
+    @dataclass(frozen=True)
+    class Hearing(FedAvg):
+        def reply(self, turn: Turn, trained: Any) -> Any:
+            assert torch.equal(trained.drawn_labels(), 2 * turn.counts)
+            return super().reply(turn, trained)
+
+    for stack in (False, True):
+        changes = {"model": {"name": "fedcspc_cnn"}, "local__epochs": 2, "engine__stack": stack}
+        assert len(lab.train_stack(lab.experiment(algorithm=Hearing(), **changes), range(4))) == 4
+
+
+def test_when_images_are_normalised_changes_no_bit(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client too large to be normalised whole is normalised batch by batch: element-wise, hence the same."""
+    at_once = lab.run(lab.experiment(), tmp_path / "at-once")
+    monkeypatch.setattr(ClientImages, "_MOST_BYTES", 0)
+    by_batch = lab.run(lab.experiment(), tmp_path / "by-batch")
+    assert serialise(at_once.state.server) == serialise(by_batch.state.server)

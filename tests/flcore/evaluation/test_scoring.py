@@ -1,0 +1,236 @@
+"""Scores by hand (evaluation.md sections 1 and 2, baselines.md sections 1 and 21)."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.engine.client import BATCHNORM, Worker
+from flcore.errors import ProtoflError
+from flcore.evaluation.scoring import Scorer, Scores
+from flcore.messages import Prototypes, Weights
+from flcore.records import Record
+
+CLASSES = [[9, 0, 0, 0], [0, 9, 0, 0], [0, 0, 9, 0], [0, 0, 0, 9]]
+
+
+def reader(order: tuple[int, ...] = (0, 1, 2, 3), scale: float = 1.0) -> Weights:
+    """A linear model that says ``order[i]`` where pixel i is bright."""
+    weight = torch.zeros(4, 4)
+    for pixel, answer in enumerate(order):
+        weight[answer, pixel] = scale
+    return Weights({"head.weight": weight, "head.bias": torch.zeros(4)})
+
+
+def federation(lab: Any, shown: list[int], labels: list[int], tests: list[list[int]], **changes: Any) -> Any:
+    """Each client trains on one image of every class; test image i shows class shown[i] and is labelled labels[i]."""
+    dataset = lab.toy_dataset(CLASSES, [0, 1, 2, 3], [CLASSES[c] for c in shown], labels)
+    dataset = replace(dataset, meta=replace(dataset.meta, num_classes=4))
+    partition = lab.by_hand(
+        dataset, [[0, 1, 2, 3]] * len(tests), tests, changes.pop("vals", None), changes.pop("source", "test")
+    )
+    return lab.experiment(dataset, partition, lab.ToySpec(), **changes)
+
+
+def score(experiment: Any, server: Record, memories: Any = None, vote: bool = False) -> Scores:
+    return Scorer(Worker(experiment)).score(server, (memories or {}).get if memories else lambda k: {}, vote=vote)
+
+
+SHOWN, LABELS = [0, 1, 2, 2, 1, 0, 0, 1], [0, 0, 2, 2, 1, 0, 0, 1]
+
+
+def test_means_over_clients_and_over_samples(lab: Any) -> None:
+    """Client 0: images 0, 1 of which 1 is mislabelled: 0.5. Client 1: images 2-7, all right: 1.0.
+
+    mean_local (0.5 + 1)/2 = 0.75 whatever the sizes; pooled 7/8; population spread 0.25 (sample form: 0.354).
+    Global: 7/8. Class 0: images 0, 1, 5, 6 of which 3 right; classes 1 and 2 right; class 3 has no test image.
+    """
+    found = score(federation(lab, SHOWN, LABELS, [[0, 1], [2, 3, 4, 5, 6, 7]]), {"model": reader()})
+    assert found.local_accuracy == [0.5, 1.0]
+    assert (found.mean_local, found.pooled_local, found.client_std) == (0.75, 0.875, 0.25)
+    assert found.top1_global == 0.875
+    assert found.class_accuracy == [0.75, 1.0, 1.0, None]
+    assert json.loads(json.dumps(found.to_mapping(), allow_nan=False))["class_accuracy"][3] is None
+
+
+def test_global_loss(lab: Any) -> None:
+    """Right: logits (9, 0, 0, 0): ln(e⁹ + 3) - 9; the mislabelled one 9 more; mean over eight images."""
+    found = score(federation(lab, SHOWN, LABELS, [[0], [1]]), {"model": reader()})
+    right = math.log(math.exp(9) + 3) - 9
+    assert found.loss_global == pytest.approx(right + 9 / 8, rel=1e-5)
+
+
+def test_answers_among_a_clients_own_classes(lab: Any) -> None:
+    """The model confuses 0 with 1 and 2 with 3. Client 0 holds classes 0 and 2 in training, client 1 all.
+
+    Client 0 is tested on an image of each of its classes: both wrong among all classes; without 1 and 3 to answer with,
+    its scores for an image of 0 are 0 for both of its classes: the first, 0, is right; for 2 likewise 0: wrong. Half.
+    Client 1 tests 0 and 1: both wrong either way. Means 0 and .25.
+    """
+    dataset = lab.toy_dataset(CLASSES, [0, 1, 2, 3], CLASSES, [0, 1, 2, 3])
+    partition = lab.by_hand(dataset, [[0, 2], [0, 1, 2, 3]], [[0, 2], [0, 1]])
+    found = score(lab.experiment(dataset, partition, lab.ToySpec()), {"model": reader((1, 0, 3, 2))})
+    assert (found.mean_local, found.mean_local_own_classes) == (0.0, 0.25)
+
+
+def test_a_client_without_test_data_is_left_out(lab: Any) -> None:
+    found = score(federation(lab, SHOWN, LABELS, [[0, 1], [], [2, 3, 4, 5, 6, 7]]), {"model": reader()})
+    assert found.local_accuracy == [0.5, None, 1.0]
+    assert (found.mean_local, found.pooled_local, found.client_std) == (0.75, 0.875, 0.25)
+
+
+def test_nobody_has_test_data(lab: Any) -> None:
+    found = score(federation(lab, SHOWN, LABELS, [[], []]), {"model": reader()})
+    assert (found.mean_local, found.pooled_local, found.client_std, found.top1_global) == (None, None, None, 0.875)
+
+
+def test_personal_models_answer_for_their_clients(lab: Any) -> None:
+    """Client 0 confuses 0 and 1: it says 1 for image 0 and 0 for image 1, both labelled 0: 0.5. Client 1 is right."""
+    experiment = federation(lab, SHOWN, LABELS, [[0, 1], [2, 3]], method__name="local")
+    memories = {0: {"model": reader((1, 0, 2, 3))}, 1: {"model": reader()}}
+    found = score(experiment, {}, memories)
+    assert found.local_accuracy == [0.5, 1.0]
+    assert (found.top1_global, found.loss_global, found.class_accuracy) == (None, None, None)
+
+
+def test_a_client_that_never_took_part_answers_with_the_initial_model(lab: Any) -> None:
+    """The initial toy model is zero: it says class 0. Client 1's images are labelled 2 and 0: 0.5."""
+    experiment = federation(lab, SHOWN, LABELS, [[0], [2, 5]], method__name="local")
+    assert score(experiment, {}, {0: {"model": reader()}, 1: {}}).local_accuracy == [1.0, 0.5]
+
+
+def test_majority_vote_with_ties_to_the_smaller_class(lab: Any) -> None:
+    """Image 0 (label 0): votes 3, 0, 0: class 0. Image 1 (label 1): 2, 1, 3: tie, class 1.
+
+    Image 2 (label 3): 1, 2, 3: tie, class 1. So 2 of 3 right.
+    """
+    experiment = federation(lab, [0, 1, 2], [0, 1, 3], [[0], [1], [2]], method__name="fedproto")
+    readers = [reader((3, 2, 1, 0)), reader((0, 1, 2, 3)), reader((0, 3, 3, 1))]
+    memories = {k: {"model": model} for k, model in enumerate(readers)}
+    server = {"prototypes": Prototypes.empty(4, 4)}
+    found = score(experiment, server, memories, vote=True)
+    assert found.top1_global == pytest.approx(2 / 3)
+    assert found.class_accuracy == [1.0, 1.0, None, 0.0]
+    assert found.loss_global is None
+    assert score(experiment, server, memories).top1_global is None  # only when asked for
+
+
+def test_local_has_no_vote(lab: Any) -> None:
+    experiment = federation(lab, SHOWN, LABELS, [[0], [1]], method__name="local")
+    assert score(experiment, {}, {0: {}, 1: {}}, vote=True).top1_global is None
+
+
+def test_validation_scores_on_the_clients_validation_data(lab: Any) -> None:
+    """Training images show their label. The model confuses 0 and 1, so images 0 and 1 are wrong, 2 and 3 right.
+
+    Client 0 validates on 1 and 2: 0.5; client 1 on 3: 1. Together 2 of 3. Test images are never looked at.
+    """
+    experiment = federation(
+        lab, SHOWN, LABELS, [[0], [1]], vals=[[1, 2], [3]], evaluation__split="validation", partition__validation=0.5
+    )
+    found = score(experiment, {"model": reader((1, 0, 2, 3))})
+    assert found.local_accuracy == [0.5, 1.0]
+    assert found.top1_global == pytest.approx(2 / 3)
+    assert found.class_accuracy == [None, 0.0, 1.0, 1.0]
+
+
+def test_clients_that_share_validation_data(lab: Any) -> None:
+    """Image 2 validates both clients; each finds its own rows: client 0 has 0 (wrong) and 2, client 1 has 2 and 3."""
+    experiment = federation(
+        lab, SHOWN, LABELS, [[0], [1]], vals=[[0, 2], [2, 3]], evaluation__split="validation", partition__validation=0.5
+    )
+    assert score(experiment, {"model": reader((1, 0, 2, 3))}).local_accuracy == [0.5, 1.0]
+
+
+def test_no_validation_sample_at_all(lab: Any) -> None:
+    """partition.validation = 0.1 of clients with four samples of four classes sets nothing aside."""
+    experiment = federation(
+        lab, SHOWN, LABELS, [[0], [1]], vals=[[], []], evaluation__split="validation", partition__validation=0.1
+    )
+    try:
+        found = score(experiment, {"model": reader()})
+    except ProtoflError:
+        return
+    assert found.top1_global is None
+
+
+def test_local_split_tests_clients_on_their_own_data_and_the_model_on_the_official_test(lab: Any) -> None:
+    """Confusing 0 and 1: client 0 is tested on training images 0, 2 (0.5), client 1 on 3 (1). Official test by hand:
+
+    shown 0 1 2 2 1 0 0 1 gives 1 0 2 2 0 1 1 0 against 0 0 2 2 1 0 0 1: 3 of 8.
+    """
+    experiment = federation(lab, SHOWN, LABELS, [[0, 2], [3]], source="train")
+    found = score(experiment, {"model": reader((1, 0, 2, 3))})
+    assert found.local_accuracy == [0.5, 1.0]
+    assert found.top1_global == 3 / 8
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedproto"])
+@pytest.mark.parametrize("batchnorm", ["aggregate", "frozen"])
+def test_scores_do_not_depend_on_the_evaluation_batch(lab: Any, method: str, batchnorm: str, tmp_path: Any) -> None:
+    run = lab.run(lab.experiment(method__name=method, model__batchnorm=batchnorm), tmp_path / "run")
+    found = []
+    for batch_size in (1, 7, 60, 512):
+        experiment = lab.experiment(method__name=method, model__batchnorm=batchnorm, evaluation__batch_size=batch_size)
+        scores = Scorer(Worker(experiment)).score(run.state.server, run.memory, vote=True)
+        found.append(replace(scores, loss_global=round(scores.loss_global or 0, 4)))
+    assert found[0] == found[1] == found[2] == found[3]
+    assert found[0].mean_local == run.history[-1]["mean_local"]
+
+
+def test_scoring_twice_and_in_between_changes_nothing(lab: Any, tmp_path: Any) -> None:
+    experiment = lab.experiment(method__name="fedproto")
+    run = lab.run(experiment, tmp_path / "run")
+    scorer = Scorer(Worker(experiment))
+    first = scorer.score(run.state.server, run.memory, vote=True)
+    scorer.score(run.state.server, lambda k: {}, vote=True)
+    assert scorer.score(run.state.server, run.memory, vote=True) == first
+
+
+def private(mean: float) -> Record:
+    buffers = {
+        "encoder.1.running_mean": torch.full((6,), mean),
+        "encoder.1.running_var": torch.ones(6),
+        "encoder.1.num_batches_tracked": torch.tensor(3),
+        "encoder.4.running_mean": torch.zeros(16),
+        "encoder.4.running_var": torch.ones(16),
+        "encoder.4.num_batches_tracked": torch.tensor(3),
+    }
+    return {BATCHNORM: Weights({}, buffers)}
+
+
+def test_private_statistics_are_averaged_for_the_global_model(lab: Any) -> None:
+    """Clients 0 and 1 hold 43 and 50 samples: mean (43·1 + 50·2)/93 = 143/93.
+
+    Clients 2 and 3 never took part: they answer with the statistics everybody starts from, mean 0.
+    """
+    assert [len(client.train) for client in lab.partition.clients][:2] == [43, 50]
+    experiment = lab.experiment(model__batchnorm="local")
+    worker = Worker(experiment)
+    server = {"model": experiment.setting.initial.without_buffers()}
+    seen: list[float] = []
+    original = worker.scores
+
+    def scores(*arguments: Any) -> Any:
+        seen.append(worker.module.state_dict()["encoder.1.running_mean"][0].item())
+        return original(*arguments)
+
+    worker.scores = scores  # type: ignore[method-assign]
+    Scorer(worker).score(server, {0: private(1.0), 1: private(2.0), 2: {}, 3: {}}.__getitem__)
+    assert seen == pytest.approx([143 / 93, 1.0, 2.0, 0.0, 0.0])  # the global answer, then each client's
+
+
+def test_the_centralised_model_is_scored_with_its_own_statistics(lab: Any, tmp_path: Any) -> None:
+    experiment = lab.experiment(method__name="central", model__batchnorm="local")
+    run = lab.run(experiment, tmp_path / "run")
+    worker = Worker(experiment)
+    Scorer(worker).score(run.state.server, run.memory)
+    name = "encoder.1.running_mean"
+    # The only trainer stands at the server, so its statistics are the server's, whatever the policy for clients.
+    assert torch.equal(worker.module.state_dict()[name], run.state.server["model"].buffers[name])
+    assert not torch.equal(worker.module.state_dict()[name], experiment.setting.initial.buffers[name])
