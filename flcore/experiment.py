@@ -17,7 +17,8 @@ from flcore.data.dataset import Dataset, Split
 from flcore.data.partition import Partition
 from flcore.data.tasks import TaskStream
 from flcore.errors import ConfigError
-from flcore.methods.base import Method, Setting
+from flcore.methods.base import Method
+from flcore.methods.vocabulary import Setting
 from flcore.models import Backbone, build_model, extract_weights
 from flcore.models.network import Network
 from flcore.rng import numpy_stream

@@ -253,23 +253,3 @@ class Mixtures(Payload):
     def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Mixtures:
         """Keep them."""
         return cls(**arrays)
-
-
-@dataclass(frozen=True)
-class Facts(Payload):
-    """Figures that a server stage measured on its way (a loss, a distance, a number of clusters); never sent.
-
-    The engine writes the server's payload ``facts`` into the record of every evaluated round.
-    """
-
-    type_name: ClassVar[str] = "facts"
-    values: Mapping[str, float]
-
-    def arrays(self) -> dict[str, Tensor]:
-        """Float64 scalars by name."""
-        return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.values.items()}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Facts:
-        """Read them back."""
-        return cls({name: float(value) for name, value in sorted(arrays.items())})

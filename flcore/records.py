@@ -1,41 +1,129 @@
-"""Records: payloads by name. One piece of code stores, restores and measures server state, messages and memories."""
+"""Records: payloads by name. One piece of code stores, restores and measures server state, messages and memories.
+
+A record is read through *slots*, names that know the type of what stands there: ``server[MODEL]`` is a
+:class:`~flcore.messages.Weights`, for a reader, for mypy and at run time. Slots serve all four kinds of records (what
+the server holds, what goes down, what comes up, what a client keeps) alike, and a method that stands on another one
+adds slots of its own; a state class per method would do neither. A slot is a string, so a plain name finds the same
+payload.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 from torch import Tensor
 
 from flcore.errors import DataError
 from flcore.files import load_arrays, save_arrays
-from flcore.messages import Arrays, Count, Facts, Mixtures, Payload, Prototypes, Size, Weights
+from flcore.messages import Arrays, Count, Mixtures, Payload, Prototypes, Size, Weights
 
-PAYLOADS: dict[str, type[Payload]] = {
-    cls.type_name: cls for cls in (Weights, Prototypes, Count, Arrays, Mixtures, Facts)
-}
-
-
-Record = Mapping[str, Payload]
-
-
-def on_device(record: Record, device: str) -> Record:
-    """A record with its tensors on a device; the same object where they are there already."""
-    if all(tensor.device.type == device for payload in record.values() for tensor in payload.arrays().values()):
-        return record
-    return {
-        name: type(payload).from_arrays(
-            {key: tensor.to(device) for key, tensor in payload.arrays().items()}, payload.header()
-        )
-        for name, payload in record.items()
-    }
-
+PAYLOADS: dict[str, type[Payload]] = {cls.type_name: cls for cls in (Weights, Prototypes, Count, Arrays, Mixtures)}
 
 P = TypeVar("P", bound=Payload)
 
+Payloads = Mapping[str, Payload]
+"""Payloads by name, as a method writes them down: ``{MODEL: weights, NUM_SAMPLES: Count(7)}``."""
 
-def payload_of(cls: type[P], record: Record, name: str) -> P:
+
+class Slot(str, Generic[P]):
+    """The name of a payload together with its type."""
+
+    kind: type[P]
+
+    def __new__(cls, name: str, kind: type[P]) -> Self:
+        """A slot for payloads of type ``kind``, called ``name`` in files and in counts of bytes."""
+        slot = super().__new__(cls, name)
+        slot.kind = kind
+        return slot
+
+
+class Record(Mapping[str, Payload]):
+    """Payloads by name; immutable, like everything in it."""
+
+    __slots__ = ("_payloads",)
+
+    def __init__(self, payloads: Payloads | None = None) -> None:
+        """Keep the payloads.
+
+        Raises:
+            TypeError: one is not of its slot's type.
+        """
+        given = {} if payloads is None else payloads
+        for name, payload in given.items():
+            if isinstance(name, Slot) and not isinstance(payload, name.kind):
+                raise TypeError(f"{name!r} takes {name.kind.type_name}, got {type(payload).__name__}")
+        self._payloads = {str(name): payload for name, payload in given.items()}
+
+    @overload
+    def __getitem__(self, key: Slot[P]) -> P: ...
+
+    @overload
+    def __getitem__(self, key: str) -> Payload: ...
+
+    def __getitem__(self, key: str) -> Any:
+        """The payload of a name; of a slot one of its type.
+
+        Raises:
+            KeyError: there is none. TypeError: it is of another type than the slot's.
+        """
+        payload = self._payloads[key]
+        if isinstance(key, Slot) and not isinstance(payload, key.kind):
+            raise TypeError(f"{str(key)!r} is {payload.type_name}, expected {key.kind.type_name}")
+        return payload
+
+    @overload  # type: ignore[override]  # narrower for slots, the same for names
+    def get(self, key: Slot[P], /) -> P | None: ...
+
+    @overload
+    def get(self, key: Slot[P], default: P, /) -> P: ...
+
+    @overload
+    def get(self, key: str, default: Any = None, /) -> Any: ...
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        """The payload of a name or slot; ``default`` where there is none."""
+        return self[key] if key in self._payloads else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._payloads)
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def __repr__(self) -> str:
+        return f"Record({', '.join(f'{name}: {payload.type_name}' for name, payload in self.items())})"
+
+    def __or__(self, more: Payloads) -> Record:
+        """This record with more, or other, payloads."""
+        return Record({**self._payloads, **Record(more)._payloads})
+
+    def only(self, *names: str) -> Record:
+        """Those of the names that it has, in the order given."""
+        return Record({name: self._payloads[name] for name in names if name in self._payloads})
+
+    def without(self, *names: str) -> Record:
+        """All but these names."""
+        return Record({name: payload for name, payload in self._payloads.items() if name not in names})
+
+
+def on_device(record: Payloads, device: str) -> Record:
+    """A record with its tensors on a device; those that are there already are not copied."""
+    found = record if isinstance(record, Record) else Record(record)
+    if all(tensor.device.type == device for payload in found.values() for tensor in payload.arrays().values()):
+        return found
+    return Record(
+        {
+            name: type(payload).from_arrays(
+                {key: tensor.to(device) for key, tensor in payload.arrays().items()}, payload.header()
+            )
+            for name, payload in found.items()
+        }
+    )
+
+
+def payload_of(cls: type[P], record: Payloads, name: str) -> P:
     """The payload ``name`` of a record, which must be a ``cls``.
 
     Raises:
@@ -47,39 +135,47 @@ def payload_of(cls: type[P], record: Record, name: str) -> P:
     return payload
 
 
-def measure(record: Record) -> dict[str, Size]:
+def measure(record: Payloads) -> dict[str, Size]:
     """Cost of a message by kind (the record's names, and ``<name>_buffers`` for BatchNorm statistics)."""
-    return {name + suffix: size for name, payload in record.items() for suffix, size in payload.sizes().items()}
+    return {str(name) + suffix: size for name, payload in record.items() for suffix, size in payload.sizes().items()}
 
 
-def serialise(record: Record) -> bytes:
+def serialise(record: Payloads) -> bytes:
     """The message as it would travel; its length is what :func:`measure` counts."""
     flat = _flatten(record)
     return b"".join(flat[name].detach().cpu().contiguous().numpy().tobytes() for name in sorted(flat))
 
 
-def _flatten(record: Record) -> dict[str, Tensor]:
+def _flatten(record: Payloads) -> dict[str, Tensor]:
     return {f"{name}/{key}": tensor for name, payload in record.items() for key, tensor in payload.arrays().items()}
 
 
-def save_record(path: Path, record: Record, extra: Mapping[str, Any] | None = None, *, durable: bool = False) -> None:
+def save_record(path: Path, record: Payloads, extra: Mapping[str, Any] | None = None, *, durable: bool = False) -> None:
     """Write a record, with JSON values beside it, to one safetensors file, all or nothing.
+
+    Payloads may share tensors; safetensors refuses that, so what is shared is written more than once.
 
     Args:
         path: the file; its folder exists.
         record: what to store.
         extra: JSON values kept in the file's header.
-        durable: also survive a power failure (flush to the disk before the file appears).
+        durable: also survive a power failure.
     """
     header = {
-        "payloads": {name: {"type": payload.type_name, **payload.header()} for name, payload in record.items()},
+        "payloads": {str(name): {"type": payload.type_name, **payload.header()} for name, payload in record.items()},
         "extra": dict(extra or {}),
     }
-    arrays = {name: tensor.detach().cpu().contiguous() for name, tensor in _flatten(record).items()}
+    arrays: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in _flatten(record).items():
+        kept = tensor.detach().cpu().contiguous()
+        storage = kept.untyped_storage().data_ptr()
+        arrays[name] = kept.clone() if storage in storages else kept
+        storages.add(storage)
     save_arrays(path, arrays, header, durable=durable)
 
 
-def load_record(path: Path, device: str = "cpu") -> tuple[dict[str, Payload], dict[str, Any]]:
+def load_record(path: Path, device: str = "cpu") -> tuple[Record, dict[str, Any]]:
     """Read a record and the JSON values stored with it.
 
     Raises:
@@ -87,12 +183,12 @@ def load_record(path: Path, device: str = "cpu") -> tuple[dict[str, Payload], di
     """
     arrays, header = load_arrays(path, device)
     try:
-        record = {name: _restore(name, payload, arrays) for name, payload in header["payloads"].items()}
-        return record, header["extra"]
+        own: dict[str, dict[str, Tensor]] = {name: {} for name in header["payloads"]}
+        for key, tensor in arrays.items():
+            name, _, inner = key.partition("/")
+            own[name][inner] = tensor
+        kinds = header["payloads"].items()
+        restored = {name: PAYLOADS[kind["type"]].from_arrays(own[name], kind) for name, kind in kinds}
+        return Record(restored), header["extra"]
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise DataError(f"{path}: not a record of protofl ({error!r}); delete it and run again") from error
-
-
-def _restore(name: str, header: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> Payload:
-    own = {key.removeprefix(f"{name}/"): tensor for key, tensor in arrays.items() if key.startswith(f"{name}/")}
-    return PAYLOADS[header["type"]].from_arrays(own, header)

@@ -1,22 +1,79 @@
-"""Values that change over rounds or steps."""
+"""Values that change over rounds or steps: functions of how many have passed, counted from 0 as in the papers."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
-def decayed_weight(initial: float, decay: float, passed: int, floor: float = 0.0) -> float:
-    """A loss weight after ``passed`` rounds: max(floor, initial·decay^passed), and 0 where ``initial`` is 0.
+Schedule = Callable[[int], float]
+"""Rounds (or steps) passed → value."""
 
-    A weight configured as 0 is a term that is off; the floor must not revive it (fedpa.md section 4, baselines.md
-    section 6).
+
+@dataclass(frozen=True)
+class Constant:
+    """The same always."""
+
+    value: float
+
+    def __call__(self, passed: int) -> float:
+        """The value."""
+        return self.value
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """max(floor, initial · factor^⌊passed/every⌋).
+
+    With ``initial`` 0 it is 0 throughout: a weight configured as 0 is a term that is off, which no floor may revive
+    (fedpa.md section 4, baselines.md section 6).
     """
-    return max(floor, initial * decay**passed) if initial else 0.0
+
+    initial: float
+    factor: float
+    floor: float = 0.0
+    every: int = 1
+
+    def __call__(self, passed: int) -> float:
+        """The value after ``passed`` rounds or steps."""
+        return max(self.floor, self.initial * self.factor ** (passed // self.every)) if self.initial else 0.0
 
 
-def exponential_lr(lr: float, decay: float, passed: int) -> float:
-    """The learning rate after ``passed`` rounds: lr·decay^passed (FedGen, FedPA: decay 0.98 for the generator)."""
-    return lr * decay**passed
+@dataclass(frozen=True)
+class Linear:
+    """initial · (1 − passed/total): to 0 after ``total``."""
+
+    initial: float
+    total: int
+
+    def __call__(self, passed: int) -> float:
+        """The value after ``passed`` rounds or steps."""
+        return self.initial * (1 - passed / self.total)
 
 
-def step_lr(lr: float, gamma: float, every: int, passed: int) -> float:
-    """The learning rate after ``passed`` steps: lr·gamma^⌊passed/every⌋ (FedPG's generator: gamma 0.95 every 20)."""
-    return lr * gamma ** (passed // every)
+@dataclass(frozen=True)
+class Cosine:
+    """initial · (1 + cos(π · passed/total)) / 2: to 0 after ``total``."""
+
+    initial: float
+    total: int
+
+    def __call__(self, passed: int) -> float:
+        """The value after ``passed`` rounds or steps."""
+        return self.initial * 0.5 * (1 + math.cos(math.pi * passed / self.total))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """initial · factor of the last border that has passed; ``pieces`` are (border, factor), ascending."""
+
+    initial: float
+    pieces: tuple[tuple[int, float], ...]
+
+    def __call__(self, passed: int) -> float:
+        """The value after ``passed`` rounds or steps."""
+        factor = 1.0
+        for border, share in self.pieces:
+            if passed >= border:
+                factor = share
+        return self.initial * factor

@@ -75,7 +75,7 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
 
         def memory(client: int) -> Record:
             path = files.clients / f"{client:04d}.safetensors"
-            return load_record(path)[0] if path.exists() else {}
+            return load_record(path)[0] if path.exists() else Record()
 
         for name in names:
             reason = ANALYSES[name].applies(experiment, server)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flcore import config
+from flcore import sections
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
 from flcore.methods import METHODS
@@ -17,16 +17,16 @@ from flcore.params import declared
 TARGET = Path("docs/PARAMETERS.md")
 
 _SECTIONS: tuple[tuple[str, type | None, Mapping[str, Any]], ...] = (
-    ("data", config.DataConfig, SOURCES),
-    ("partition", config.PartitionConfig, PARTITIONERS),
-    ("model", config.ModelConfig, MODELS),
+    ("data", sections.DataConfig, SOURCES),
+    ("partition", sections.PartitionConfig, PARTITIONERS),
+    ("model", sections.ModelConfig, MODELS),
     ("method", None, METHODS),
-    ("federation", config.FederationConfig, {}),
-    ("local", config.LocalConfig, {}),
-    ("engine", config.EngineConfig, {}),
-    ("evaluation", config.EvaluationConfig, {}),
-    ("tracking", config.TrackingConfig, {}),
-    ("compare", config.CompareConfig, {}),
+    ("federation", sections.FederationConfig, {}),
+    ("local", sections.LocalConfig, {}),
+    ("engine", sections.EngineConfig, {}),
+    ("evaluation", sections.EvaluationConfig, {}),
+    ("tracking", sections.TrackingConfig, {}),
+    ("compare", sections.CompareConfig, {}),
 )
 
 

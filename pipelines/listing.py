@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flcore.config import EngineConfig
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
 from flcore.methods import METHODS
 from flcore.models import MODELS
 from flcore.params import declared
+from flcore.sections import EngineConfig
 
 KINDS = ("methods", "datasets", "partitioners", "models", "engines")
 

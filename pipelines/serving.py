@@ -23,7 +23,7 @@ from flcore.data.images import normalise
 from flcore.messages import Weights
 from flcore.models import build_model, load_weights
 from flcore.models.network import Network
-from flcore.models.view import ModelView
+from flcore.models.view import ModuleView
 from flcore.records import load_record
 
 
@@ -47,7 +47,7 @@ class Predictor:
         params = {name: array for name, array in arrays.items() if name in parameters}
         buffers = {name: array for name, array in arrays.items() if name not in parameters}
         load_weights(module, Weights(params, buffers))
-        self._model = ModelView(module, Network(module), parameters)
+        self._model = ModuleView(module, Network(module), parameters)
         self._method = checked.method
         self._server = load_record(server)[0]
         self._mean, self._std = dataset["mean"], dataset["std"]

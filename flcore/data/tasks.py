@@ -64,7 +64,7 @@ class TaskStream:
             return None
         return task_of_round(round_number, self.schedule, self.num_tasks, self.rounds)
 
-    def stage(self, round_number: int) -> int:
+    def stretch(self, round_number: int) -> int:
         """Which stretch of rounds on one task this is, from 0; 0 throughout where data do not change."""
         task = self.task(round_number)
         if task is None:
@@ -86,7 +86,7 @@ class TaskStream:
         """Whether this is the last round on a task that never returns: what is forgotten is measured then."""
         if self.schedule != "blocked":
             return False
-        return round_number == self.rounds or self.stage(round_number + 1) != self.stage(round_number)
+        return round_number == self.rounds or self.stretch(round_number + 1) != self.stretch(round_number)
 
 
 def new_classes(task_counts: np.ndarray) -> list[tuple[int, ...]]:

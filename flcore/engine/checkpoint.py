@@ -46,6 +46,7 @@ class RunState:
         failures: (round, client, cause) of every client left out because it failed.
         simulated_seconds: since the start, where clients' speeds are simulated.
         run: names the run and the code.
+        facts: what server stages measured in the legs of the round under way.
     """
 
     round: int
@@ -59,6 +60,7 @@ class RunState:
     failures: tuple[tuple[int, int, str], ...] = ()
     simulated_seconds: float = 0.0
     run: str = ""
+    facts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def place(self) -> Place:
@@ -129,6 +131,7 @@ class Checkpoint:
             failures=tuple((number, client, cause) for number, client, cause in extra["failures"]),
             simulated_seconds=extra["simulated_seconds"],
             run=extra["run"],
+            facts=extra["facts"],
         )
 
     def commit(self, state: RunState, history: Mapping[str, Any] | None, timing: Mapping[str, Any]) -> None:
@@ -155,6 +158,7 @@ class Checkpoint:
             "legs": state.legs,
             "failures": list(state.failures),
             "simulated_seconds": state.simulated_seconds,
+            "facts": dict(state.facts),
         }
         save_record(self.state_file, state.server, extra, durable=True)
 
@@ -189,7 +193,7 @@ class Checkpoint:
 
     def memory(self, client: int, memories: Mapping[int, int]) -> Record:
         """What a client remembers; empty before its first participation, or where its method keeps nothing."""
-        return load_record(self.memory_file(client, memories[client]))[0] if client in memories else {}
+        return load_record(self.memory_file(client, memories[client]))[0] if client in memories else Record()
 
     def save_reply(self, leg: int, client: int, reply: Reply, memory: Record, run: str = "") -> None:
         """Keep a client's reply and memory; the reply is written last, so that a reply on disk is complete."""

@@ -18,13 +18,20 @@ from flcore.engine.local.stacked import StackedTrainer
 from flcore.errors import RunError
 from flcore.experiment import Experiment
 from flcore.messages import Payload, Prototypes, Size, Weights
-from flcore.methods.base import BATCHNORM, Leg, LocalModel, Predict, Turn, with_statistics
+from flcore.methods.vocabulary import (
+    BATCHNORM,
+    MODEL,
+    PRIVATE,
+    Exchange,
+    Leg,
+    LocalModel,
+    Predict,
+    Turn,
+    with_statistics,
+)
 from flcore.models import load_weights
-from flcore.models.view import ModelView
-from flcore.records import Record, measure, on_device, payload_of
-
-PRIVATE = "private_model"
-"""Name, in a client's memory, of its model as local training left it; for scoring alone, the engine's likewise."""
+from flcore.models.view import ModuleView
+from flcore.records import Payloads, Record, measure, on_device
 
 Memories = Callable[[int], Record]
 
@@ -74,8 +81,8 @@ class Worker:
         serial = SerialTrainer(experiment)
         self._trainer: Trainer = StackedTrainer(experiment) if experiment.stacked else serial
         self.module = serial.module
-        self._server: tuple[Record, Record] = ({}, {})
-        self.model: LocalModel = ModelView(
+        self._server: tuple[Record, Record] = (Record(), Record())
+        self.model: LocalModel = ModuleView(
             self.module, experiment.setting.network, dict(self.module.named_parameters())
         )
 
@@ -108,7 +115,8 @@ class Worker:
         """A client's turn, with the message it is sent."""
         experiment = self.experiment
         device = experiment.config.engine.device
-        inbox = outgoing(experiment.method.broadcast(server, client, experiment.setting), experiment)
+        exchange = Exchange(experiment.setting, round_number, leg.name)
+        inbox = outgoing(experiment.method.broadcast(server, client, exchange), experiment)
         return Turn(
             setting=experiment.setting,
             round=round_number,
@@ -118,7 +126,7 @@ class Worker:
             inbox=on_device(inbox, device),
             memory=on_device(memory, device),
             task=experiment.task(round_number),
-            stage=experiment.stream.stage(round_number),
+            stretch=experiment.stream.stretch(round_number),
             task_counts=experiment.task_counts(client),
         )
 
@@ -129,14 +137,14 @@ class Worker:
         if cause is not None:
             return Failure(cause, down)
         message, kept = experiment.method.reply(turn, _Trained(self, turn, outcome))
-        own = kept.get("model")
+        own = kept.get(MODEL)
         keeps_statistics = isinstance(own, Weights) and bool(own.buffers)
         if experiment.batchnorm == "local" and outcome.weights.buffers and not keeps_statistics:
             kept = {**kept, BATCHNORM: Weights({}, outcome.weights.buffers)}
         if experiment.keeps_private_models:
             kept = {**kept, **_private_model(kept, turn.memory, outcome.weights if trained else None)}
         message, kept = on_device(outgoing(message, experiment), "cpu"), on_device(kept, "cpu")
-        for name, payload in {**kept, **message}.items():
+        for name, payload in (*kept.items(), *message.items()):
             if not _finite(payload):
                 return Failure(f"its {name} holds values that are not finite", down)
         reply = Reply(message, outcome.losses, outcome.steps, bool(kept), down, _cost(message, experiment))
@@ -199,21 +207,14 @@ class _Trained:
 
 def private_model(memory: Record) -> Weights | None:
     """A client's model as its last local training left it; None before its first."""
-    name = PRIVATE if PRIVATE in memory else "model"
-    return payload_of(Weights, memory, name) if name in memory else None
+    return memory.get(PRIVATE) or memory.get(MODEL)
 
 
-def _private_model(kept: Record, memory: Record, trained: Weights | None) -> dict[str, Payload]:
+def _private_model(kept: Payloads, memory: Record, trained: Weights | None) -> dict[str, Payload]:
     """What to remember for :func:`private_model`: nothing where the method keeps that model itself."""
     if trained is None:
         return {PRIVATE: memory[PRIVATE]} if PRIVATE in memory else {}
-    if kept.get("model") is trained:
-        return {}
-    # A copy: the method may have kept some of these very tensors under another name.
-    params, buffers = (
-        {name: tensor.clone() for name, tensor in part.items()} for part in (trained.params, trained.buffers)
-    )
-    return {PRIVATE: Weights(params, buffers)}
+    return {} if kept.get(MODEL) is trained else {PRIVATE: trained}
 
 
 def _not_finite(outcome: Outcome) -> str | None:
@@ -234,19 +235,23 @@ def failed(place: Place, client: int, cause: str) -> RunError:
     return RunError(f"round {place.round}, client {client}: {cause}")
 
 
-def outgoing(message: Record, experiment: Experiment) -> dict[str, Payload]:
+def outgoing(message: Payloads, experiment: Experiment) -> Record:
     """A message as it leaves: BatchNorm statistics of the model stay at home unless the policy aggregates them."""
     if experiment.batchnorm == "aggregate":
-        return dict(message)
-    return {
-        name: payload.without_buffers() if name == "model" and isinstance(payload, Weights) else payload
-        for name, payload in message.items()
-    }
+        return Record(message)
+    return Record(
+        {
+            name: payload.without_buffers() if name == MODEL and isinstance(payload, Weights) else payload
+            for name, payload in message.items()
+        }
+    )
 
 
-def download(server: Record, client: int, experiment: Experiment) -> dict[str, Size]:
+def download(server: Record, client: int, experiment: Experiment, place: Place) -> dict[str, Size]:
     """What a client's broadcast costs, whether or not it ever answers."""
-    return _cost(outgoing(experiment.method.broadcast(server, client, experiment.setting), experiment), experiment)
+    leg = experiment.method.legs(place.round, experiment.setting)[place.leg]
+    exchange = Exchange(experiment.setting, place.round, leg.name)
+    return _cost(outgoing(experiment.method.broadcast(server, client, exchange), experiment), experiment)
 
 
 def _cost(message: Record, experiment: Experiment) -> dict[str, Size]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from flcore.engine.local.tape import planned_steps
 from flcore.experiment import Experiment
-from flcore.methods.base import Leg
+from flcore.methods.vocabulary import Leg
 from flcore.rng import numpy_stream
 
 DEFAULT_STACK = {"cpu": 8, "cuda": 128}

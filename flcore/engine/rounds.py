@@ -28,8 +28,8 @@ from flcore.engine.pool.workers import worker_count
 from flcore.errors import RunError
 from flcore.evaluation.scoring import Scorer
 from flcore.experiment import Experiment
-from flcore.messages import Facts, Size
-from flcore.methods.base import Leg, Stage
+from flcore.messages import Size
+from flcore.methods.vocabulary import Exchange, Leg, Replies, Stage
 from flcore.records import Record
 
 Item = TypeVar("Item")
@@ -88,7 +88,7 @@ def run_rounds(
     run = run_name(experiment)
     state = checkpoint.load(run)
     if state is None:
-        state = RunState(0, experiment.method.start_server(experiment.setting), run=run)
+        state = RunState(0, Record(experiment.method.start_server(experiment.setting)), run=run)
         checkpoint.start(state)
     scorer = Scorer(Worker(experiment))
     for number in range(state.round + 1, experiment.config.federation.rounds + 1):
@@ -148,6 +148,7 @@ class _LegDone:
     cohort: Cohort
     replies: Mapping[int, Reply]
     failures: Mapping[int, Failure]
+    facts: Mapping[str, float]
 
 
 def _run_leg(
@@ -167,14 +168,17 @@ def _run_leg(
     watch.lap(leg.name)
 
     server = state.server
-    messages = {client: reply.message for client, reply in replies.items()}
+    messages = Replies({client: reply.message for client, reply in replies.items()})
+    exchange = Exchange(experiment.setting, number, leg.name)
+    facts = dict(state.facts)
     stages = method.stages()
     for name in leg.stages if leg.stages is not None else stages:
         if messages:
-            server = steps.call(name, partial(_run_stage, stages[name], name), server, messages, experiment, number)
+            server, found = steps.call(name, partial(_run_stage, stages[name], name), server, messages, exchange)
+            facts |= found
             watch.lap(name)
 
-    stragglers = [download(state.server, client, experiment) for client in cohort.stragglers]
+    stragglers = [download(state.server, client, experiment, state.place) for client in cohort.stragglers]
     received = [result.down for result in results.values()] + stragglers
     this_leg = state.legs + 1
     after = RunState(
@@ -189,17 +193,19 @@ def _run_leg(
         failures=(*state.failures, *((number, client, failure.cause) for client, failure in failures.items())),
         simulated_seconds=state.simulated_seconds + cohort.seconds,
         run=state.run,
+        facts={} if last else facts,
     )
-    return after, _LegDone(cohort, replies, failures)
+    return after, _LegDone(cohort, replies, failures, facts)
 
 
 def _run_stage(
-    stage: Stage, name: str, server: Record, messages: Mapping[int, Record], experiment: Experiment, number: int
-) -> Record:
+    stage: Stage, name: str, server: Record, messages: Replies, exchange: Exchange
+) -> tuple[Record, dict[str, float]]:
     try:
-        return stage(server, messages, experiment.setting, number)
+        after, facts = stage(server, messages, exchange)
     except (ValueError, ArithmeticError) as error:
-        raise RunError(f"round {number}, server stage {name}: {error}") from error
+        raise RunError(f"round {exchange.round}, server stage {name}: {error}") from error
+    return Record(after), {fact: float(value) for fact, value in facts.items()}
 
 
 def _round_facts(done: _LegDone, after: RunState) -> dict[str, Any]:
@@ -221,9 +227,8 @@ def _round_facts(done: _LegDone, after: RunState) -> dict[str, Any]:
         record |= {"stragglers": list(done.cohort.stragglers), "simulated_seconds": after.simulated_seconds}
     if after.failures:
         record["failures"] = [list(failure) for failure in after.failures]
-    facts = after.server.get("facts")
-    if isinstance(facts, Facts):
-        record["server"] = dict(facts.values)
+    if done.facts:
+        record["server"] = dict(done.facts)
     return record
 
 

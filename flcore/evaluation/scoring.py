@@ -26,7 +26,7 @@ from flcore.errors import DataError
 from flcore.evaluation.continual import task_scores
 from flcore.experiment import Experiment
 from flcore.messages import Weights
-from flcore.methods.base import BATCHNORM, Predict, with_statistics
+from flcore.methods.vocabulary import BATCHNORM, Predict, with_statistics
 from flcore.models import load_weights
 from flcore.models.averaging import average_weights
 from flcore.records import Record, on_device, payload_of
@@ -258,7 +258,7 @@ class Scorer:
 
 
 def _nothing_remembered(client: int) -> Record:
-    return {}
+    return Record()
 
 
 def _lay_out(experiment: Experiment) -> _TestData:

@@ -52,19 +52,7 @@ from torch import Tensor
 from flcore.errors import ConfigError
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays, Count, Facts, Weights
-from flcore.methods.base import (
-    Batch,
-    Context,
-    Leg,
-    LocalModel,
-    Method,
-    Phase,
-    Predict,
-    Setting,
-    Stage,
-    TrainedClient,
-    Turn,
-)
+from flcore.methods.base import Method
 from flcore.methods.creff import CReFF
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedcspc import FedCSPC
@@ -78,6 +66,18 @@ from flcore.methods.fedproc import FedProc
 from flcore.methods.fedprox import FedProx
 from flcore.methods.moon import Moon
 from flcore.methods.vhl import VHL
+from flcore.methods.vocabulary import (
+    Batch,
+    Context,
+    Leg,
+    LocalModel,
+    Phase,
+    Predict,
+    Setting,
+    Stage,
+    TrainedClient,
+    Turn,
+)
 from flcore.models.network import Network, Values
 from flcore.params import Search, build, param
 from flcore.prototypes.gaussians import (
@@ -184,11 +184,11 @@ class CCVR(Method):
         """The base's."""
         return self.base_method.phases()
 
-    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The base's message; when training is over the final model alone."""
         if OVER in server:
             return {"model": server["model_before"]}
-        return self.base_method.broadcast(server, client, setting)
+        return self.base_method.broadcast(server, client, exchange)
 
     def begin(self, turn: Turn) -> Weights:
         """The base's start; for the statistics the final model."""

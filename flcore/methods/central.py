@@ -22,3 +22,8 @@ class Central(FedAvg):
     citation: ClassVar[str] = "reference without federation"
     trains: ClassVar[Literal["cohort", "all"]] = "all"
     data_scope: ClassVar[Literal["client", "union"]] = "union"
+
+    @property
+    def can_be_calibrated(self) -> bool:
+        """No: there are no clients to ask for statistics."""
+        return False

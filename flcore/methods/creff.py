@@ -34,8 +34,8 @@ from torch import Tensor
 from flcore.losses.alignment import gradient_distance, linear_gradient
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays, Facts, Weights
-from flcore.methods.base import LocalModel, Predict, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import LocalModel, Predict, Setting, Stage, TrainedClient, Turn
 from flcore.params import Search, param
 from flcore.records import Record, payload_of
 from flcore.rng import torch_stream
@@ -73,7 +73,7 @@ class CReFF(FedAvg):
             "features": Arrays({"values": features}),
         }
 
-    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The global model and h̃; the features stay."""
         return {"model": server["model"], "classifier": server["classifier"]}
 

@@ -10,10 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flcore.messages import Count, Weights
-from flcore.methods.base import Method, Setting, Stage, TrainedClient, Turn
+from flcore.messages import Count
+from flcore.methods.base import Method
+from flcore.methods.vocabulary import (
+    MODEL,
+    NUM_SAMPLES,
+    Exchange,
+    Facts,
+    Replies,
+    Setting,
+    Stage,
+    TrainedClient,
+    Turn,
+)
 from flcore.models.averaging import average_weights
-from flcore.records import Record, payload_of
+from flcore.records import Payloads, Record
 
 
 @dataclass(frozen=True)
@@ -24,25 +35,33 @@ class FedAvg(Method):
     summary: ClassVar[str] = "weighted averaging of locally trained weights"
     citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
-    def start_server(self, setting: Setting) -> Record:
+    @property
+    def can_be_calibrated(self) -> bool:
+        """Its model answers by itself; so do those of most methods that build on it."""
+        return self.has_global_model
+
+    def start_server(self, setting: Setting) -> Payloads:
         """The initial model."""
-        return {"model": setting.initial}
+        return {MODEL: setting.initial}
 
-    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The global model."""
-        return {"model": server["model"]}
+        return {MODEL: server[MODEL]}
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights with n_k; nothing is remembered."""
-        return {"model": trained.weights, "num_samples": Count(trained.num_samples)}, {}
+        return {MODEL: trained.weights, NUM_SAMPLES: Count(trained.num_samples)}, {}
 
     def stages(self) -> Mapping[str, Stage]:
         """One stage: aggregate."""
         return {"aggregate": aggregate}
 
 
-def aggregate(server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int) -> Record:
+def aggregate(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
     """w_g ← Σ_{k∈S} (n_k / N) w_k."""
-    models = {client: payload_of(Weights, message, "model") for client, message in replies.items()}
-    sizes = {client: payload_of(Count, message, "num_samples").value for client, message in replies.items()}
-    return {**server, "model": average_weights(models, sizes)}
+    return server | {MODEL: average_weights(replies.of(MODEL), sample_counts(replies))}, {}
+
+
+def sample_counts(replies: Replies) -> dict[int, int]:
+    """n_k of every client that answered."""
+    return {client: count.value for client, count in replies.of(NUM_SAMPLES).items()}

@@ -53,20 +53,10 @@ from flcore.losses.alignment import angle_loss, edge_loss, extrapolate, triplet_
 from flcore.losses.basic import cross_entropy, weighted_mean
 from flcore.losses.contrastive import contrastive_terms, prototype_contrast, source_weights, unit_vectors
 from flcore.messages import Arrays, Count, Facts, Prototypes, Weights
-from flcore.methods.base import (
-    Batch,
-    Context,
-    LocalModel,
-    Method,
-    Phase,
-    Predict,
-    Setting,
-    Stage,
-    TrainedClient,
-    Turn,
-)
+from flcore.methods.base import Method
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.moon import Moon
+from flcore.methods.vocabulary import Batch, Context, LocalModel, Phase, Predict, Setting, Stage, TrainedClient, Turn
 from flcore.models.network import Network, Values
 from flcore.params import Search, param
 from flcore.prototypes import class_means
@@ -203,10 +193,10 @@ class FedCSPC(Method):
         width = setting.network.encode(image, setting.initial.values).shape[1]
         return {**server, "prototypes": Prototypes.empty(setting.num_classes, width)}
 
-    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The base's message, and the global prototypes if they are used."""
         sent = server if self.feedback else {**server, **averaged(server)}
-        message = self.base_method.broadcast(sent, client, setting)
+        message = self.base_method.broadcast(sent, client, exchange)
         return {**message, "prototypes": server["prototypes"]} if self.aligns else message
 
     def begin(self, turn: Turn) -> Weights:

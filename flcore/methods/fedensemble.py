@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from flcore.messages import Arrays, Count, Payload, Weights
-from flcore.methods.base import LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg, aggregate
+from flcore.methods.vocabulary import LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.models.averaging import average_weights
 from flcore.params import Search, param
 from flcore.records import Record, payload_of
@@ -67,10 +67,10 @@ class FedEnsemble(FedAvg):
         stream = torch_stream(setting.seed, "ensemble assignment", round_number)
         return Arrays({"model": torch.randperm(setting.num_clients, generator=stream) % self.models})
 
-    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The global model, or the one of the round's permutation."""
         if self.variant == "clients":
-            return super().broadcast(server, client, setting)
+            return super().broadcast(server, client, exchange)
         model = int(payload_of(Arrays, server, "assignment")["model"][client])
         return {"model": server[member_name(model)]}
 

@@ -43,8 +43,8 @@ from flcore.generators.features import (
 from flcore.generators.networks import FeatureGenerator, build_feature_generator, constant_output
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays, Facts, Weights
-from flcore.methods.base import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg, aggregate
+from flcore.methods.vocabulary import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.models import extract_weights, load_weights
 from flcore.optim import AdamState, adam_step
 from flcore.params import Search, param
@@ -177,9 +177,9 @@ class FeatureGeneratorMethod(FedAvg):
             "generator_optimizer": Arrays(AdamState.fresh(generator.params).arrays()),
         }
 
-    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The global model and, once it was trained, the generator and the distribution of labels to ask it for."""
-        message = super().broadcast(server, client, setting)
+        message = super().broadcast(server, client, exchange)
         if "label_distribution" not in server:
             return message
         return {**message, **{name: server[name] for name in ("generator", "label_distribution")}}

@@ -28,8 +28,8 @@ from torch import Tensor
 from flcore.losses.alignment import row_distance
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays, Count, Prototypes
-from flcore.methods.base import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.params import Search, param
 from flcore.prototypes import class_means
 from flcore.prototypes.fusion import weighted_class_means
@@ -71,9 +71,9 @@ class FedHKD(FedAvg):
             return server
         return {**server, "knowledge": Prototypes.empty(setting.num_classes, width(setting))}
 
-    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The global model, and the knowledge of the classes that have some."""
-        message = super().broadcast(server, client, setting)
+        message = super().broadcast(server, client, exchange)
         return {**message, "knowledge": server["knowledge"]} if self.shares_knowledge else message
 
     def context(self, turn: Turn) -> Context:

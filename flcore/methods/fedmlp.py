@@ -45,10 +45,21 @@ from flcore.errors import ConfigError
 from flcore.losses.alignment import memory_divergence, smooth_l1_to_prototypes
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays, Count, Facts, Payload, Prototypes, Weights
-from flcore.methods.base import Batch, Context, Leg, LocalModel, Phase, Predict, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg, aggregate
 from flcore.methods.fedper import FedPer
 from flcore.methods.fedproto import aggregate_prototypes
+from flcore.methods.vocabulary import (
+    Batch,
+    Context,
+    Leg,
+    LocalModel,
+    Phase,
+    Predict,
+    Setting,
+    Stage,
+    TrainedClient,
+    Turn,
+)
 from flcore.params import Search, param
 from flcore.prototypes import class_means
 from flcore.prototypes.clustering import Clusters, cluster_classes, clusters_of, finch, kmeans
@@ -163,7 +174,7 @@ class FedMLP(FedAvg):
         """One, whose features are averaged where prototypes are running ones."""
         return (Phase(note="last_pass" if self.proto_mode == "running" else "none"),)
 
-    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The shared weights, G, P, the classes' clusters and J, as far as a term needs them.
 
         Nothing while the server waits for the clients' counts.
@@ -196,7 +207,7 @@ class FedMLP(FedAvg):
             clusters = payload_of(Arrays, turn.inbox, "clusters")
             centres = payload_of(Prototypes, turn.inbox, "semantic").means
             context["semantic"] = {"means": centres[clusters["assignment"]], "present": clusters["minority"]}
-        if self.remembers and turn.stage > 0:
+        if self.remembers and turn.stretch > 0:
             context["memory"] = self.remembered(turn)
         return context
 
@@ -291,7 +302,7 @@ class FedMLP(FedAvg):
             own = trained.noted_means() if running else class_means(*trained.features(), turn.setting.num_classes)
             message["prototypes"] = own
             if self.remembers:
-                memory |= {"earlier": recall(turn), "newest": own, "stage": Count(turn.stage)}
+                memory |= {"earlier": recall(turn), "newest": own, "stage": Count(turn.stretch)}
         if self.draws_to_clusters and self.counts == "running":
             task, seen = turn.task or 0, tasks_seen(turn)
             if not seen[task]:
@@ -376,7 +387,7 @@ def recall(turn: Turn) -> Prototypes:
     if "newest" not in memory:
         return Prototypes.empty(setting.num_classes, setting.feature_dim)
     earlier, newest = payload_of(Prototypes, memory, "earlier"), payload_of(Prototypes, memory, "newest")
-    if payload_of(Count, memory, "stage").value == turn.stage:
+    if payload_of(Count, memory, "stage").value == turn.stretch:
         return earlier
     means = torch.where(newest.present.unsqueeze(1), newest.means, earlier.means)
     return Prototypes(means, earlier.present | newest.present)

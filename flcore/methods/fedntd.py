@@ -19,11 +19,10 @@ from torch import Tensor
 
 from flcore.losses.alignment import not_true_distillation
 from flcore.losses.basic import cross_entropy
-from flcore.messages import Weights
-from flcore.methods.base import Batch, Context, LocalModel, Setting, Turn
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import MODEL, Batch, Context, LocalModel, Setting, Turn
 from flcore.params import Search, param
-from flcore.records import Record, payload_of
+from flcore.records import Payloads
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class FedNTD(FedAvg):
     tau: float = param(1.0, "temperature τ of both softmaxes", above=0, search=Search(choices=(1.0, 2.0, 3.0)))
     tau_squared: bool = param(False, "multiply the distillation by τ², which the authors' code does not")
 
-    def start_server(self, setting: Setting) -> Record:
+    def start_server(self, setting: Setting) -> Payloads:
         """The initial model; warns where the term cannot do anything."""
         if setting.num_classes == 2 and self.beta > 0:
             warnings.warn(
@@ -51,7 +50,7 @@ class FedNTD(FedAvg):
         """The teacher."""
         if self.beta == 0:
             return {}
-        return {"global": turn.with_statistics(payload_of(Weights, turn.inbox, "model")).values}
+        return {"global": turn.with_statistics(turn.inbox[MODEL]).values}
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Cross-entropy and, unless switched off, the distillation."""

@@ -49,7 +49,6 @@ from torch import Tensor
 from flcore.generators.features import diversity_loss, fidelity_loss, frozen_head_logits, prototype_pull
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays, Prototypes
-from flcore.methods.base import Batch, Context, LocalModel, Phase, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import aggregate
 from flcore.methods.fedgen import (
     FLOOR,
@@ -60,6 +59,7 @@ from flcore.methods.fedgen import (
     reported,
     uniform_distribution,
 )
+from flcore.methods.vocabulary import Batch, Context, LocalModel, Phase, Setting, Stage, TrainedClient, Turn
 from flcore.params import Search, param
 from flcore.prototypes import class_means
 from flcore.prototypes.fusion import weighted_class_means
@@ -169,9 +169,9 @@ class FedPA(FeatureGeneratorMethod):
             return server
         return {**server, "prototypes": Prototypes.empty(setting.num_classes, setting.feature_dim)}
 
-    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The global model, the trained generator with the label distribution, and the prototypes if they pull."""
-        message = super().broadcast(server, client, setting)
+        message = super().broadcast(server, client, exchange)
         return {**message, "prototypes": server["prototypes"]} if self.pulls else message
 
     def context(self, turn: Turn) -> Context:

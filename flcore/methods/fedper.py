@@ -18,10 +18,13 @@ from typing import ClassVar, Literal
 
 from flcore.errors import ConfigError
 from flcore.messages import Weights
-from flcore.methods.base import Setting, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import MODEL, Setting, TrainedClient, Turn
 from flcore.params import param
-from flcore.records import Record, payload_of
+from flcore.records import Payloads, Record, Slot
+
+TOP = Slot("top", Weights)
+"""A client's personal layers, in its memory."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class FedPer(FedAvg):
         "head", "personal: the last layer, or all fully connected layers (GFPL's choice for small CNNs)"
     )
 
-    def start_server(self, setting: Setting) -> Record:
+    def start_server(self, setting: Setting) -> Payloads:
         """The initial base.
 
         Raises:
@@ -46,21 +49,21 @@ class FedPer(FedAvg):
         shared = self.base(setting.initial)
         if not shared.params:
             raise ConfigError(f"method.head_from = {self.head_from}: this model has no other layers to share")
-        return {"model": shared}
+        return {MODEL: shared}
 
     def begin(self, turn: Turn) -> Weights:
         """The received base under the client's own top."""
-        return self.whole(payload_of(Weights, turn.inbox, "model"), turn.memory, turn.setting)
+        return self.whole(turn.inbox[MODEL], turn.memory, turn.setting)
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained base with n_k; the top stays."""
         message, memory = super().reply(turn, trained)
         top = {name: trained.weights.params[name] for name in self.personal(trained.weights)}
-        return {**message, "model": self.base(trained.weights)}, {**memory, "top": Weights(top)}
+        return {**message, MODEL: self.base(trained.weights)}, {**memory, TOP: Weights(top)}
 
     def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
         """The current base under the client's own top."""
-        return self.whole(payload_of(Weights, server, "model"), memory, setting)
+        return self.whole(server[MODEL], memory, setting)
 
     def personal(self, weights: Weights) -> tuple[str, ...]:
         """Names of the personal parameters of a whole model."""
@@ -77,7 +80,7 @@ class FedPer(FedAvg):
 
     def whole(self, base: Weights, memory: Record, setting: Setting) -> Weights:
         """A base under the top that a client remembers, the initial one before its first turn."""
-        top = payload_of(Weights, memory, "top").params if "top" in memory else {}
+        top = memory[TOP].params if TOP in memory else {}
         return Weights({**setting.initial.params, **base.params, **top}, base.buffers)
 
 

@@ -56,7 +56,6 @@ from flcore.generators.images import (
 )
 from flcore.generators.networks import ImageGenerator, build_image_generator, constant_output
 from flcore.messages import Arrays, Count, Facts, Prototypes, Weights
-from flcore.methods.base import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.virtual_images import (
     VirtualLoss,
@@ -66,6 +65,7 @@ from flcore.methods.virtual_images import (
     pixel_map,
     virtual_context,
 )
+from flcore.methods.vocabulary import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.models import extract_weights, load_weights
 from flcore.optim import FusedAdam
 from flcore.params import Search, param
@@ -188,9 +188,9 @@ class FedPG(FedAvg):
             "shipping": Count(0),
         }
 
-    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The global model and, where there are any for this round, the virtual images."""
-        message = super().broadcast(server, client, setting)
+        message = super().broadcast(server, client, exchange)
         if not payload_of(Count, server, "shipping").value:
             return message
         return {**message, "virtual": server["virtual"]}

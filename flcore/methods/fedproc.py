@@ -20,22 +20,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from flcore.losses.basic import cross_entropy
 from flcore.losses.contrastive import prototype_contrast
-from flcore.messages import Arrays, Prototypes
-from flcore.methods.base import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
+from flcore.messages import Arrays
+from flcore.methods.class_prototypes import (
+    CLASS_COUNTS,
+    ReleasesPrototypes,
+    counts_of_uploads,
+    fused_prototypes,
+    no_prototypes,
+    received_prototypes,
+)
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import (
+    PROTOTYPES,
+    Batch,
+    Context,
+    Exchange,
+    Facts,
+    LocalModel,
+    Replies,
+    Setting,
+    Stage,
+    TrainedClient,
+    Turn,
+)
 from flcore.params import Search, param
-from flcore.prototypes import average_prototypes, class_means
-from flcore.prototypes.fusion import weighted_class_means
-from flcore.records import Record, payload_of
+from flcore.records import Payloads, Record
+from flcore.schedules import Linear
 
 
 @dataclass(frozen=True)
-class FedProc(FedAvg):
+class FedProc(ReleasesPrototypes, FedAvg):
     """FedAvg whose features are first drawn to global prototypes, later to what the head wants."""
 
     name: ClassVar[str] = "fedproc"
@@ -47,26 +65,24 @@ class FedProc(FedAvg):
     similarity: Literal["cosine", "inner"] = param("cosine", "similarity of features and prototypes")
     weighted: bool = param(False, "weigh clients by their samples of the class in the mean of prototypes")
 
-    def start_server(self, setting: Setting) -> Record:
+    def start_server(self, setting: Setting) -> Payloads:
         """The initial model and no prototypes yet."""
         server = super().start_server(setting)
         if self.alpha == 0:
             return server
-        return {**server, "prototypes": Prototypes.empty(setting.num_classes, setting.feature_dim)}
+        return {**server, **no_prototypes(setting)}
 
-    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The global model and the prototypes of the classes that have one."""
-        message = super().broadcast(server, client, setting)
-        return message if self.alpha == 0 else {**message, "prototypes": server["prototypes"]}
+        message = super().broadcast(server, client, exchange)
+        return message if self.alpha == 0 else {**message, PROTOTYPES: server[PROTOTYPES]}
 
     def context(self, turn: Turn) -> Context:
         """α_t and the prototypes, from the second round on."""
-        passed = turn.round - 1
-        if self.alpha == 0 or passed == 0:
+        if self.alpha == 0 or turn.passed == 0:
             return {}
-        prototypes = payload_of(Prototypes, turn.inbox, "prototypes")
-        share = self.alpha * (1 - passed / turn.setting.rounds)
-        return {"share": share, "means": prototypes.means, "present": prototypes.present}
+        share = Linear(self.alpha, turn.setting.rounds)
+        return {"share": share(turn.passed), **received_prototypes(turn)}
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """(1 − α_t)·CE and α_t·ℓ_gpc."""
@@ -85,15 +101,15 @@ class FedProc(FedAvg):
         )
         return {"cross_entropy": (1 - context["share"]) * supervised, "contrast": context["share"] * contrast}
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights with n_k and the class means, with ``weighted`` also their numbers of samples."""
         message, memory = super().reply(turn, trained)
         if self.alpha == 0:
             return message, memory
-        prototypes = class_means(*trained.features(), turn.setting.num_classes)
-        message = {**message, "prototypes": prototypes}
+        prototypes = self.own_prototypes(turn, trained)
+        message = {**message, PROTOTYPES: prototypes}
         if self.weighted:
-            message["class_counts"] = Arrays({"held": turn.counts[prototypes.present]})
+            message |= {CLASS_COUNTS: Arrays({"held": turn.counts[prototypes.present.cpu()]})}
         return message, memory
 
     def stages(self) -> Mapping[str, Stage]:
@@ -101,18 +117,12 @@ class FedProc(FedAvg):
         stages = dict(super().stages())
         return stages if self.alpha == 0 else {**stages, "fuse-prototypes": self.fuse_prototypes}
 
-    def fuse_prototypes(
-        self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int
-    ) -> Record:
+    def fuse_prototypes(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
         """c_j ← the mean of the round's uploads of class j."""
-        uploads = {client: payload_of(Prototypes, replies[client], "prototypes") for client in sorted(replies)}
-        previous = payload_of(Prototypes, server, "prototypes")
-        if not self.weighted:
-            return {**server, "prototypes": average_prototypes(uploads, previous)}
-        counts = torch.zeros(len(uploads), setting.num_classes, dtype=torch.int64)
-        for row, (client, upload) in enumerate(uploads.items()):
-            counts[row, upload.present] = payload_of(Arrays, replies[client], "class_counts")["held"]
-        stacked = torch.stack([upload.means for upload in uploads.values()])
-        means, present = weighted_class_means(stacked.double(), counts)
-        fused = torch.where(present.unsqueeze(1), means.float(), previous.means)
-        return {**server, "prototypes": Prototypes(fused, previous.present | present)}
+        counts = counts_of_uploads(replies) if self.weighted else None
+        return server | fused_prototypes(server, replies, counts), {}
+
+    @property
+    def sends_prototypes(self) -> bool:
+        """Unless the contrast is off."""
+        return self.alpha > 0

@@ -21,15 +21,35 @@ import torch
 from torch import Tensor
 
 from flcore.losses.basic import cross_entropy, prototype_distance
-from flcore.messages import Prototypes
-from flcore.methods.base import Batch, Context, LocalModel, Method, Phase, Setting, Stage, TrainedClient, Turn
+from flcore.methods.base import Method
+from flcore.methods.class_prototypes import (
+    ReleasesPrototypes,
+    fused_prototypes,
+    no_prototypes,
+    received_prototypes,
+    refuse_running_samples,
+)
+from flcore.methods.vocabulary import (
+    MODEL,
+    PROTOTYPES,
+    Batch,
+    Context,
+    Exchange,
+    Facts,
+    LocalModel,
+    Phase,
+    Replies,
+    Setting,
+    Stage,
+    TrainedClient,
+    Turn,
+)
 from flcore.params import Search, param
-from flcore.prototypes import average_prototypes, class_means
-from flcore.records import Record, payload_of
+from flcore.records import Payloads, Record
 
 
 @dataclass(frozen=True)
-class FedProto(Method):
+class FedProto(ReleasesPrototypes, Method):
     """Personal models aligned by shared class prototypes."""
 
     name: ClassVar[str] = "fedproto"
@@ -46,22 +66,26 @@ class FedProto(Method):
         "final", "class means of the trained model, or of the last local epoch's mini-batches during training"
     )
 
+    def __post_init__(self) -> None:
+        """Refuse a bound for single samples on running prototypes."""
+        super().__post_init__()
+        refuse_running_samples(self, running=self.proto_mode == "running")
+
     def phases(self) -> tuple[Phase, ...]:
         """One, whose features are averaged where prototypes are running ones."""
         return (Phase(note="last_pass" if self.proto_mode == "running" else "none"),)
 
-    def start_server(self, setting: Setting) -> Record:
+    def start_server(self, setting: Setting) -> Payloads:
         """No prototypes yet."""
-        return {"prototypes": Prototypes.empty(setting.num_classes, setting.feature_dim)}
+        return no_prototypes(setting)
 
-    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The prototypes of the classes that have one."""
-        return {"prototypes": server["prototypes"]}
+        return {PROTOTYPES: server[PROTOTYPES]}
 
     def context(self, turn: Turn) -> Context:
         """The global prototypes, fixed during the round."""
-        prototypes = payload_of(Prototypes, turn.inbox, "prototypes")
-        return {"means": prototypes.means, "present": prototypes.present}
+        return received_prototypes(turn)
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Cross-entropy and the distance to the prototype of the label."""
@@ -73,11 +97,10 @@ class FedProto(Method):
             terms["alignment"] = self.weight * distance
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The client's class means; its model stays with it."""
-        running = self.proto_mode == "running"
-        own = trained.noted_means() if running else class_means(*trained.features(), turn.setting.num_classes)
-        return {"prototypes": own}, {"model": trained.weights}
+        own = self.own_prototypes(turn, trained, running=self.proto_mode == "running")
+        return {PROTOTYPES: own}, {MODEL: trained.weights}
 
     def stages(self) -> Mapping[str, Stage]:
         """One stage: the prototypes' mean over clients."""
@@ -86,7 +109,7 @@ class FedProto(Method):
     def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
         """Logits of the own head, or minus the mean squared distance to each usable prototype."""
         features = model.features(images)
-        prototypes = payload_of(Prototypes, server, "prototypes")
+        prototypes = server[PROTOTYPES]
         usable = prototypes.present if classes is None else prototypes.present & classes
         if self.inference == "classifier" or not usable.any():
             return model.classify(features)
@@ -95,8 +118,6 @@ class FedProto(Method):
         return (-distances.square() / features.shape[1]).masked_fill(~usable, -torch.inf)
 
 
-def aggregate_prototypes(server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int) -> Record:
+def aggregate_prototypes(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
     """p̄_c ← mean of p_{k,c} over the clients that uploaded class c."""
-    uploads = {client: payload_of(Prototypes, message, "prototypes") for client, message in replies.items()}
-    previous = payload_of(Prototypes, server, "prototypes")
-    return {**server, "prototypes": average_prototypes(uploads, previous)}
+    return server | fused_prototypes(server, replies), {}

@@ -12,11 +12,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from flcore.losses.basic import proximal
-from flcore.messages import Weights
-from flcore.methods.base import Batch, Context, LocalModel, Turn
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import MODEL, Batch, Context, LocalModel, Turn
 from flcore.params import Search, param
-from flcore.records import payload_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class FedProx(FedAvg):
 
     def context(self, turn: Turn) -> Context:
         """The anchor w_g."""
-        return {"anchor": payload_of(Weights, turn.inbox, "model").params}
+        return {"anchor": turn.inbox[MODEL].params}
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Cross-entropy and, unless switched off, the proximal term."""

@@ -18,8 +18,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from flcore.losses.basic import cross_entropy
-from flcore.methods.base import Batch, Context, Leg, LocalModel, Phase, Setting
 from flcore.methods.fedper import FedPer, layer_of
+from flcore.methods.vocabulary import Batch, Context, Leg, LocalModel, Phase, Setting
 from flcore.params import Search, param
 
 

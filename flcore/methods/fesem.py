@@ -34,8 +34,8 @@ import numpy as np
 import torch
 
 from flcore.messages import Arrays, Count, Facts, Weights
-from flcore.methods.base import Leg, Setting, Stage
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import Leg, Setting, Stage
 from flcore.models.averaging import average_weights
 from flcore.params import Search, param
 from flcore.records import Record, payload_of
@@ -69,7 +69,7 @@ class FeSEM(FedAvg):
         """One leg; in round 1 everybody takes part, unless there is only one centre to belong to."""
         return (Leg(who="all" if round_number == 1 and self.centres > 1 else "cohort"),)
 
-    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The client's centre."""
         return {"model": own_centre(server, client)}
 

@@ -58,12 +58,12 @@ from flcore.losses.alignment import dot_regression
 from flcore.losses.basic import cross_entropy
 from flcore.losses.contrastive import unit_vectors
 from flcore.messages import Arrays, Facts, Mixtures, Weights
-from flcore.methods.base import (
+from flcore.methods.base import Method
+from flcore.methods.vocabulary import (
     Batch,
     Context,
     Leg,
     LocalModel,
-    Method,
     Phase,
     Predict,
     Setting,
@@ -193,7 +193,7 @@ class GFPL(Method):
         fuse, end = (("fuse-prototypes",), ("end-exchange",)) if self.sends else ((), ())
         return (Leg(LOCAL_LEG, stages=fuse), Leg(RETRAIN_LEG, phases=(retraining,), stages=end))
 
-    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The fused mixtures, while an exchange is under way; else nothing."""
         return {"mixtures": server["mixtures"]} if "mixtures" in server else {}
 

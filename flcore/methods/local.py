@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from flcore.methods.base import Method, TrainedClient, Turn
-from flcore.records import Record
+from flcore.methods.base import Method
+from flcore.methods.vocabulary import MODEL, TrainedClient, Turn
+from flcore.records import Payloads
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,6 @@ class Local(Method):
     trains: ClassVar[Literal["cohort", "all"]] = "all"
     has_global_model: ClassVar[bool] = False
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """Nothing goes up; the model is kept."""
-        return {}, {"model": trained.weights}
+        return {}, {MODEL: trained.weights}

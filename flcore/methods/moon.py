@@ -25,10 +25,13 @@ from torch import Tensor
 from flcore.losses.basic import cross_entropy
 from flcore.losses.contrastive import model_contrast
 from flcore.messages import Weights
-from flcore.methods.base import Batch, Context, LocalModel, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import MODEL, Batch, Context, LocalModel, TrainedClient, Turn
 from flcore.params import Search, param
-from flcore.records import Record, payload_of
+from flcore.records import Payloads, Slot
+
+PREVIOUS = Slot("previous", Weights)
+"""The model with which a client ended its last turn, in its memory."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,9 @@ class Moon(FedAvg):
         """
         if self.mu == 0 or turn.round == 1:
             return {}
-        received = payload_of(Weights, turn.inbox, "model")
-        known = "previous" in turn.memory
-        previous = payload_of(Weights, turn.memory, "previous") if known else received
+        received = turn.inbox[MODEL]
+        known = PREVIOUS in turn.memory
+        previous = turn.memory.get(PREVIOUS, received)
         return {
             "present": torch.tensor([known], device=turn.setting.device),
             "global": turn.with_statistics(received).values,
@@ -77,12 +80,12 @@ class Moon(FedAvg):
             terms["contrast"] = self.mu * contrast
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights with n_k; the client remembers them."""
         message, memory = super().reply(turn, trained)
         if self.mu == 0:
             return message, memory
         # Statistics that do not travel are in the client's memory already.
-        travel = bool(payload_of(Weights, turn.inbox, "model").buffers)
+        travel = bool(turn.inbox[MODEL].buffers)
         previous = trained.weights if travel else trained.weights.without_buffers()
-        return message, {**memory, "previous": previous}
+        return message, {**memory, PREVIOUS: previous}

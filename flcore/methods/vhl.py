@@ -25,7 +25,6 @@ from torch import Tensor
 
 from flcore.generators.virtual import gaussian_virtual_images
 from flcore.messages import Arrays, Weights
-from flcore.methods.base import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.virtual_images import (
     VirtualLoss,
@@ -35,6 +34,7 @@ from flcore.methods.virtual_images import (
     pixel_map,
     virtual_context,
 )
+from flcore.methods.vocabulary import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
 from flcore.params import Search, param
 from flcore.records import Record, payload_of
 from flcore.rng import torch_stream
@@ -110,9 +110,9 @@ class VHL(FedAvg):
         holders = torch.zeros(setting.num_clients, dtype=torch.bool)
         return {**server, "virtual": Arrays({"images": images}), "holders": Arrays({"clients": holders})}
 
-    def broadcast(self, server: Record, client: int, setting: Setting) -> Record:
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The global model, and the virtual set for a client that does not have it."""
-        message = super().broadcast(server, client, setting)
+        message = super().broadcast(server, client, exchange)
         if "virtual" not in server or bool(payload_of(Arrays, server, "holders")["clients"][client]):
             return message
         return {**message, "virtual": server["virtual"]}

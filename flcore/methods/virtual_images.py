@@ -21,7 +21,7 @@ from flcore.losses.basic import cross_entropy
 from flcore.losses.contrastive import supervised_contrastive
 
 if TYPE_CHECKING:  # methods import this module
-    from flcore.methods.base import Batch, Context, LocalModel, Setting
+    from flcore.methods.vocabulary import Batch, Context, LocalModel, Setting
 
 PixelRange = Literal["data", "authors"]
 

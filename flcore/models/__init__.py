@@ -9,9 +9,7 @@ import torch
 from torch import nn
 
 from flcore.models.base import Backbone, Noise, extract_weights, load_weights, widen_head
-from flcore.models.cnn import FedCspcCnn, FedGenCnn, FedMlpCnn, FedProtoCnn
-from flcore.models.pfl_cnn import PflCnn
-from flcore.models.resnet import ResNet18
+from flcore.registry import Registry
 
 __all__ = [
     "MODELS",
@@ -39,9 +37,17 @@ class ModelSpec(Protocol):
         """Assemble the network for images of ``shape`` (C, H, W)."""
 
 
-MODELS: dict[str, type] = {
-    spec.name: spec for spec in (FedGenCnn, FedProtoCnn, FedMlpCnn, FedCspcCnn, PflCnn, ResNet18)
-}
+MODELS: Registry[type[ModelSpec]] = Registry(
+    "model",
+    {
+        "fedgen_cnn": "flcore.models.cnn:FedGenCnn",
+        "fedproto_cnn": "flcore.models.cnn:FedProtoCnn",
+        "fedmlp_cnn": "flcore.models.cnn:FedMlpCnn",
+        "fedcspc_cnn": "flcore.models.cnn:FedCspcCnn",
+        "pfl_cnn": "flcore.models.pfl_cnn:PflCnn",
+        "resnet18": "flcore.models.resnet:ResNet18",
+    },
+)
 
 
 def build_model(

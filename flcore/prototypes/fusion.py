@@ -10,6 +10,25 @@ from torch import Tensor
 from flcore.messages import Prototypes
 
 
+def fuse_prototypes(
+    uploads: Mapping[int, Prototypes], previous: Prototypes, counts: Mapping[int, Tensor] | None = None
+) -> Prototypes:
+    """Mean per class over the clients that upload the class; a class that nobody uploads keeps its previous value.
+
+    Args:
+        uploads: by client id.
+        previous: what stood before; needed under partial participation (baselines.md section 15).
+        counts: client id to samples per class, int64 [K]: means are weighted by them. None: every client weighs the
+            same (FedProto's code counts clients; FedPG, FedMLP).
+    """
+    if counts is None:
+        return average_prototypes(uploads, previous)
+    clients = sorted(uploads)
+    weights = torch.stack([counts[client] * uploads[client].present for client in clients])
+    means, present = weighted_class_means(torch.stack([uploads[client].means for client in clients]).double(), weights)
+    return Prototypes(torch.where(present.unsqueeze(1), means.float(), previous.means), previous.present | present)
+
+
 def weighted_class_means(means: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Prototypes of all clients into one per class, φ_c = Σ_k w_kc·φ_kc/Σ_k w_kc (fedpa.md section 5.1).
 

@@ -35,7 +35,7 @@ def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -
 
     def memory(client: int) -> Record:
         path = files.clients / f"{client:04d}.safetensors"
-        return load_record(path)[0] if path.exists() else {}
+        return load_record(path)[0] if path.exists() else Record()
 
     scores = Scorer(Worker(experiment)).score(server, memory, vote=True)
     metrics = summarise(experiment, scores, history)

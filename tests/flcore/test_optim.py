@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flcore.config import LocalConfig
 from flcore.engine.local.step import learning_rate, make_optimizer
 from flcore.optim import Adam, Sgd, clip_gradients
+from flcore.sections import LocalConfig
 
 
 def torch_twin(ours: Any, params: list[torch.Tensor]) -> Any:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from flcore.config import Config, EngineConfig
+from flcore.config import Config
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
 from flcore.methods import METHODS
 from flcore.models import MODELS
 from flcore.params import declared
+from flcore.sections import EngineConfig
 from pipelines import listing
 from pipelines.cli import main
 

@@ -1,18 +1,18 @@
-"""Partitioners by name; adding one is adding a file and its entry here."""
+"""Partitioners by name; adding one is adding a file and its line here."""
 
-from flcore.data.partitioners.base import Assignment, Partitioner
-from flcore.data.partitioners.by_group import ByGroup
-from flcore.data.partitioners.classes_per_client import ClassesPerClient
-from flcore.data.partitioners.dirichlet import Dirichlet
-from flcore.data.partitioners.dominant import Dominant
-from flcore.data.partitioners.iid import Iid
-from flcore.data.partitioners.imported import Imported
-from flcore.data.partitioners.shards import Shards
-from flcore.data.partitioners.ways_shots import WaysShots
+from flcore.data.partitioners.base import Partitioner
+from flcore.registry import Registry
 
-PARTITIONERS: dict[str, type[Partitioner]] = {
-    partitioner.name: partitioner
-    for partitioner in (Iid, Dirichlet, ClassesPerClient, Dominant, Shards, WaysShots, ByGroup, Imported)
-}
-
-__all__ = ["PARTITIONERS", "Assignment", "Partitioner"]
+PARTITIONERS: Registry[type[Partitioner]] = Registry(
+    "partitioner",
+    {
+        "iid": "flcore.data.partitioners.iid:Iid",
+        "dirichlet": "flcore.data.partitioners.dirichlet:Dirichlet",
+        "classes_per_client": "flcore.data.partitioners.classes_per_client:ClassesPerClient",
+        "dominant": "flcore.data.partitioners.dominant:Dominant",
+        "shards": "flcore.data.partitioners.shards:Shards",
+        "ways_shots": "flcore.data.partitioners.ways_shots:WaysShots",
+        "by_group": "flcore.data.partitioners.by_group:ByGroup",
+        "imported": "flcore.data.partitioners.imported:Imported",
+    },
+)

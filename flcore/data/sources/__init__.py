@@ -1,31 +1,21 @@
-"""Sources of images by name; adding one is adding a file and its entry here."""
+"""Sources of images by name; adding one is adding a file and its line here."""
 
-from flcore.data.sources.base import RawDataset, RawSplit, Source
-from flcore.data.sources.celeba import CelebA
-from flcore.data.sources.cifar import Cifar10, Cifar100
-from flcore.data.sources.digits import Digits
-from flcore.data.sources.femnist import Femnist
-from flcore.data.sources.imagefiles import ImageFiles
-from flcore.data.sources.imagefolder import ImageFolder
-from flcore.data.sources.mnist import Emnist, FashionMnist, Mnist
-from flcore.data.sources.tinyimagenet import TinyImageNet
-from flcore.data.sources.vireofood172 import VireoFood172
+from flcore.data.sources.base import Source
+from flcore.registry import Registry
 
-SOURCES: dict[str, type[Source]] = {
-    source.name: source
-    for source in (
-        Digits,
-        Mnist,
-        FashionMnist,
-        Emnist,
-        Femnist,
-        Cifar10,
-        Cifar100,
-        TinyImageNet,
-        VireoFood172,
-        CelebA,
-        ImageFolder,
-    )
-}
-
-__all__ = ["SOURCES", "ImageFiles", "RawDataset", "RawSplit", "Source"]
+SOURCES: Registry[type[Source]] = Registry(
+    "dataset",
+    {
+        "digits": "flcore.data.sources.digits:Digits",
+        "mnist": "flcore.data.sources.mnist:Mnist",
+        "fashionmnist": "flcore.data.sources.mnist:FashionMnist",
+        "emnist": "flcore.data.sources.mnist:Emnist",
+        "femnist": "flcore.data.sources.femnist:Femnist",
+        "cifar10": "flcore.data.sources.cifar:Cifar10",
+        "cifar100": "flcore.data.sources.cifar:Cifar100",
+        "tinyimagenet": "flcore.data.sources.tinyimagenet:TinyImageNet",
+        "vireofood172": "flcore.data.sources.vireofood172:VireoFood172",
+        "celeba": "flcore.data.sources.celeba:CelebA",
+        "imagefolder": "flcore.data.sources.imagefolder:ImageFolder",
+    },
+)

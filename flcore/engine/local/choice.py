@@ -24,6 +24,7 @@ from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.rounds import code_fingerprint
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
+from flcore.records import Record
 
 _WORTH = 1.1  # stack only where it clearly pays
 _PROBE_SECONDS = 0.3
@@ -92,8 +93,8 @@ def measure(experiment: Experiment, clock: Callable[[], float] = time.perf_count
     if not group or len(group[0]) < 2:
         return StackDecision(False, None, None, "no two clients fit into a stack")
     worker = Worker(serial_run)
-    server = experiment.method.start_server(experiment.setting)
-    turns = [worker.receive(1, leg, client, server, {}) for client in group[0]]
+    server = Record(experiment.method.start_server(experiment.setting))
+    turns = [worker.receive(1, leg, client, server, Record()) for client in group[0]]
     starts = [turn.with_statistics(experiment.method.begin(turn)) for turn in turns]
 
     def seconds(trainer: Trainer, count: int, steps: int) -> float:

@@ -18,9 +18,9 @@ from flcore.engine.local.step import make_optimizer
 from flcore.engine.local.tape import Tape, record_tape
 from flcore.experiment import Experiment
 from flcore.messages import Weights
-from flcore.methods.base import Batch, Context, Phase, Turn
+from flcore.methods.vocabulary import Batch, Context, Phase, Turn
 from flcore.models import Backbone, extract_weights, load_weights
-from flcore.models.view import ModelView
+from flcore.models.view import ModuleView
 from flcore.optim import clip_gradients
 
 
@@ -68,7 +68,7 @@ class SerialTrainer:
         """Build the module."""
         self.experiment = experiment
         self.module = experiment.new_module()
-        self.model = ModelView(self.module, experiment.setting.network, dict(self.module.named_parameters()))
+        self.model = ModuleView(self.module, experiment.setting.network, dict(self.module.named_parameters()))
         if experiment.config.engine.compile != "none":
             compile_parts(self.module, experiment.config.engine.compile)
         refuse_single_batches(experiment, self.module)

@@ -36,14 +36,14 @@ from flcore.engine.local.tape import Tape, record_tape
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
 from flcore.messages import Weights
-from flcore.methods.base import Batch, Phase, Turn
+from flcore.methods.vocabulary import Batch, Phase, Turn
 from flcore.models import Backbone, Noise
 from flcore.models.network import Bound, Network, Values
-from flcore.models.view import ModelView
+from flcore.models.view import ModuleView
 from flcore.optim import clip_gradients
 
 
-class _StackedView(ModelView):
+class _StackedView(ModuleView):
     """One client of a stack as its loss sees it."""
 
     def __init__(
@@ -58,32 +58,13 @@ class _StackedView(ModelView):
         super().__init__(module, network, params, noise)
         self._layers, self._mask = layers, mask
 
-    def encode(self, images: Tensor, weights: Values | None = None) -> Tensor:
-        self._set_mask()
-        return super().encode(images, weights)
-
-    def project(self, encoded: Tensor, weights: Values | None = None) -> Tensor:
-        self._set_mask()
-        return super().project(encoded, weights)
-
-    def features(self, images: Tensor, weights: Values | None = None) -> Tensor:
-        self._set_mask()
-        return super().features(images, weights)
-
-    def classify(self, features: Tensor, weights: Values | None = None) -> Tensor:
-        self._set_mask()
-        return super().classify(features, weights)
-
-    def apply_extra(self, name: str, features: Tensor, weights: Values | None = None) -> Tensor:
-        self._set_mask()
-        return super().apply_extra(name, features, weights)
-
-    def beside(self) -> ModelView:
-        return _StackedView(self._module, self._network, self.params, None, self._layers, None)
-
-    def _set_mask(self) -> None:
+    def ask(self, part: str, inputs: Tensor, weights: Values | None) -> Tensor:
         for layer in self._layers:
             layer.mask = self._mask
+        return super().ask(part, inputs, weights)
+
+    def beside(self) -> ModuleView:
+        return _StackedView(self._module, self._network, self.params, None, self._layers, None)
 
 
 class StackedTrainer:

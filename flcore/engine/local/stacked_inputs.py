@@ -13,7 +13,7 @@ from flcore.engine.local.samples import ClientImages, GivenSamples, Samples
 from flcore.engine.local.tape import Tape
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
-from flcore.methods.base import Context, Phase, Turn
+from flcore.methods.vocabulary import Context, Phase, Turn
 
 StackedBatch = dict[str, Any]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from flcore.config import LocalConfig
 from flcore.optim import Adam, Optimizer, Sgd
+from flcore.sections import LocalConfig
 
 
 def make_optimizer(local: LocalConfig, round_number: int, rounds: int) -> Optimizer:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcore.config import LocalConfig
 from flcore.data.augment import draw_augmentation
 from flcore.experiment import Experiment
-from flcore.methods.base import Phase, Turn
+from flcore.methods.vocabulary import Phase, Turn
 from flcore.models import Backbone
 from flcore.rng import torch_stream
+from flcore.sections import LocalConfig
 
 
 @dataclass(frozen=True)

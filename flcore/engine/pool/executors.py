@@ -155,7 +155,7 @@ class PoolExecutor:
         if self._experiment.config.federation.on_client_error == "stop":
             raise failed(state.place, stack[0], cause)
         for client in stack:
-            down = download(state.server, client, self._experiment)
+            down = download(state.server, client, self._experiment, state.place)
             self._checkpoint.save_failure(state.legs + 1, client, Failure(cause, down), state.run)
 
     def _collect(self, state: RunState, task: Task) -> dict[int, Reply | Failure]:

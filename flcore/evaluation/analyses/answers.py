@@ -9,7 +9,7 @@ from flcore.engine.client import Worker
 from flcore.evaluation.scoring import Memories, Scorer
 from flcore.experiment import Experiment
 from flcore.messages import Weights
-from flcore.methods.base import with_statistics
+from flcore.methods.vocabulary import with_statistics
 from flcore.models import Backbone, load_weights
 from flcore.records import Record, on_device, payload_of
 
@@ -40,7 +40,7 @@ class Answers(Scorer):
 
     def memory(self, client: int) -> Record:
         """What a client remembers; nothing where the only trainer stands at the server."""
-        return {} if self._experiment.method.data_scope == "union" else self._memories(client)
+        return Record() if self._experiment.method.data_scope == "union" else self._memories(client)
 
     def global_model(self) -> Weights | None:
         """The model that answers for everybody, with the statistics it is scored with; None where there is none."""

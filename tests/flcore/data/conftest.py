@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from flcore.data import Dataset, Meta, Split
+from flcore.data.dataset import Dataset, Meta, Split
 
 REPOSITORY = Path(__file__).parents[3]
 

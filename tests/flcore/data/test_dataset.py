@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from flcore.data import SOURCES, Dataset, Source, denormalise, normalise, prepare
-from flcore.data.images import channel_statistics, convert_channels, resize
-from flcore.data.sources import RawDataset, RawSplit
+from flcore.data.dataset import Dataset, prepare
+from flcore.data.images import channel_statistics, convert_channels, denormalise, normalise, resize
+from flcore.data.sources import SOURCES
+from flcore.data.sources.base import RawDataset, RawSplit, Source
 from flcore.errors import DataError
 from flcore.files import Blocks, write_blocks
 

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flcore.config import Config
-from flcore.data import Dataset, Imbalance, make_partition, minority_classes
+from flcore.data.dataset import Dataset
+from flcore.data.dividing import make_partition
+from flcore.data.imbalance import Imbalance, minority_classes
 from flcore.data.partitioners.iid import Iid
 from flcore.data.partitioners.shards import Shards
 from flcore.errors import DataError

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from flcore.config import Config
-from flcore.data import Dataset, Imbalance, Partition, make_partition
+from flcore.data.dataset import Dataset
+from flcore.data.dividing import make_partition
+from flcore.data.imbalance import Imbalance
+from flcore.data.partition import Partition
 from flcore.data.partitioners.imported import Imported
 from flcore.errors import DataError
 

@@ -19,9 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from flcore.data import SOURCES, Dataset, Imbalance, Meta, Partition, Split, make_partition, prepare
 from flcore.data.client_holdout import few_shot, label_slices, proportional, stratified_cut
-from flcore.data.partitioners import Assignment, Partitioner
+from flcore.data.dataset import Dataset, Meta, Split, prepare
+from flcore.data.dividing import make_partition
+from flcore.data.imbalance import Imbalance
+from flcore.data.partition import Partition
+from flcore.data.partitioners.base import Assignment, Partitioner
 from flcore.data.partitioners.by_group import ByGroup
 from flcore.data.partitioners.classes_per_client import ClassesPerClient
 from flcore.data.partitioners.dirichlet import Dirichlet
@@ -29,6 +32,7 @@ from flcore.data.partitioners.dominant import Dominant
 from flcore.data.partitioners.iid import Iid
 from flcore.data.partitioners.shards import Shards
 from flcore.data.partitioners.ways_shots import WaysShots
+from flcore.data.sources import SOURCES
 from flcore.errors import DataError
 
 bounded = settings(max_examples=25, deadline=None, derandomize=True)

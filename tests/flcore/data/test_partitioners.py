@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
-from flcore.data.partitioners import PARTITIONERS, Assignment, Partitioner
-from flcore.data.partitioners.base import cut
+from flcore.data.partitioners import PARTITIONERS
+from flcore.data.partitioners.base import Assignment, Partitioner, cut
 from flcore.data.partitioners.by_group import ByGroup
 from flcore.data.partitioners.classes_per_client import ClassesPerClient
 from flcore.data.partitioners.dirichlet import Dirichlet

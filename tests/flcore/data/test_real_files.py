@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flcore.data import Dataset, Imbalance, make_partition, prepare
+from flcore.data.dataset import Dataset, prepare
+from flcore.data.dividing import make_partition
+from flcore.data.imbalance import Imbalance
 from flcore.data.partitioners.classes_per_client import ClassesPerClient
 from flcore.data.partitioners.dominant import Dominant
 from flcore.data.partitioners.shards import Shards

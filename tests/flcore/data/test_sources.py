@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flcore.data import Dataset, prepare
-from flcore.data.sources import SOURCES, Source
+from flcore.data.dataset import Dataset, prepare
+from flcore.data.sources import SOURCES
+from flcore.data.sources.base import Source
 from flcore.data.sources.cifar import Cifar10
 from flcore.data.sources.digits import Digits
 from flcore.data.sources.imagefolder import ImageFolder

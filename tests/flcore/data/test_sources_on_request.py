@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flcore.data import Dataset, prepare
+from flcore.data.dataset import Dataset, prepare
 from flcore.data.partitioners.by_group import ByGroup
 from flcore.data.sources.base import hold_out_of_groups
 from flcore.data.sources.celeba import CelebA

@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from flcore.config import Config
-from flcore.data import Dataset, Imbalance, make_partition, summarise
+from flcore.data.dataset import Dataset
+from flcore.data.dividing import make_partition
+from flcore.data.imbalance import Imbalance
 from flcore.data.partitioners.classes_per_client import ClassesPerClient
 from flcore.data.partitioners.shards import Shards
+from flcore.data.summary import summarise
 from pipelines import stages
 from pipelines.stages.partition import partition_table
 

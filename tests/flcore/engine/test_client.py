@@ -12,8 +12,8 @@ import torch
 from flcore.engine.client import BATCHNORM, Failure, Worker
 from flcore.messages import Weights
 from flcore.methods import METHODS
-from flcore.methods.base import Phase
 from flcore.methods.local import Local
+from flcore.methods.vocabulary import Phase
 from flcore.models import extract_weights, load_weights
 from flcore.records import serialise
 

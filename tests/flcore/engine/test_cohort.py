@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flcore.engine.cohort import Cohort, leg_steps, select_cohort, stacks, tasks
-from flcore.methods.base import Leg, Phase
+from flcore.methods.vocabulary import Leg, Phase
 from flcore.records import serialise
 
 

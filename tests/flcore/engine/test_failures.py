@@ -14,9 +14,9 @@ from flcore.engine.client import Failure
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.errors import RunError
 from flcore.messages import Weights
-from flcore.methods.base import Turn
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedproto import FedProto
+from flcore.methods.vocabulary import Turn
 from flcore.records import serialise
 
 

@@ -18,8 +18,8 @@ from flcore.engine.rounds import PlainSteps
 from flcore.errors import RunError
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Prototypes, Weights
-from flcore.methods.base import Context, Leg, Phase, Turn
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import Context, Leg, Phase, Turn
 from flcore.prototypes import average_prototypes, class_means
 from flcore.records import Record, payload_of, serialise
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Weights
-from flcore.methods.base import Batch, Context, LocalModel, Turn
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import Batch, Context, LocalModel, Turn
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from flcore.data.partitioners import PARTITIONERS
 from flcore.engine.cohort import leg_steps
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
-from flcore.methods.base import Leg
+from flcore.methods.vocabulary import Leg
 from flcore.records import serialise
 
 TASKS = [[range(0, 10), range(10, 40)], [range(40, 60), range(60, 70)]]  # of client 0, of client 1

@@ -23,8 +23,8 @@ from flcore.evaluation.analyses.registry import ANALYSES
 from flcore.evaluation.analyses.tsne import tsne, tsne_calibration
 from flcore.evaluation.analyses.tsne_prototypes import tsne_prototypes
 from flcore.messages import Prototypes, Weights
-from flcore.methods.base import Setting
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import Setting
 from flcore.records import Record
 
 CLASSES = [[9, 0, 0], [0, 9, 0], [0, 0, 9]]

@@ -67,8 +67,8 @@ def test_what_is_met_when() -> None:
     blocked, cyclic = stream(), stream("cyclic")
     assert [blocked.begun(r) for r in (1, 2, 3, 4)] == [1, 1, 2, 2]
     assert [cyclic.begun(r) for r in (1, 2, 3, 4)] == [1, 2, 2, 2]
-    assert [blocked.stage(r) for r in (1, 2, 3, 4)] == [0, 0, 1, 1]
-    assert [cyclic.stage(r) for r in (1, 2, 3, 4)] == [0, 1, 2, 3]
+    assert [blocked.stretch(r) for r in (1, 2, 3, 4)] == [0, 0, 1, 1]
+    assert [cyclic.stretch(r) for r in (1, 2, 3, 4)] == [0, 1, 2, 3]
     assert [blocked.ends_block(r) for r in (1, 2, 3, 4)] == [False, True, False, True]
     assert not any(cyclic.ends_block(r) for r in (1, 2, 3, 4))
     assert blocked.met(2).tolist() == [[True, False, False], [False, True, False]]
@@ -77,7 +77,7 @@ def test_what_is_met_when() -> None:
 
 def test_a_stream_of_data_that_do_not_change() -> None:
     still = TaskStream(np.ones((2, 1, 3), dtype=bool), "none", 4, np.zeros(3, dtype=bool))
-    assert (still.task(3), still.stage(3), still.begun(3), still.ends_block(4)) == (None, 0, 1, False)
+    assert (still.task(3), still.stretch(3), still.begun(3), still.ends_block(4)) == (None, 0, 1, False)
 
 
 # ---- one round ---------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from flcore.engine.client import Worker
 from flcore.losses.alignment import gradient_distance
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays, Count, Facts, Weights
-from flcore.methods.base import Leg, Setting
 from flcore.methods.creff import CReFF, mean_gradients
+from flcore.methods.vocabulary import Leg, Setting
 from flcore.records import Record, payload_of, serialise
 
 T = torch.tensor

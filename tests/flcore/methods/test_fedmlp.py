@@ -16,9 +16,9 @@ from flcore.data.partitioners import PARTITIONERS
 from flcore.engine.client import Worker
 from flcore.errors import ConfigError
 from flcore.messages import Arrays, Count, Facts, Prototypes, Weights
-from flcore.methods.base import Batch, Leg
 from flcore.methods.fedmlp import FedMLP, average_linkage, count_classes, minority, nearest_prototype
-from flcore.models.view import ModelView
+from flcore.methods.vocabulary import Batch, Leg
+from flcore.models.view import ModuleView
 from flcore.records import Record, serialise
 
 SMALL = {"name": "fedcspc_cnn", "projection_dim": 8}
@@ -58,13 +58,13 @@ def stream(lab: Any, streams: Partition) -> Any:
 # ---- the loss ----------------------------------------------------------------------------------------------------
 
 
-def toy_view(lab: Any, encoder: bool = False) -> tuple[Any, ModelView]:
+def toy_view(lab: Any, encoder: bool = False) -> tuple[Any, ModuleView]:
     """A linear model over three pixels and three classes; its head starts at zero."""
     dataset = lab.toy_dataset([[1, 0, 0], [0, 1, 0], [0, 0, 1]], [0, 1, 2], None, None)
     partition = lab.by_hand(dataset, [[0, 1, 2]], [[0]])
     experiment = lab.experiment(dataset, partition, lab.ToySpec(encoder), method__name="fedmlp")
     module = experiment.new_module()
-    return module, ModelView(module, experiment.setting.network, dict(module.named_parameters()))
+    return module, ModuleView(module, experiment.setting.network, dict(module.named_parameters()))
 
 
 def batch(*rows: tuple[float, ...], labels: list[int], weight: list[float] | None = None) -> Batch:

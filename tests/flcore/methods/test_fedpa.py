@@ -13,9 +13,9 @@ from torch import Tensor
 from flcore.engine.client import Worker
 from flcore.errors import ConfigError
 from flcore.messages import Arrays, Count, Facts, Prototypes, Weights
-from flcore.methods.base import Turn
 from flcore.methods.fedgen import Heads
 from flcore.methods.fedpa import FedPA, fuse_prototypes
+from flcore.methods.vocabulary import Turn
 from flcore.models import build_model, extract_weights
 from flcore.models.cnn import FedGenCnn
 from flcore.models.network import Network

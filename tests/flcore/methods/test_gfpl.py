@@ -19,9 +19,9 @@ from flcore.engine.client import Worker
 from flcore.errors import ConfigError
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays, Mixtures, Size, Weights
-from flcore.methods.base import Batch, Context, LocalModel, Phase
 from flcore.methods.gfpl import GFPL, RETRAIN_LEG, packed, unpacked
 from flcore.methods.local import Local
+from flcore.methods.vocabulary import Batch, Context, LocalModel, Phase
 from flcore.models import build_model, extract_weights
 from flcore.models.cnn import FedProtoCnn
 from flcore.models.network import Network

@@ -10,7 +10,7 @@ import torch
 
 from flcore.engine.client import Worker
 from flcore.messages import Weights
-from flcore.methods.base import Leg
+from flcore.methods.vocabulary import Leg
 from flcore.records import Record, serialise
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from flcore.messages import Arrays, Weights
-from flcore.methods.base import Turn
 from flcore.methods.vhl import VHL, note_holders
+from flcore.methods.vocabulary import Turn
 from flcore.records import measure, serialise
 
 SMALL = {"name": "vhl", "per_class": 5, "virtual_batch": 8}

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from flcore.data.images import normalise
-from flcore.methods.base import Batch
 from flcore.methods.virtual_images import (
     VirtualLoss,
     as_input,
@@ -18,6 +17,7 @@ from flcore.methods.virtual_images import (
     pixel_map,
     virtual_context,
 )
+from flcore.methods.vocabulary import Batch
 
 # Fact 5: these three with labels 0, 0, 1 have supervised contrast 0.392099 at T = T0 = 0.5 and 0.971059 at 0.07.
 POINTS = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]

@@ -13,8 +13,8 @@ import torch
 from flcore.engine.local import choice as stacking
 from flcore.engine.local.choice import StackDecision, decide, default_cache, measure
 from flcore.experiment import Experiment
-from flcore.methods.base import Leg
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import Leg
 
 
 class Speeds:

@@ -11,11 +11,11 @@ from flcore.engine.client import Worker
 from flcore.engine.local.serial import added, class_sums
 from flcore.engine.local.tape import record_tape
 from flcore.errors import ConfigError
-from flcore.methods.base import Leg, Phase
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedmlp import FedMLP
 from flcore.methods.fedpa import FedPA
 from flcore.methods.fedproto import FedProto
+from flcore.methods.vocabulary import Leg, Phase
 from flcore.prototypes import class_means
 from flcore.records import serialise
 

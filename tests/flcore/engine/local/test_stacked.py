@@ -21,10 +21,10 @@ from flcore.engine.local.samples import GivenSamples
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.errors import ConfigError
 from flcore.methods import METHODS
-from flcore.methods.base import Batch, Context, Phase, Turn
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedprox import FedProx
 from flcore.methods.local import Local
+from flcore.methods.vocabulary import Batch, Context, Phase, Turn
 from flcore.records import serialise
 
 FEDGEN = {"name": "fedgen_cnn", "feature_dim": 8}

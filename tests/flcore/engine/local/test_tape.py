@@ -13,17 +13,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flcore.config import LocalConfig
 from flcore.engine.client import Worker
 from flcore.engine.local.samples import ClientImages
 from flcore.engine.local.serial import drawn_labels
 from flcore.engine.local.tape import Tape, batch_positions, passes, planned_steps, record_tape
 from flcore.errors import ConfigError
 from flcore.methods import METHODS
-from flcore.methods.base import Leg, Phase, Turn
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import Leg, Phase, Turn
 from flcore.records import serialise
 from flcore.rng import torch_stream
+from flcore.sections import LocalConfig
 
 
 def positions(size: int, batch: int, epochs: int, steps: int | None, seed: int = 0) -> list[list[int]]:

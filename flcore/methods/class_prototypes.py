@@ -1,0 +1,147 @@
+"""The exchange of class prototypes, written once: start, own means, release, fuse, keep the old.
+
+A method that sends one vector per class says how its clients make them and how the server weighs them; what leaves a
+client goes through :meth:`ReleasesPrototypes.release`, so that minimum counts, clipping, noise and the account are
+there for every such method (`flcore/prototypes/release.py` says what they protect, and what they do not).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flcore.messages import Arrays, Prototypes
+from flcore.methods.vocabulary import PROTOTYPES, Context, Replies, Setting, TrainedClient, Turn
+from flcore.params import param
+from flcore.prototypes.class_means import class_means
+from flcore.prototypes.fusion import fuse_prototypes
+from flcore.prototypes.release import clip_to_norm, frequent_classes, noisy_means, privacy_spent
+from flcore.records import Record, Slot
+
+CLASS_COUNTS = Slot("class_counts", Arrays)
+"""``held`` int64 [k]: a client's samples of the classes whose prototypes it sends, in their order."""
+
+
+@dataclass(frozen=True)
+class ReleasesPrototypes:
+    """Parameters and steps of whoever sends prototypes; to be mixed into a method."""
+
+    min_count: int = param(1, "samples that a class needs for its prototype to be sent", low=0)
+    proto_clip: float | None = param(None, "largest norm of what prototypes are made of; null: any", above=0)
+    proto_noise: float = param(0.0, "Gaussian noise on prototypes in units of their sensitivity", low=0)
+    proto_unit: Literal["sample", "client"] = param(
+        "sample", "what clipping and noise protect: one sample, or all of a client's"
+    )
+    proto_delta: float = param(1e-5, "δ of the (ε, δ) account of noisy prototypes in metrics.json", above=0, below=1)
+
+    def __post_init__(self) -> None:
+        """Refuse noise without a bound on what it hides."""
+        if self.proto_noise > 0 and self.proto_clip is None:
+            raise ValueError("proto_noise needs proto_clip, the norm that the noise is measured against")
+
+    def own_prototypes(self, turn: Turn, trained: TrainedClient, *, running: bool = False) -> Prototypes:
+        """A client's class means as they leave it.
+
+        Args:
+            turn: its turn. trained: the client after it.
+            running: of the mini-batches that the turn's phases noted, instead of one pass after training.
+        """
+        if running:
+            return self.release(turn, trained.noted_means(), turn.counts)
+        features, labels = trained.features()
+        if self.proto_clip is not None and self.proto_unit == "sample":
+            features = clip_to_norm(features, self.proto_clip)
+        return self.release(turn, class_means(features, labels, turn.setting.num_classes), turn.counts)
+
+    def release(self, turn: Turn, own: Prototypes, counts: Tensor) -> Prototypes:
+        """Prototypes with at least ``min_count`` samples (``counts`` int64 [K]), clipped and noisy if asked for.
+
+        With ``proto_unit: sample`` they must be means of features that were clipped one by one.
+        """
+        counts = counts.to(own.present.device)
+        released = frequent_classes(own.present, counts, self.min_count)
+        if self.proto_clip is None:
+            return Prototypes(torch.where(released.unsqueeze(1), own.means, 0.0), released)
+        means = noisy_means(
+            own.means,
+            counts,
+            released,
+            turn.stream("prototype noise"),
+            max_norm=self.proto_clip,
+            noise_multiplier=self.proto_noise,
+            unit=self.proto_unit,
+        )
+        return Prototypes(means, released)
+
+    def privacy(self, releases: int) -> Mapping[str, Any] | None:
+        """(ε, δ) of the noisy prototypes alone; whatever else is sent is not covered."""
+        if self.proto_noise == 0 or not self.sends_prototypes:
+            return None
+        return {
+            "epsilon": privacy_spent(self.proto_noise, releases, self.proto_delta),
+            "delta": self.proto_delta,
+            "unit": self.proto_unit,
+            "releases": releases,
+            "covers": "prototypes alone; whatever else is sent (weights, counts, classes held) is not protected",
+        }
+
+    @property
+    def sends_prototypes(self) -> bool:
+        """Whether prototypes leave a client at all."""
+        return True
+
+
+def refuse_running_samples(method: ReleasesPrototypes, *, running: bool) -> None:
+    """Running prototypes hold a sample several times, in versions of different models: no bound for one sample.
+
+    Raises:
+        ValueError: such a bound is asked for.
+    """
+    if running and method.proto_clip is not None and method.proto_unit == "sample":
+        raise ValueError(
+            "proto_unit = sample clips the features of single samples once, which running prototypes have several "
+            "times; set proto_mode = final or proto_unit = client"
+        )
+
+
+def no_prototypes(setting: Setting) -> dict[str, Prototypes]:
+    """What the server holds at the start: no class has a prototype."""
+    return {PROTOTYPES: Prototypes.empty(setting.num_classes, setting.feature_dim)}
+
+
+def received_prototypes(turn: Turn) -> Context:
+    """``means`` [K, d] and ``present`` bool [K] of the global prototypes, for a loss."""
+    prototypes = turn.inbox[PROTOTYPES]
+    return {"means": prototypes.means, "present": prototypes.present}
+
+
+def fused_prototypes(
+    server: Record, replies: Replies, counts: Mapping[int, Tensor] | None = None, *, keep: bool = True
+) -> dict[str, Prototypes]:
+    """The round's uploads into one prototype per class.
+
+    Args:
+        server: has the prototypes of before.
+        replies: of those who answered; who sent none plays no part.
+        counts: client id to samples per class, int64 [K], as weights; None: every client weighs the same.
+        keep: a class that nobody uploads keeps the prototype it had; else it has none.
+    """
+    uploads, previous = replies.of(PROTOTYPES), server[PROTOTYPES]
+    if not uploads:
+        return {PROTOTYPES: previous}
+    if not keep:
+        previous = Prototypes.empty(*previous.means.shape)
+    return {PROTOTYPES: fuse_prototypes(uploads, previous, counts)}
+
+
+def counts_of_uploads(replies: Replies, slot: Slot[Prototypes] = PROTOTYPES) -> dict[int, Tensor]:
+    """Client id to samples per class, int64 [K], of those that sent :data:`CLASS_COUNTS` beside their prototypes."""
+    told, counts = replies.of(CLASS_COUNTS), {}
+    for client, upload in replies.of(slot).items():
+        counts[client] = torch.zeros(len(upload.present), dtype=torch.int64)
+        counts[client][upload.present] = told[client]["held"]
+    return counts

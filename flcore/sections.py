@@ -1,0 +1,190 @@
+"""The sections of a configuration that do not depend on a registry's entry: keys, defaults, ranges and meanings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flcore.data.imbalance import Imbalance
+from flcore.params import param
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images."""
+
+    root: str | None = param(None, "folder or zip with the files; not needed for digits")
+    download: bool = param(False, "fetch missing files from the dataset's publisher")
+    size: int | None = param(None, "resize to this many pixels square; null keeps the stored size", low=8, high=512)
+    channels: Literal[1, 3] | None = param(None, "convert to grey (1) or colour (3); null keeps what is stored")
+    limit_per_class: int | None = param(None, "keep this many images per class and split; null keeps all", low=1)
+    augmentation: Literal["none", "crop_flip", "crop_flip_rot"] = param(
+        "none", "of training batches; never of evaluation"
+    )
+
+
+@dataclass(frozen=True)
+class PartitionConfig:
+    """Which client holds what."""
+
+    num_clients: int = param(10, "K, the number of clients", low=1)
+    seed: int | None = param(None, "seed of the division; null follows the run's seed", low=0)
+    validation: float = param(0.0, "share of each client's training data set aside for validation", low=0, below=1)
+    client_test: Literal["label_slices", "few_shot", "proportional", "local_split", "task_cumulative"] = param(
+        "label_slices",
+        "client test data: equal slices of the own classes, a few of each, in proportion, from the own data, or slices "
+        "that grow with the tasks met",
+    )
+    test_fraction: float = param(0.2, "share of a client's own data for client_test: local_split", above=0, below=1)
+    test_shots: int = param(15, "test samples per class held for client_test: few_shot", low=1)
+    imbalance_gamma: float | None = param(
+        None, "long tail: smallest over largest class size of the training set; null leaves it alone", above=0, high=1
+    )
+    imbalance_profile: Literal["exp", "step"] = param(
+        "exp", "with imbalance_gamma: class sizes fall exponentially, or half of the classes are small"
+    )
+    imbalance_permute_classes: bool = param(
+        False, "with imbalance_gamma: draw which classes are small; else the last ones"
+    )
+
+    @property
+    def imbalance(self) -> Imbalance | None:
+        """The long tail asked for."""
+        if self.imbalance_gamma is None:
+            return None
+        return Imbalance(self.imbalance_gamma, self.imbalance_profile, self.imbalance_permute_classes)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which network."""
+
+    batchnorm: Literal["aggregate", "local", "frozen"] = param(
+        "aggregate", "BatchNorm statistics: averaged like weights, private to each client, or never updated"
+    )
+
+
+@dataclass(frozen=True)
+class FederationConfig:
+    """Rounds and who takes part."""
+
+    rounds: int = param(30, "R, communication rounds", low=1)
+    participation: float = param(1.0, "share of the clients sampled in a round", above=0, high=1)
+    dropout: float = param(
+        0.0, "probability that a sampled client is absent: sent nothing, answers nothing", low=0, below=1
+    )
+    oversampling: float = param(
+        1.0, "invite this many times the cohort; the fastest are taken, the others' work is lost", low=1, high=100
+    )
+    deadline: float | None = param(
+        None, "simulated seconds after which a round ends without those still at work; null waits for them", above=0
+    )
+    step_seconds: float = param(0.1, "simulated seconds that a mini-batch takes on a client of average speed", above=0)
+    speed_spread: float = param(
+        0.0, "how much clients differ in speed: standard deviation of the logarithm, fixed per client", low=0
+    )
+    speed_jitter: float = param(0.0, "likewise, drawn anew per client and round", low=0)
+    on_client_error: Literal["stop", "drop"] = param(
+        "stop", "a client that fails repeatedly stops the run, or is left out of the round and counted"
+    )
+    task_schedule: Literal["cyclic", "blocked", "none"] = param(
+        "cyclic",
+        "where the partition has tasks, the one of a round: all in turn again and again, or each for a block of "
+        "rounds; none: all tasks' data at once",
+    )
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """What a client does in a round."""
+
+    epochs: int = param(1, "passes over the client's data per round", low=1)
+    steps: int | None = param(None, "mini-batches per round; where set, used instead of epochs", low=1)
+    batch_size: int = param(32, "B, samples per mini-batch", low=1)
+    optimizer: Literal["sgd", "adam"] = param("sgd", "fresh in every round, as in the papers")
+    lr: float = param(0.01, "learning rate of the first round", above=0)
+    momentum: float = param(0.0, "of SGD", low=0, below=1)
+    weight_decay: float = param(0.0, "added to the gradient as weight_decay · w", low=0)
+    clip: float | None = param(None, "largest norm of a step's gradient; null leaves it alone", above=0)
+    schedule: Literal["constant", "exponential", "step", "cosine"] = param(
+        "constant", "of the learning rate over rounds"
+    )
+    decay: float = param(0.99, "factor per round (exponential) or per decay_every rounds (step)", above=0, high=1)
+    decay_every: int = param(10, "rounds between two decays of schedule: step", low=1)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Where and how the work is done. Workers and grouping never change a result; the rest may change its last bits."""
+
+    name: Literal["local", "ray"] = param(
+        "local", "local: in this process, or in a pool of processes; ray: Ray actors, on this machine or a cluster"
+    )
+    workers: int | None = param(
+        0,
+        "local: worker processes, 0 trains in the main process; ray: actors, 0 is 1; null: one per physical core",
+        low=0,
+        high=1024,
+    )
+    clients_per_task: int | None = param(None, "clients per task; null gives each worker one group", low=1)
+    device: Literal["cpu", "cuda"] = param("cpu", "where tensors live")
+    stack: Literal[False, True, "auto"] = param(
+        False, "train clients stacked, many at once: false, true, or auto, which measures both before the first round"
+    )
+    stack_size: int | None = param(None, "most clients in a stack; null: 8 on a CPU, 128 on a GPU", low=1)
+    stack_memory_mb: int = param(2048, "memory that a stack's tensors may take", low=1)
+    precision: Literal["float32", "tf32", "bf16"] = param(
+        "float32", "of matrix products: tf32 on GPUs that have it, bf16 by autocast; weights and messages stay float32"
+    )
+    compile: Literal["none", "default", "reduce-overhead"] = param(
+        "none", "torch.compile of the model's parts; reduce-overhead records CUDA graphs"
+    )
+    ray_address: str | None = param(None, "of a Ray cluster; null starts Ray on this machine")
+    gpus_per_worker: float = param(0.0, "ray: share of a GPU that each actor asks for", low=0)
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How often and on what models are scored."""
+
+    every: int = param(1, "evaluate after every this many rounds, and always after the last", low=1)
+    split: Literal["test", "validation"] = param("test", "test data, or the clients' validation data (tuning)")
+    batch_size: int = param(512, "images per evaluation batch; does not change scores", low=1)
+    private: Literal[False, True, "auto"] = param(
+        "auto",
+        "also score each client's own model, as it left local training, on the whole global test set (A_loc, A_sel, "
+        "forgetting); auto: where the partition has tasks",
+    )
+    analyses: tuple[
+        Literal[
+            "class_heatmap", "tsne", "tsne_calibration", "tsne_prototypes", "tsne_generated", "virtual_images",
+            "generator_distances", "inversion", "inversion_search", "gradcam",
+        ],
+        ...,
+    ] = param((), "analyses of the finished run, for its report; see protofl analyse --help")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    """Logging to MLflow."""
+
+    enabled: bool = param(True, "log runs to MLflow")
+    uri: str | None = param(
+        None, "tracking server or store; null: MLFLOW_TRACKING_URI, else sqlite:///mlruns/mlflow.db"
+    )
+    log_model: bool = param(True, "log the final global model with its signature")
+    register: bool = param(False, "also register it under the experiment's name")
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """What a comparison runs."""
+
+    methods: tuple[str, ...] = param(("local", "fedavg", "fedproto"), "names of methods")
+    seeds: tuple[int, ...] = param((0, 1, 2), "seeds; each one a run per method", low=0)
+    baseline: str = param("fedavg", "the method that paired differences are taken to")
+    target_fraction: float = param(
+        0.95, "rounds to target: this share of the baseline's final accuracy", above=0, high=1
+    )
+    settings: Mapping[str, Any] = param({}, "per method, dotted keys that differ from the rest of the file")
