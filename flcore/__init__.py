@@ -1,6 +1,32 @@
 """flcore: federated learning on non-IID images, in plain PyTorch.
 
-Knows models, data, methods and how a round runs; knows nothing of orchestrators, trackers or pipelines.
+Knows models, data, methods and how a round runs; knows nothing of orchestrators, trackers or pipelines. A run in three
+lines::
+
+    from flcore import run
+
+    metrics = run({"method": {"name": "fedproto"}, "federation": {"rounds": 20}}, "runs/first")
 """
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from flcore.version import VERSION
+
+if TYPE_CHECKING:
+    from flcore.running import run
+
+__all__ = ["__version__", "run"]
+
+__version__ = VERSION
+
+_ON_REQUEST = {"run": "flcore.running"}
+"""Name → module. `import flcore` stays light: torch is imported by whoever trains."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_REQUEST:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_ON_REQUEST[name]), name)

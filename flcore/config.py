@@ -19,8 +19,10 @@ from flcore.data.sources import SOURCES
 from flcore.data.sources.base import Source
 from flcore.errors import ConfigError
 from flcore.methods import METHODS, Method
+from flcore.methods.on_top import OnTop
 from flcore.models import MODELS, ModelSpec
-from flcore.params import build, declared, unknown_key
+from flcore.params import build, declared, shown, unknown_key
+from flcore.plugins import Plugin, load_all, used
 from flcore.sections import (
     CompareConfig,
     DataConfig,
@@ -47,7 +49,7 @@ _PLAIN: dict[str, type] = {
     "compare": CompareConfig,
 }
 DEFAULT_METHOD = "fedavg"
-SECTIONS = ("seed", "data", "partition", "model", "method", *_PLAIN)
+SECTIONS = ("seed", "plugins", "data", "partition", "model", "method", *_PLAIN)
 
 # What cannot change a result: where data and partitions lie (what they hold is in the hash of a run), who computes, who
 # watches, what else is compared, what is looked at afterwards.
@@ -55,7 +57,7 @@ _NOT_IDENTITY = {
     "data": {"root", "download"},
     "partition": {"path"},
     "evaluation": {"analyses"},
-    "engine": {"name", "workers", "clients_per_task", "ray_address", "gpus_per_worker"},
+    "engine": {"name", "workers", "clients_per_task", "ray_address", "gpus_per_worker", "durability"},
     "tracking": None,
     "compare": None,
 }
@@ -66,6 +68,7 @@ class Config:
     """Every value of one run; ``source``, ``partitioner``, ``model_spec``, ``method`` are registry entries."""
 
     seed: int = 0
+    plugins: tuple[Plugin, ...] = ()
     data: DataConfig = field(default_factory=DataConfig)
     source: Source = field(default_factory=lambda: SOURCES["digits"]())
     partition: PartitionConfig = field(default_factory=PartitionConfig)
@@ -82,17 +85,17 @@ class Config:
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any]) -> Config:
-        """Parse a nested mapping, as read from ``params.yaml``.
+        """Parse a nested mapping, as read from ``params.yaml``; plug-ins that it names are loaded.
 
         Raises:
-            ConfigError: an unknown key, a key of another registry entry, a wrong type, a value out of range, or values
-                that do not go together.
+            ConfigError: an unknown key, a key of another registry entry, a wrong type, a value out of range, values
+                that do not go together, or a plug-in that cannot be used.
         """
         for key in raw:
             if key not in SECTIONS:
                 raise ConfigError(unknown_key(str(key), str(key), SECTIONS))
-        sections = {name: _section(raw, name) for name in SECTIONS if name != "seed"}
-        parsed: dict[str, Any] = {"seed": _seed(raw.get("seed", 0))}
+        sections = {name: _section(raw, name) for name in SECTIONS if name not in ("seed", "plugins")}
+        parsed: dict[str, Any] = {"seed": _seed(raw.get("seed", 0)), "plugins": load_all(raw.get("plugins"))}
         entries = ("source", "partitioner", "model_spec")
         for (name, (common, registry, default)), entry in zip(_NAMED.items(), entries, strict=True):
             parsed[name], parsed[entry] = _named_section(name, sections[name], common, registry, default)
@@ -103,6 +106,8 @@ class Config:
         return config
 
     def _check_together(self) -> None:
+        used(self.plugins, self.methods)
+        self._check_needs()
         if self.evaluation.split == "validation" and self.partition.validation == 0:
             raise ConfigError("evaluation.split = validation: needs partition.validation above 0, for example 0.2")
         if len(set(self.evaluation.analyses)) < len(self.evaluation.analyses):
@@ -118,6 +123,24 @@ class Config:
         if len(set(self.compare.seeds)) < len(self.compare.seeds):
             raise ConfigError(f"compare.seeds = {list(self.compare.seeds)}: a seed stands twice")
 
+    def _check_needs(self) -> None:
+        mapping = self.to_mapping()
+        for key, allowed in self.method.needs.items():
+            section, _, name = key.partition(".")
+            if name not in mapping.get(section, {}):
+                raise ConfigError(f"method.name = {self.method.name}: it needs {key}, and there is no such key")
+            if mapping[section][name] not in allowed:
+                value, wanted = shown(mapping[section][name]), " or ".join(map(shown, allowed))
+                raise ConfigError(f"{key} = {value}: {self.method.name} works with {wanted} alone")
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The method and, where it stands on top of another one, those underneath."""
+        found = [self.method]
+        while isinstance(found[-1], OnTop):
+            found.append(found[-1].base_method)
+        return tuple(found)
+
     @property
     def partition_seed(self) -> int:
         """The seed that divides the data: ``partition.seed``, else the run's."""
@@ -129,11 +152,19 @@ class Config:
         for name, entry in (("data", self.source), ("partition", self.partitioner), ("model", self.model_spec)):
             mapping[name] = {"name": entry.name, **_values(getattr(self, name)), **_values(entry)}
         mapping["method"] = {"name": self.method.name, **_values(self.method)}
+        if self.plugins:
+            mapping["plugins"] = [plugin.to_mapping() for plugin in self.plugins]
         return mapping | {name: _values(getattr(self, name)) for name in _PLAIN}
 
     def identity(self) -> dict[str, Any]:
-        """The values that can change a result, and no others (data are identified by fingerprint, not by place)."""
+        """The values that can change a result, and no others: data by fingerprint and plug-ins by content, not place.
+
+        Of plug-ins those count that the method comes from.
+        """
         mapping = self.to_mapping()
+        mapping.pop("plugins", None)
+        if needed := used(self.plugins, self.methods):
+            mapping["plugins"] = {plugin.name: plugin.sha256 for plugin in needed}
         for section, dropped in _NOT_IDENTITY.items():
             if dropped is None:
                 del mapping[section]

@@ -1,5 +1,9 @@
 """The errors a user can cause or meet; each says what, where and what to do in one or two lines."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 
 class ProtoflError(Exception):
     """Base of every error that is shown without a traceback."""
@@ -14,4 +18,21 @@ class DataError(ProtoflError):
 
 
 class RunError(ProtoflError):
-    """A run that started and failed; names the round, the client and the stage."""
+    """A run that started and failed; names the round, the client and the stage.
+
+    Attributes:
+        details: the traceback of what caused it, for whoever looks for the fault; empty where the message is all.
+    """
+
+    def __init__(self, message: str, details: str = "") -> None:
+        """Say what happened."""
+        super().__init__(message)
+        self.details = details
+
+
+def listed(names: Iterable[object], most: int = 5) -> str:
+    """Names as a message has them: ``a, b and c``; of more than ``most`` the first ones and how many others."""
+    shown = [str(name) for name in names]
+    if len(shown) > most:
+        shown[most - 1 :] = [f"{len(shown) - most + 1} others"]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

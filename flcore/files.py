@@ -1,75 +1,105 @@
-"""Reading and writing artefacts: JSON and safetensors, the same bytes for the same content, never half written."""
+"""Reading and writing artefacts: JSON and safetensors, the same bytes for the same content, never half written.
+
+Every file appears in one step (:func:`replace_file`); what must survive a power failure as well is written ``durable``,
+or made so afterwards, many files at a time (:func:`make_durable`). No pickle is ever read.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import struct
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from flcore.errors import DataError
 
-# The names that safetensors has for the types of a dataset, https://huggingface.co/docs/safetensors (format).
-_TYPES = {torch.int64: "I64", torch.uint8: "U8"}
+# In the order in which safetensors lays types out, smallest first: https://huggingface.co/docs/safetensors (format).
+_TYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int32: "I32",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.int64: "I64",
+}
+_RANKS = {dtype: rank for rank, dtype in enumerate(_TYPES)}
+_OURS = "protofl"
+"""The one metadata key: safetensors readers keep no order among several."""
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write ``content`` with sorted keys, two spaces of indent and a final newline, in one step."""
-    text = json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    _atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="\n"))
+# ---- any file ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Blocks:
-    """An array that is made a piece at a time: ``shape`` of the whole and its pieces along the first axis, in order."""
+def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False) -> None:
+    """Put a file in its place in one step, its folder included; a reader sees the old content or the new.
 
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    pieces: Iterable[torch.Tensor]
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Blocks:
-        """A tensor that is there already, as one piece."""
-        return cls(tensor.dtype, tuple(tensor.shape), (tensor,))
-
-
-def write_blocks(path: Path, arrays: Mapping[str, Blocks]) -> None:
-    """Write safetensors in one step, without ever holding an array whole; bytes depend on names and values only.
-
-    They are the bytes that safetensors itself writes: it has no way to write a piece at a time, and copies everything.
-
-    Raises:
-        ValueError: the pieces of an array do not add up to its shape.
+    Args:
+        path: the file.
+        write: writes the content to an open file.
+        durable: also survive a power failure, from the moment this returns.
     """
-    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
-    header, ends = {}, [0]
-    for name in order:
-        kind = arrays[name]
-        ends.append(ends[-1] + math.prod(kind.shape) * kind.dtype.itemsize)
-        header[name] = {"dtype": _TYPES[kind.dtype], "shape": kind.shape, "data_offsets": ends[-2:]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-
-    def write(temporary: Path) -> None:
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a rename is atomic within one file system only.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
         with temporary.open("wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            for name, end in zip(order, ends[1:], strict=True):
-                for piece in arrays[name].pieces:
-                    file.write(piece.contiguous().numpy().data)
-                if file.tell() != 8 + len(text) + end:
-                    raise ValueError(f"{path}: pieces of {name} do not add up to {arrays[name].shape}")
+            write(file)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        _sync_folder(path.parent)
 
-    _atomically(path, write)
+
+def make_durable(paths: Iterable[Path]) -> None:
+    """Let files that are there survive a power failure: their content, then their names, each folder once."""
+    folders = set()
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        folders.add(path.parent)
+    for folder in sorted(folders):
+        _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems on which folders need no such thing
+            raise
+    finally:
+        os.close(handle)
+
+
+# ---- JSON --------------------------------------------------------------------------------------------------------
+
+
+def write_json(path: Path, content: Mapping[str, Any], *, durable: bool = False) -> None:
+    """Write ``content`` with sorted keys, two spaces of indent and a final newline."""
+    text = json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    replace_file(path, lambda file: file.write(text.encode()), durable=durable)
 
 
 def read_json(path: Path, cure: str) -> dict[str, Any]:
@@ -89,19 +119,77 @@ def read_json(path: Path, cure: str) -> dict[str, Any]:
     return content
 
 
-def read_tensors(path: Path, cure: str) -> dict[str, torch.Tensor]:
-    """Every tensor in the safetensors file ``path``, memory-mapped.
+# ---- arrays ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """An array that is made a piece at a time: ``shape`` of the whole and its pieces along the first axis, in order."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: Iterable[Tensor]
+
+
+def write_tensors(
+    path: Path,
+    arrays: Mapping[str, Tensor | Blocks],
+    header: Mapping[str, Any] | None = None,
+    *,
+    durable: bool = False,
+) -> None:
+    """Write named arrays, and JSON values beside them, as safetensors; bytes depend on names and values only.
+
+    They are the bytes that safetensors itself writes: it has no way to write a piece at a time, and none to write
+    tensors that share memory.
 
     Raises:
-        DataError: the file is missing, truncated or otherwise not safetensors; the message ends with ``cure``.
+        ValueError: the pieces of an array do not add up to its shape.
+    """
+    order = sorted(arrays, key=lambda name: (-_RANKS[arrays[name].dtype], name))
+    described: dict[str, Any] = {} if header is None else {"__metadata__": {_OURS: json.dumps(header, sort_keys=True)}}
+    ends = [0]
+    for name in order:
+        array = arrays[name]
+        ends.append(ends[-1] + math.prod(array.shape) * array.dtype.itemsize)
+        described[name] = {"dtype": _TYPES[array.dtype], "shape": list(array.shape), "data_offsets": ends[-2:]}
+    text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+
+    def write(file: BinaryIO) -> None:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name, end in zip(order, ends[1:], strict=True):
+            array = arrays[name]
+            for piece in (array,) if isinstance(array, Tensor) else array.pieces:
+                file.write(_raw(piece))
+            if file.tell() != 8 + len(text) + end:
+                raise ValueError(f"{path}: pieces of {name} do not add up to {array.shape}")
+
+    replace_file(path, write, durable=durable)
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    """Its values in C order; not copied where they lie so already."""
+    values = tensor.detach().cpu().contiguous()
+    # NumPy knows no bfloat16.
+    array = (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
+    return array.reshape(-1).view(np.uint8).data
+
+
+def read_tensors(path: Path, cure: str, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Every tensor in the safetensors file ``path``, memory-mapped, and the JSON values beside them, if any.
+
+    Raises:
+        DataError: the file is missing, truncated or otherwise not one of ours; the message ends with ``cure``.
     """
     try:
-        with safe_open(path, framework="pt") as handle:
-            return {key: handle.get_tensor(key) for key in sorted(handle.keys())}
+        with safe_open(path, framework="pt", device=device) as file:
+            header = json.loads((file.metadata() or {}).get(_OURS, "{}"))
+            return {name: file.get_tensor(name) for name in sorted(file.keys())}, header
     except FileNotFoundError as error:
         raise DataError(f"{path}: not found; {cure}") from error
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path}: damaged, not readable as safetensors; {cure}") from error
+    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+        raise DataError(f"{path}: damaged or not written by protofl ({error}); {cure}") from error
 
 
 def content_bytes(name: str, array: np.ndarray) -> tuple[bytes, memoryview]:
@@ -109,41 +197,3 @@ def content_bytes(name: str, array: np.ndarray) -> tuple[bytes, memoryview]:
     values = np.ascontiguousarray(array)
     header = json.dumps([name, values.dtype.str, list(values.shape)])
     return header.encode() + b"\n", values.data
-
-
-def _atomically(path: Path, write: Callable[[Path], object]) -> None:
-    # In the same folder, because os.replace is atomic within one file system only.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        write(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def save_arrays(path: Path, arrays: Mapping[str, Tensor], header: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Write named arrays and a JSON header to a safetensors file, all or nothing; same content, same bytes."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    # One metadata key only: safetensors writes several in random order.
-    save_file(dict(arrays), temporary, metadata={"protofl": json.dumps(header, sort_keys=True)})
-    if durable:
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def load_arrays(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what :func:`save_arrays` wrote.
-
-    Raises:
-        DataError: the file is missing, cut off or not one of ours.
-    """
-    try:
-        with safe_open(path, framework="pt", device=device) as file:
-            header = json.loads((file.metadata() or {})["protofl"])
-            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 - not a mapping
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; run the stage that makes it first") from error
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise DataError(f"{path}: damaged or not written by protofl ({error}); delete it and run again") from error

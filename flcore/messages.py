@@ -86,7 +86,7 @@ class Weights(Payload):
 
     def sizes(self) -> dict[str, Size]:
         """Parameters under the record's name; buffers, which nobody trains, under ``<name>_buffers`` in bytes."""
-        sizes = {"": _size(self.params.values())}
+        sizes = {"": _size(self.params.values())} if self.params or not self.buffers else {}
         if self.buffers:
             sizes["_buffers"] = Size(0, _size(self.buffers.values()).bytes)
         return sizes

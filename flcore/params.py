@@ -54,9 +54,9 @@ class Param:
 
     @property
     def range(self) -> str:
-        """What is allowed, in words: ``one of a, b``, ``>= 0``, ``> 0 and <= 1`` or an empty string."""
+        """What is allowed, in words: ``one of a, b``, ``>= 0``, ``> 0 and <= 1`` or nothing; of a list, each."""
         if self.choices is not None:
-            return "one of " + ", ".join(_show(choice) for choice in self.choices)
+            return "one of " + ", ".join(shown(choice) for choice in self.choices)
         bounds = ((">=", self.low), (">", self.above), ("<=", self.high), ("<", self.below))
         return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
 
@@ -155,7 +155,7 @@ def _check(declaration: Param, hint: Any, value: Any, path: str) -> Any:
     converted = _convert(hint, value)
     if converted is _WRONG:
         allowed = declaration.range or declaration.type
-        raise ConfigError(f"{path} = {_show(value)}: expected {allowed}")
+        raise ConfigError(f"{path} = {shown(value)}: expected {allowed}")
     for item in converted if isinstance(converted, tuple) else (converted,):
         if isinstance(item, (int, float)) and not isinstance(item, bool):
             _check_range(declaration, item, path)
@@ -216,6 +216,8 @@ def _choices(hint: Any) -> tuple[Any, ...] | None:
         options = [o for o in typing.get_args(hint) if o is not type(None)]
         if len(options) == 1 and typing.get_origin(options[0]) is typing.Literal:
             return (*typing.get_args(options[0]), None)
+    if typing.get_origin(hint) is tuple:
+        return _choices(typing.get_args(hint)[0])
     return None
 
 
@@ -232,5 +234,6 @@ def _type_name(hint: Any) -> str:
     return getattr(hint, "__name__", str(hint))
 
 
-def _show(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as YAML has it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -16,7 +16,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 from torch import Tensor
 
 from flcore.errors import DataError
-from flcore.files import load_arrays, save_arrays
+from flcore.files import read_tensors, write_tensors
 from flcore.messages import Arrays, Count, Mixtures, Payload, Prototypes, Size, Weights
 
 PAYLOADS: dict[str, type[Payload]] = {cls.type_name: cls for cls in (Weights, Prototypes, Count, Arrays, Mixtures)}
@@ -153,10 +153,10 @@ def _flatten(record: Payloads) -> dict[str, Tensor]:
 def save_record(path: Path, record: Payloads, extra: Mapping[str, Any] | None = None, *, durable: bool = False) -> None:
     """Write a record, with JSON values beside it, to one safetensors file, all or nothing.
 
-    Payloads may share tensors; safetensors refuses that, so what is shared is written more than once.
+    Payloads may share tensors; what is shared is written more than once.
 
     Args:
-        path: the file; its folder exists.
+        path: the file.
         record: what to store.
         extra: JSON values kept in the file's header.
         durable: also survive a power failure.
@@ -165,23 +165,18 @@ def save_record(path: Path, record: Payloads, extra: Mapping[str, Any] | None = 
         "payloads": {str(name): {"type": payload.type_name, **payload.header()} for name, payload in record.items()},
         "extra": dict(extra or {}),
     }
-    arrays: dict[str, Tensor] = {}
-    storages: set[int] = set()
-    for name, tensor in _flatten(record).items():
-        kept = tensor.detach().cpu().contiguous()
-        storage = kept.untyped_storage().data_ptr()
-        arrays[name] = kept.clone() if storage in storages else kept
-        storages.add(storage)
-    save_arrays(path, arrays, header, durable=durable)
+    write_tensors(path, _flatten(record), header, durable=durable)
 
 
-def load_record(path: Path, device: str = "cpu") -> tuple[Record, dict[str, Any]]:
+def load_record(
+    path: Path, device: str = "cpu", cure: str = "run the stage that makes it again"
+) -> tuple[Record, dict[str, Any]]:
     """Read a record and the JSON values stored with it.
 
     Raises:
-        DataError: the file is missing, cut off or not a record.
+        DataError: the file is missing, cut off or not a record; the message ends with ``cure``.
     """
-    arrays, header = load_arrays(path, device)
+    arrays, header = read_tensors(path, cure, device)
     try:
         own: dict[str, dict[str, Tensor]] = {name: {} for name in header["payloads"]}
         for key, tensor in arrays.items():
@@ -191,4 +186,4 @@ def load_record(path: Path, device: str = "cpu") -> tuple[Record, dict[str, Any]
         restored = {name: PAYLOADS[kind["type"]].from_arrays(own[name], kind) for name, kind in kinds}
         return Record(restored), header["extra"]
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-        raise DataError(f"{path}: not a record of protofl ({error!r}); delete it and run again") from error
+        raise DataError(f"{path}: not a record of protofl ({error!r}); {cure}") from error

@@ -142,6 +142,10 @@ class EngineConfig:
     )
     ray_address: str | None = param(None, "of a Ray cluster; null starts Ray on this machine")
     gpus_per_worker: float = param(0.0, "ray: share of a GPU that each actor asks for", low=0)
+    durability: Literal["reply", "leg"] = param(
+        "reply",
+        "what a kill inside a round can cost: nothing that was answered, or the leg under way (faster)",
+    )
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from flcore.config import Config
 from flcore.engine.rounds import single_thread
 from flcore.errors import DataError
 from flcore.evaluation.analyses import SUMMARIES
-from flcore.evaluation.analyses.base import Result
+from flcore.evaluation.analyses.base import FinishedRun, Result
 from flcore.experiment import Experiment
 from flcore.records import Record, load_record
 from pipelines.files import RunFiles, read_json, write_json, write_text
@@ -77,9 +77,10 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
             path = files.clients / f"{client:04d}.safetensors"
             return load_record(path)[0] if path.exists() else Record()
 
+        run_left = FinishedRun(experiment, server, memory, files.states_before())
         for name in names:
-            reason = ANALYSES[name].applies(experiment, server)
-            result = Result() if reason is not None else ANALYSES[name].compute(experiment, server, memory)
+            reason = ANALYSES[name].applies(run_left)
+            result = Result() if reason is not None else ANALYSES[name].compute(run_left)
             if reason is not None:
                 print(f"{name}: left out, {reason}", file=sys.stderr)
             _store(files, name, result)

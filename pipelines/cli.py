@@ -15,10 +15,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from flcore.errors import ConfigError, DataError, ProtoflError
 from flcore.evaluation.analyses import SUMMARIES
+from flcore.version import VERSION
 from pipelines.bench import BENCHMARKS
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ sweep.md and sweep.png.
 
 A baseline takes over what is varied outside the section method: here it would be run for each partition.alpha.
 """
+_RESTART = "throw away a checkpoint that cannot be used; one that can is gone on with"
 _STAGES = ("prepare", "partition", "train", "evaluate", "report", "compare")
 
 
@@ -46,10 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     _set_environment(parsed.debug)
     if parsed.debug:
-        return int(parsed.command(parsed))
+        return _carry_out(parsed)
     sys.excepthook = _one_line
     try:
-        return int(parsed.command(parsed))
+        return _carry_out(parsed)
     except ProtoflError as error:
         print(f"protofl: {error}", file=sys.stderr)
         return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
@@ -65,6 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has had enough; Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _carry_out(arguments: argparse.Namespace) -> int:
+    if arguments.plugins and not hasattr(arguments, "params"):  # else they are part of a configuration
+        from flcore.plugins import load_all
+
+        load_all(arguments.plugins)
+    return int(arguments.command(arguments))
 
 
 def _one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -84,13 +94,33 @@ def _set_environment(debug: bool) -> None:
         os.environ.setdefault(key, value)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Options by their whole names alone, and errors in a line."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(allow_abbrev=False, **keywords)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_CODES[ConfigError], f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
+    common = _Parser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show tracebacks")
-    values = argparse.ArgumentParser(add_help=False)
-    values.add_argument(
+    common.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE.py",
+        dest="plugins",
+        help="load methods of one's own, see 'protofl new method'; several times for several files",
+    )
+    file = _Parser(add_help=False)
+    file.add_argument(
         "--params", type=Path, metavar="FILE", help="parameter file (default: params.yaml, where there is one)"
     )
+    values = _Parser(add_help=False, parents=[file])
     values.add_argument(
         "--set",
         action="append",
@@ -99,14 +129,11 @@ def _parser() -> argparse.ArgumentParser:
         dest="assignments",
         help="override, e.g. partition.alpha=0.1",
     )
-    parser = argparse.ArgumentParser(
-        prog="protofl", description="Prototype-based federated learning on non-IID images."
-    )
+    parser = _Parser(prog="protofl", description="Prototype-based federated learning on non-IID images.")
+    parser.add_argument("--version", action="version", version=f"protofl {VERSION}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def command(
-        name: str, function: Callable[..., int], summary: str, *parents: argparse.ArgumentParser
-    ) -> argparse.ArgumentParser:
+    def command(name: str, function: Callable[..., int], summary: str, *parents: _Parser) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=summary, description=summary, parents=[common, *parents])
         sub.set_defaults(command=function)
         return sub
@@ -118,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--resume", action="store_true", help="take the configuration from the run directory's own config.json"
     )
+    run.add_argument("--restart", action="store_true", help=_RESTART)
     run.add_argument("--json", action="store_true", help="print metrics.json, and nothing else, on standard output")
 
     stage = command("stage", _stage, "Run one stage inline, without any server; this is what dvc.yaml calls.", values)
@@ -129,10 +157,21 @@ def _parser() -> argparse.ArgumentParser:
     stage.add_argument("--partition", type=Path, metavar="DIR", help="partition (default: <out>/partition)")
     stage.add_argument("--method", help="run as this entry of the comparison: its name, with compare.settings")
     stage.add_argument("--seed", type=int, help="likewise: the seed")
+    stage.add_argument("--restart", action="store_true", help=f"train: {_RESTART}")
 
-    listing = command("list", _list, "List what there is.")
+    listing = command("list", _list, "List what there is.", file)
     listing.add_argument("kind", choices=("methods", "datasets", "partitioners", "models", "engines"))
     listing.add_argument("--json", action="store_true", help="as a list of objects")
+
+    show = command("show", _show, "Describe one method: parameters, switches, server stages, search space.", file)
+    show.add_argument("kind", choices=("method",))
+    show.add_argument("name", metavar="NAME", help="see 'protofl list methods'")
+    show.add_argument("--json", action="store_true", help="as an object")
+
+    new = command("new", _new, "Write a method of one's own, outside the package, and its test: both work as written.")
+    new.add_argument("kind", choices=("method",))
+    new.add_argument("name", metavar="NAME", help="of the method: a-z, 0-9 and _, a letter first")
+    new.add_argument("--out", type=Path, metavar="DIR", default=Path(), help="where the two files go (default: here)")
 
     compare = command(
         "compare", _compare, "Run methods × seeds, then one table; finished runs are found again.", values
@@ -229,7 +268,12 @@ def _names(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(number) for number in _names(text)]
+    try:
+        return [int(number) for number in _names(text)]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected whole numbers separated by commas, such as 0,1,2"
+        ) from error
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -244,42 +288,82 @@ def _run(arguments: argparse.Namespace) -> int:
     from pipelines.embedded_server import EmbeddedServer
 
     with EmbeddedServer() as server:  # first of all: it starts while torch is imported
+        from flcore.config import Config
         from pipelines.running import run
-        from pipelines.settings import load_config
 
-        config = _stored_config(arguments) if arguments.resume else load_config(arguments.params, arguments.assignments)
+        config = _stored_config(arguments) if arguments.resume else Config.from_mapping(_raw(arguments))
         name = f"{config.method.name}-{config.source.name}-{config.partitioner.name}-s{config.seed}"
-        metrics = run(config, arguments.out or Path("runs") / name, server, quiet=arguments.json)
+        out = arguments.out or Path("runs") / name
+        metrics = run(config, out, server, quiet=arguments.json, restart=arguments.restart)
     if arguments.json:
         print(json.dumps(metrics, indent=2, sort_keys=True))
     return 0
 
 
-def _stored_config(arguments: argparse.Namespace) -> Config:
-    from flcore.config import Config
-    from pipelines.files import RunFiles, read_json
+def _raw(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The parameters that a command is given, not yet checked."""
+    from pipelines.settings import override, read_params, with_plugins
 
-    if arguments.out is None or arguments.params is not None or arguments.assignments:
+    return override(with_plugins(read_params(arguments.params), arguments.plugins), arguments.assignments)
+
+
+def _stored_config(arguments: argparse.Namespace) -> Config:
+    from flcore.run_folder import stored_config
+
+    if arguments.out is None or arguments.params is not None or arguments.assignments or arguments.plugins:
         raise ConfigError(
-            "--resume: name the run directory with --out; its configuration is its own, without --params or --set"
+            "--resume: name the run directory with --out; its configuration is its own, without --params, --set or "
+            "--plugin"
         )
-    return Config.from_mapping(read_json(RunFiles(arguments.out).config)["config"])
+    return stored_config(arguments.out)
 
 
 def _stage(arguments: argparse.Namespace) -> int:
-    from pipelines.settings import load_config
+    from flcore.config import Config
+    from pipelines.settings import for_entry
 
-    config = load_config(arguments.params, arguments.assignments, method=arguments.method, seed=arguments.seed)
+    if arguments.restart and arguments.name != "train":
+        raise ConfigError(f"--restart: there is nothing to restart in the stage {arguments.name}")
+    config = Config.from_mapping(for_entry(_raw(arguments), arguments.method, arguments.seed))
     from pipelines.running import stage
 
-    out = arguments.out
-    stage(arguments.name, config, out, arguments.prepared or out / "prepared", arguments.partition or out / "partition")
+    out: Path = arguments.out
+    prepared, partition = arguments.prepared or out / "prepared", arguments.partition or out / "partition"
+    stage(arguments.name, config, out, prepared, partition, restart=arguments.restart)
+    return 0
+
+
+def _load_plugins(arguments: argparse.Namespace) -> None:
+    """Those of the parameter file and of the command, for what needs no configuration beside."""
+    from flcore.plugins import load_all
+    from pipelines.settings import read_params, with_plugins
+
+    load_all(with_plugins(read_params(arguments.params), arguments.plugins).get("plugins"))
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from pipelines import listing
+
+    _load_plugins(arguments)
+    described = listing.describe_method(arguments.name)
+    print(json.dumps(described, indent=2) if arguments.json else "\n".join(listing.method_lines(described)))
+    return 0
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    from pipelines.new_method import write
+
+    method, test = write(arguments.name, arguments.out)
+    print(f"{method}: the method; run it with  protofl run --plugin {method} --set method.name={arguments.name}")
+    print(f"{test}: its test; run it with  python -m pytest {test}")
     return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
     from pipelines import listing
 
+    if arguments.kind == "methods":
+        _load_plugins(arguments)
     if arguments.json:
         print(json.dumps(listing.describe(arguments.kind), indent=2))
     else:
@@ -292,10 +376,8 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     with EmbeddedServer() as server:
         from pipelines.running import compare
-        from pipelines.settings import override, read_params
 
-        raw = override(read_params(arguments.params), arguments.assignments)
-        compare(raw, arguments.methods, arguments.seeds, arguments.out, server)
+        compare(_raw(arguments), arguments.methods, arguments.seeds, arguments.out, server)
     return 0
 
 
@@ -304,18 +386,18 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
     with EmbeddedServer() as server:
         from pipelines.running import sweep
-        from pipelines.settings import override, read_params
 
-        raw = override(read_params(arguments.params), arguments.assignments)
-        sweep(raw, arguments.vary, arguments.seeds, arguments.baselines, arguments.metric, arguments.out, server)
+        given = (arguments.vary, arguments.seeds, arguments.baselines, arguments.metric, arguments.out)
+        sweep(_raw(arguments), *given, server)
     return 0
 
 
 def _tune(arguments: argparse.Namespace) -> int:
-    from pipelines.settings import load_config
+    from flcore.config import Config
+    from pipelines.settings import for_entry
     from pipelines.tuning import tune
 
-    config = load_config(arguments.params, arguments.assignments, method=arguments.method)
+    config = Config.from_mapping(for_entry(_raw(arguments), arguments.method, None))
     directory = arguments.out or Path("runs") / f"tune-{arguments.method}"
     tune(config, arguments.trials, arguments.objective, arguments.storage, directory)
     return 0
@@ -329,11 +411,11 @@ def _track(arguments: argparse.Namespace) -> int:
 
 def _analyse(arguments: argparse.Namespace) -> int:
     from flcore.config import Config
+    from flcore.run_folder import stored_mapping
     from pipelines import stages
-    from pipelines.files import RunFiles, read_json
 
     directory: Path = arguments.directory
-    stored = read_json(RunFiles(directory).config)["config"]
+    stored = stored_mapping(directory)
     chosen = stored["evaluation"].get("analyses") if arguments.analyses is None else arguments.analyses
     if not chosen:
         raise ConfigError(f"--analyses: name at least one of {', '.join(SUMMARIES)}")

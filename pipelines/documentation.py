@@ -34,8 +34,9 @@ def text() -> str:
     """The whole page."""
     parts = [
         "# Parameters\n\n"
-        "Written by `make docs` from the declarations in `flcore/`; do not edit. `seed` stands by itself, every other\n"
-        "key in a section. Where a section has a `name`, the chosen entry's keys stand beside it.\n"
+        "Written by `make docs` from the declarations in `flcore/`; do not edit. `seed` stands by itself, and so does\n"
+        "`plugins`, a list of files with methods of one's own (`protofl new method`), relative to the parameter file;\n"
+        "every other key stands in a section. Where a section has a `name`, the chosen entry's keys stand beside it.\n"
     ]
     for section, common, registry in _SECTIONS:
         parts.append(f"## {section}\n")

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from flcore.errors import RunError
-from pipelines.files import take_lock
+from flcore.locks import take_lock
 
 _START_TIMEOUT_SECONDS = 180.0
 

@@ -23,10 +23,9 @@ from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flcore.config import Config
-from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.energy import machine_meter
 from flcore.engine.pool.workers import worker_count
-from flcore.engine.rounds import Observers, run_name
+from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError, ProtoflError, RunError
 from flcore.experiment import Experiment
 from pipelines import stages
@@ -59,7 +58,7 @@ def _task(name: str, work: Callable[[], Result], retries: int = 0) -> Task[[], R
     )
 
 
-class PrefectSteps:
+class PrefectOrchestrator:
     """Carries out the pieces of a round as tasks of the surrounding flow."""
 
     def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
@@ -82,6 +81,7 @@ def federated_training(
     directory: str,
     parent_run_id: str | None = None,
     label: str = "",
+    restart: bool = False,
 ) -> bool:
     """All rounds of one run, with its results logged as they come.
 
@@ -90,6 +90,7 @@ def federated_training(
         prepared: folder of the prepared data. partition: of the partition. directory: of the run.
         parent_run_id: the MLflow run under which this one appears.
         label: what tells this run from others beside method and seed, for messages.
+        restart: throw away a checkpoint that cannot be used.
 
     Returns:
         False if the run had already finished there.
@@ -98,9 +99,8 @@ def federated_training(
     watcher, run_directory = current_watcher(), Path(directory)
     tracker = tracker_for(resolved, run_directory, parent_run_id)
 
-    def on_start(experiment: Experiment) -> None:
-        state = Checkpoint(RunFiles(run_directory).checkpoint).load(run_name(experiment))
-        watcher.rounds(_name(resolved, label), resolved.federation.rounds, state.round if state else 0)
+    def on_start(complete: int) -> None:
+        watcher.rounds(_name(resolved, label), resolved.federation.rounds, complete)
 
     def on_round(number: int, record: Mapping[str, Any] | None) -> None:
         watcher.round(number, record)
@@ -112,9 +112,9 @@ def federated_training(
         Path(prepared),
         Path(partition),
         run_directory,
-        steps=PrefectSteps(),
-        observers=Observers(on_round=on_round, meter=machine_meter(resolved.engine.device)),
-        on_start=on_start,
+        orchestrator=PrefectOrchestrator(),
+        observers=Observers(on_round, meter=machine_meter(resolved.engine.device), on_start=on_start),
+        restart=restart,
     )
 
 
@@ -137,11 +137,12 @@ def run_one(
     directory: Path,
     parent_run_id: str | None = None,
     label: str = "",
+    restart: bool = False,
 ) -> None:
     """Train, evaluate, report and log one run inside a flow; a run that has finished is not repeated."""
     runner: Any = ThreadPoolTaskRunner(max_workers=max(worker_count(config.engine), 1))
     training = federated_training.with_options(task_runner=runner)
-    training(config.to_mapping(), str(prepared), str(partition), str(directory), parent_run_id, label)
+    training(config.to_mapping(), str(prepared), str(partition), str(directory), parent_run_id, label, restart)
     files = RunFiles(directory)
     if not files.metrics.exists():
         _task("evaluate", lambda: _nothing(stages.evaluate(config, prepared, partition, directory)))()
@@ -163,6 +164,7 @@ def federated_experiment(
     overrides: list[str] | None = None,
     out: str = "runs/scheduled",
     config: dict[str, Any] | None = None,
+    restart: bool = False,
 ) -> dict[str, Any]:
     """Everything for one configuration: prepare, partition, train, evaluate, report.
 
@@ -172,20 +174,21 @@ def federated_experiment(
         out: the run directory; ``{date}`` in it becomes the day for which the flow was scheduled, so that a nightly run
             has a directory a night and a retry of it goes on in the same one.
         config: a configuration instead of a file and overrides.
+        restart: throw away a checkpoint that cannot be used; one that can is gone on with.
 
     Returns:
         The content of ``metrics.json``.
     """
     raw = _raw(params_file, overrides) if config is None else config
     day = flow_run.scheduled_start_time.astimezone(UTC).date().isoformat()
-    return run_experiment(Config.from_mapping(raw), Path(out.replace("{date}", day)))
+    return run_experiment(Config.from_mapping(raw), Path(out.replace("{date}", day)), restart=restart)
 
 
 def _raw(params_file: str | None, overrides: Sequence[str] | None) -> dict[str, Any]:
     return override(read_params(None if params_file is None else Path(params_file)), overrides or ())
 
 
-def run_experiment(config: Config, directory: Path) -> dict[str, Any]:
+def run_experiment(config: Config, directory: Path, *, restart: bool = False) -> dict[str, Any]:
     """The body of ``federated-experiment`` for a configuration that is already checked.
 
     Raises:
@@ -195,7 +198,7 @@ def run_experiment(config: Config, directory: Path) -> dict[str, Any]:
     partition = directory / "partition"
     _prepare(config, directory / "prepared")
     _divide(config, directory / "prepared", partition)
-    run_one(config, directory / "prepared", partition, directory)
+    run_one(config, directory / "prepared", partition, directory, restart=restart)
     return dict(read_json(RunFiles(directory).metrics))
 
 

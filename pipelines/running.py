@@ -14,6 +14,7 @@ from rich.console import Console
 from flcore.config import Config
 from flcore.engine.rounds import Observers
 from flcore.errors import DataError, RunError
+from flcore.run_folder import stored_config
 from pipelines import grid, stages
 from pipelines.embedded_server import EmbeddedServer
 from pipelines.files import RunFiles, read_json
@@ -21,7 +22,9 @@ from pipelines.tracking import RunTracker, set_mlflow_environment, ui_command
 from pipelines.watching import CURRENT, watcher_for_standard_error
 
 
-def run(config: Config, directory: Path, server: EmbeddedServer, *, quiet: bool = False) -> dict[str, Any]:
+def run(
+    config: Config, directory: Path, server: EmbeddedServer, *, quiet: bool = False, restart: bool = False
+) -> dict[str, Any]:
     """``protofl run``: the flow ``federated-experiment`` for a checked configuration.
 
     Args:
@@ -29,6 +32,7 @@ def run(config: Config, directory: Path, server: EmbeddedServer, *, quiet: bool 
         directory: of the run.
         server: to report to; it may still be starting.
         quiet: say nothing but errors.
+        restart: throw away a checkpoint that cannot be used; one that can is gone on with.
 
     Returns:
         The content of ``metrics.json``.
@@ -41,7 +45,7 @@ def run(config: Config, directory: Path, server: EmbeddedServer, *, quiet: bool 
             _say_result(read_json(files.metrics), config, directory)
         return dict(read_json(files.metrics))
     with _flows(server, tracking=config.tracking.enabled, quiet=quiet) as flows:
-        metrics = flows.federated_experiment(out=str(directory), config=config.to_mapping())
+        metrics = flows.federated_experiment(out=str(directory), config=config.to_mapping(), restart=restart)
     if not quiet:
         _say_result(metrics, config, directory)
     return dict(metrics)
@@ -145,9 +149,12 @@ def _say_result(metrics: Mapping[str, Any], config: Config, directory: Path) -> 
         console.print(f"runs in MLflow: {ui_command(config.tracking.uri)}", soft_wrap=True)
 
 
-def stage(name: str, config: Config, out: Path, prepared: Path, partition: Path) -> None:
+def stage(name: str, config: Config, out: Path, prepared: Path, partition: Path, *, restart: bool = False) -> None:
     """``protofl stage``: one stage, inline."""
-    _STAGES[name](config, out, prepared, partition)
+    if name == "train":
+        _train(config, out, prepared, partition, restart=restart)
+    else:
+        _STAGES[name](config, out, prepared, partition)
 
 
 def _prepare(config: Config, out: Path, prepared: Path, partition: Path) -> None:
@@ -161,12 +168,12 @@ def _partition(config: Config, out: Path, prepared: Path, partition: Path) -> No
     print("\n".join(stages.partition_table(division)))
 
 
-def _train(config: Config, out: Path, prepared: Path, partition: Path) -> None:
+def _train(config: Config, out: Path, prepared: Path, partition: Path, *, restart: bool) -> None:
     watcher = watcher_for_standard_error()
     try:
         watcher.rounds(f"{config.method.name} seed {config.seed}", config.federation.rounds, 0)
         observers = Observers(on_round=watcher.round)
-        if not stages.train(config, prepared, partition, out, observers=observers, replace=True):
+        if not stages.train(config, prepared, partition, out, observers=observers, replace=True, restart=restart):
             print(f"{out}: this run has finished already")
     finally:
         watcher.close()
@@ -192,7 +199,6 @@ def _compare(config: Config, out: Path, prepared: Path, partition: Path) -> None
 _STAGES: dict[str, Callable[[Config, Path, Path, Path], None]] = {
     "prepare": _prepare,
     "partition": _partition,
-    "train": _train,
     "evaluate": _evaluate,
     "report": _report,
     "compare": _compare,
@@ -213,7 +219,7 @@ def track(directories: Sequence[Path], uri: str | None, prepared: Path | None = 
         files = RunFiles(directory)
         if not files.config.exists():
             raise DataError(f"{directory}: no run there (config.json is missing)")
-        stored = Config.from_mapping(read_json(files.config)["config"])
+        stored = stored_config(directory)
         tracker = RunTracker(directory, uri=uri or stored.tracking.uri)
         finished = files.metrics.exists()
         if not tracker.sync(final=finished):

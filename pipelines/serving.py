@@ -24,6 +24,7 @@ from flcore.messages import Weights
 from flcore.models import build_model, load_weights
 from flcore.models.network import Network
 from flcore.models.view import ModuleView
+from flcore.plugins import located
 from flcore.records import load_record
 
 
@@ -68,7 +69,8 @@ class GlobalModel(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
         """Build the predictor from the files stored with the model."""
         files = {name: Path(path) for name, path in context.artifacts.items()}
-        config = json.loads(files["config"].read_text(encoding="utf-8"))["config"]
+        stored = json.loads(files["config"].read_text(encoding="utf-8"))["config"]
+        config = located(stored, files.get("plugins", files["config"]).parent)
         dataset = json.loads(files["dataset"].read_text(encoding="utf-8"))
         self._predict = Predictor(config, dataset, files["weights"], files["server"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ import yaml
 from flcore.config import SECTIONS, Config, own_keys
 from flcore.errors import ConfigError
 from flcore.params import unknown_key
+from flcore.plugins import located
 
 DEFAULT_FILE = Path("params.yaml")
 
 
 def read_params(path: Path | None) -> dict[str, Any]:
-    """The mapping in a parameter file.
+    """The mapping in a parameter file; plug-ins in it stand relative to the file, and are returned absolute.
 
     Args:
         path: the file; None takes ``params.yaml`` where there is one, else nothing but defaults.
@@ -39,7 +40,17 @@ def read_params(path: Path | None) -> dict[str, Any]:
         return {}
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected sections such as 'data:' and 'method:', found {type(raw).__name__}")
-    return raw
+    return located(raw, path.parent)
+
+
+def with_plugins(raw: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any]:
+    """Parameters with the plug-ins of ``--plugin`` behind their own."""
+    if not files:
+        return dict(raw)
+    own = raw.get("plugins") or []
+    if not isinstance(own, list):
+        raise ConfigError(f"plugins = {own}: expected a list of files")
+    return {**raw, "plugins": [*own, *(str(file.absolute()) for file in files)]}
 
 
 def override(raw: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:

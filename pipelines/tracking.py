@@ -28,10 +28,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import flcore
+from flcore import plugins
 from flcore.errors import DataError, ProtoflError
 from flcore.evaluation.continual import ACCURACIES
+from flcore.locks import take_lock
 from pipelines.addresses import without_password
-from pipelines.files import RunFiles, read_json, take_lock
+from pipelines.files import RunFiles, read_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -380,6 +382,8 @@ class RunTracker:
             "weights": self._files.model,
             "server": self._files.server,
         }
+        if (self.run_dir / plugins.FOLDER).is_dir():
+            model_files["plugins"] = self.run_dir / plugins.FOLDER
         example = _example(model_files)
         logged: list[str] = []
 
@@ -676,7 +680,8 @@ def _example(model_files: Mapping[str, Path]) -> _Example:
     from pipelines.serving import Predictor
 
     images = np.zeros((2, *dataset["shape"]), dtype=np.uint8)
-    return _Example(images, Predictor(config["config"], dataset, weights, model_files["server"])(images))
+    resolved = plugins.located(config["config"], model_files["config"].parent)
+    return _Example(images, Predictor(resolved, dataset, weights, model_files["server"])(images))
 
 
 @contextmanager

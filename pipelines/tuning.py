@@ -41,6 +41,7 @@ from flcore.config import Config
 from flcore.engine.rounds import Observers, RoundRecord
 from flcore.errors import ConfigError, DataError, RunError
 from flcore.experiment import Experiment
+from flcore.locks import take_lock
 from flcore.methods import METHODS
 from flcore.params import Param, declared
 from flcore.rng import numpy_stream
@@ -48,7 +49,7 @@ from pipelines import stages
 from pipelines.addresses import without_password
 from pipelines.environment import environment
 from pipelines.figures import WIDTH, house_style, save
-from pipelines.files import RunFiles, read_json, take_lock, write_json, write_text
+from pipelines.files import RunFiles, read_json, write_json, write_text
 from pipelines.tracking import RunTracker, flatten, read_history, ui_command
 
 OBJECTIVES: Mapping[str, tuple[Literal["maximize", "minimize"], ...]] = {

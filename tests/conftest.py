@@ -21,10 +21,13 @@ from flcore.data.partition import ClientSplit, Partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources.base import RawDataset, RawSplit, Source
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.client import Failure, Place, Reply, Worker
+from flcore.engine.client import TurnRunner
+from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.pool.process import local_pool
-from flcore.engine.rounds import Observers, PlainSteps, Steps, run_rounds
+from flcore.engine.rounds import Observers, run_rounds
+from flcore.engine.turns import Failure, Place, Reply
+from flcore.evaluation.forward import Forward, StoredImages
 from flcore.experiment import Experiment
 from flcore.models import Backbone
 from flcore.records import Record
@@ -157,15 +160,23 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _run(experiment: Experiment, directory: Path, executor: Any = None, steps: Steps | None = None) -> SimpleNamespace:
+def _run(
+    experiment: Experiment,
+    directory: Path,
+    executor: Any = None,
+    orchestrator: Orchestrator | None = None,
+    *,
+    restart: bool = False,
+) -> SimpleNamespace:
     """All rounds, in this process if no executor is given: final state, history, the checkpoint, committed bytes."""
     checkpoint = Checkpoint(directory)
     state = run_rounds(
         experiment,
         checkpoint,
         executor or InlineExecutor(experiment, checkpoint),
-        steps or PlainSteps(),
+        orchestrator or InlineOrchestrator(),
         Observers(),
+        restart=restart,
     )
     return SimpleNamespace(
         state=state,
@@ -184,7 +195,7 @@ def _train(
     leg: int = 0,
     server: Record | None = None,
     memory: Record | None = None,
-    worker: Worker | None = None,
+    worker: TurnRunner | None = None,
 ) -> tuple[Any, Record]:
     """One client's turn, by default its first and in a new worker: its reply (or failure) and what it remembers."""
     found = _train_stack(
@@ -202,10 +213,10 @@ def _train_stack(
     number: int = 1,
     leg: int = 0,
     server: Record | None = None,
-    worker: Worker | None = None,
+    worker: TurnRunner | None = None,
 ) -> dict[int, tuple[Reply, Record] | Failure]:
     """One turn of some clients: all at once where they are stacked, else one after the other in the same worker."""
-    worker = worker or Worker(experiment)
+    worker = worker or TurnRunner(experiment)
     if server is None:
         server = experiment.method.start_server(experiment.setting)
     groups = [list(clients)] if experiment.stacked else [[client] for client in clients]
@@ -215,8 +226,22 @@ def _train_stack(
     return results
 
 
-class Threaded(PlainSteps):
-    """Tasks run on threads at once, as under an orchestrator."""
+def _scores(
+    experiment: Experiment,
+    weights: Any,
+    images: torch.Tensor,
+    server: Any = None,
+    classes: torch.Tensor | None = None,
+    predict: Any = None,
+) -> torch.Tensor:
+    """The method's scores [N, K] for uint8 images, by a model with some weights."""
+    asked = {"": predict or experiment.method.predict}
+    stored = StoredImages(experiment, images)
+    return Forward(experiment).answers(weights, stored, asked, Record(server or {}), classes)[""]
+
+
+class Threaded(InlineOrchestrator):
+    """Groups run on threads at once, as under an orchestrator that shows tasks."""
 
     def map(self, name: str, function: Any, items: Any) -> list[Any]:
         with ThreadPoolExecutor(4) as pool:
@@ -227,7 +252,7 @@ def _committed(directory: Path) -> dict[str, bytes]:
     """Everything a checkpoint guarantees to the byte: state, history and the memories that the state names."""
     checkpoint = Checkpoint(directory)
     memories = [checkpoint.memory_file(*entry) for entry in sorted(checkpoint.read_state().memories.items())]
-    paths = [checkpoint.state_file, directory / "history.jsonl", *memories]
+    paths = [*checkpoint.state_files(), directory / "history.jsonl", *memories]
     return {path.name: path.read_bytes() for path in paths}
 
 
@@ -241,6 +266,7 @@ class Lab:
     train = staticmethod(_train)
     train_stack = staticmethod(_train_stack)
     committed = staticmethod(_committed)
+    scores = staticmethod(_scores)
 
     def __init__(self, prepared: Path, partition: Path) -> None:
         self.prepared, self.partition_folder = prepared, partition
@@ -271,12 +297,12 @@ class Lab:
             config = replace(config, method=algorithm)
         return Experiment(config, dataset or self.dataset, partition or self.partition)
 
-    def run_in_pool(self, directory: Path, steps: Steps | None = None, **changes: Any) -> SimpleNamespace:
+    def run_in_pool(self, directory: Path, orchestrator: Orchestrator | None = None, **changes: Any) -> SimpleNamespace:
         """All rounds of a run of the tiny data, trained by worker processes."""
         experiment = self.experiment(**changes)
         executor = local_pool(experiment, self.prepared, self.partition_folder, Checkpoint(directory))
         try:
-            return _run(experiment, directory, executor, steps or Threaded())
+            return _run(experiment, directory, executor, orchestrator or Threaded())
         finally:
             executor.close()
 

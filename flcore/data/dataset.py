@@ -18,7 +18,7 @@ from torch import Tensor
 from flcore.data.images import channel_statistics, convert_channels, resize
 from flcore.data.sources.base import RawDataset, RawSplit, Source
 from flcore.errors import DataError
-from flcore.files import Blocks, content_bytes, read_json, read_tensors, write_blocks, write_json
+from flcore.files import Blocks, content_bytes, read_json, read_tensors, write_json, write_tensors
 
 _CURE = "delete the folder and run the prepare stage again"
 _BLOCK_BYTES = 32 * 2**20  # of images that are decoded and converted at a time
@@ -78,8 +78,7 @@ class Dataset:
         # A folder without meta.json is unfinished, so that a stop in between never leaves a mixture that looks whole.
         (directory / "meta.json").unlink(missing_ok=True)
         for part, split in (("train", self.train), ("test", self.test)):
-            arrays = {name: Blocks.of(tensor) for name, tensor in split.tensors().items()}
-            write_blocks(directory / f"{part}.safetensors", arrays)
+            write_tensors(directory / f"{part}.safetensors", split.tensors())
         write_json(directory / "meta.json", dataclasses.asdict(self.meta))
 
     @classmethod
@@ -196,17 +195,14 @@ class _Form:
 
     def prepared(self, path: Path | None) -> Split:
         """The split in memory or, given a path, written there and mapped."""
-        shape = (len(self.keep), self.channels, *self.size)
-        arrays = {
-            "images": Blocks(torch.uint8, shape, self._images()),
-            "labels": Blocks.of(torch.from_numpy(self.raw.labels[self.keep].astype(np.int64))),
-        }
+        arrays = {"labels": torch.from_numpy(self.raw.labels[self.keep].astype(np.int64))}
         if self.raw.groups is not None:
-            arrays["groups"] = Blocks.of(torch.from_numpy(self.raw.groups[self.keep].astype(np.int64)))
+            arrays["groups"] = torch.from_numpy(self.raw.groups[self.keep].astype(np.int64))
         if path is None:
-            return Split(**{name: torch.cat(list(blocks.pieces)) for name, blocks in arrays.items()})
-        write_blocks(path, arrays)
-        return Split(**read_tensors(path, _CURE))
+            return Split(images=torch.cat(list(self._images())), **arrays)
+        shape = (len(self.keep), self.channels, *self.size)
+        write_tensors(path, {"images": Blocks(torch.uint8, shape, self._images()), **arrays})
+        return Split(**read_tensors(path, _CURE)[0])
 
     def _images(self) -> Iterator[Tensor]:
         found = math.prod(self.raw.images.shape[1:])
@@ -261,7 +257,7 @@ def _meta_from_json(path: Path, content: Mapping[str, Any]) -> Meta:
 
 
 def _load_split(path: Path, meta: Meta, size: int) -> Split:
-    tensors = read_tensors(path, _CURE)
+    tensors, _ = read_tensors(path, _CURE)
     expected = {"images": (torch.uint8, (size, *meta.shape)), "labels": (torch.int64, (size,))}
     if "groups" in tensors:
         expected["groups"] = (torch.int64, (size,))

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from flcore import __version__
 from flcore.data.client_holdout import ClientTest, few_shot, label_slices, proportional, stratified_cut
 from flcore.data.dataset import Dataset
 from flcore.data.imbalance import Imbalance
@@ -16,6 +15,7 @@ from flcore.data.partitioners.base import Assignment, HeldOut, Indices, Partitio
 from flcore.data.tasks import cumulative_tests
 from flcore.errors import DataError
 from flcore.rng import numpy_stream
+from flcore.version import VERSION
 
 
 def make_partition(
@@ -105,7 +105,7 @@ def make_partition(
         notes=(*assignment.notes, *_test_notes(tests, held_out.test_source)),
         overlap=assignment.overlap,
         source_fingerprint=dataset.meta.fingerprint,
-        version=__version__,
+        version=VERSION,
         class_counts=np.bincount(labels[pool], minlength=num_classes),
         task_counts=task_counts,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,15 +78,16 @@ class Imbalance:
         return joined([rng.permutation(indices)[:size] for indices, size in zip(by_class, sizes, strict=True)])
 
 
-def minority_classes(counts: np.ndarray) -> tuple[int, ...]:
-    """The C // 2 classes with the fewest samples, ascending (FedMLP); none if all have equally many.
+def minority_classes(counts: np.ndarray, fraction: float = 0.5) -> tuple[int, ...]:
+    """The ⌊fraction·C⌋ classes with the fewest samples, ascending (FedMLP); none if all have equally many.
 
     Of classes of equal size the one with the larger number is in the minority.
 
     Args:
         counts: int64 [C], samples of each class.
+        fraction: of the classes, 0 to 1.
     """
     if len(counts) == 0 or counts.min() == counts.max():
         return ()
     order = sorted(range(len(counts)), key=lambda c: (counts[c], -c))
-    return tuple(sorted(order[: len(counts) // 2]))
+    return tuple(sorted(order[: math.floor(fraction * len(counts) + 1e-9)]))  # 0.29 · 100 is 28.999... in binary

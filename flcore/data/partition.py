@@ -16,7 +16,7 @@ from flcore.data.dataset import Dataset
 from flcore.data.imbalance import minority_classes
 from flcore.data.partitioners.base import Indices
 from flcore.errors import DataError
-from flcore.files import Blocks, content_bytes, read_json, read_tensors, write_blocks, write_json
+from flcore.files import content_bytes, read_json, read_tensors, write_json, write_tensors
 
 _CURE = "delete the folder and run the partition stage again"
 _PARTS = ("train", "val", "test")
@@ -118,8 +118,8 @@ class Partition:
     def save(self, directory: Path) -> None:
         """Write ``indices.safetensors`` and ``manifest.json``; the same content gives the same bytes."""
         (directory / "manifest.json").unlink(missing_ok=True)  # without it the folder is unfinished
-        arrays = {key: Blocks.of(torch.from_numpy(array)) for key, array in _arrays(self.clients)}
-        write_blocks(directory / "indices.safetensors", arrays)
+        arrays = {key: torch.from_numpy(array) for key, array in _arrays(self.clients)}
+        write_tensors(directory / "indices.safetensors", arrays)
         manifest = _describe(self) | {"fingerprint": self.fingerprint, "protofl_version": self.version}
         write_json(directory / "manifest.json", manifest)
 
@@ -132,7 +132,7 @@ class Partition:
         """
         path = directory / "manifest.json"
         manifest = read_json(path, _CURE)
-        arrays = read_tensors(directory / "indices.safetensors", _CURE)
+        arrays, _ = read_tensors(directory / "indices.safetensors", _CURE)
         try:
             loaded = _from_manifest(manifest, {key: array.numpy() for key, array in arrays.items()})
             found = fingerprint_of(loaded)

@@ -3,32 +3,66 @@
 ::
 
     checkpoint/
-      state.safetensors            server state after the last complete leg; replaced atomically: the one commit point
+      state.json                   what holds after the last complete leg; replaced atomically: the one commit point
+      server.0007.safetensors      those payloads of the server that the run's 7th leg changed
       history.jsonl                a record per evaluated round        timing.jsonl   seconds per leg
       clients/0003.0007.safetensors   what client 3 remembers since the run's 7th leg
       legs/0008/0003.safetensors      the reply of client 3 in the leg under way (0003.json: why it failed)
 
-A round has one leg with nearly every method; then legs count rounds. The state names the leg and, per client, the leg
-of its current memory. Whatever else lies around (a memory of the interrupted leg, history lines behind the state) is
-either found again and used, or dropped; nothing is trusted before the state says so. No pickle: safetensors and JSON.
+A round has one leg with nearly every method; then legs count rounds. The state names the leg of every payload and of
+every client's memory, and how many lines of the records count. Whatever else lies around (a memory of the interrupted
+leg, lines behind those that count) is either found again and used, or dropped. No pickle: safetensors and JSON.
+
+Everything that a commit names survives a power failure. Replies and memories of the leg under way survive a kill of the
+process, or, where they are held in memory until the commit (``engine.durability: leg``), are trained again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flcore.engine.client import Failure, Place, Reply
-from flcore.errors import DataError
-from flcore.messages import Size
+from flcore.engine.turns import Failure, Place, Reply
+from flcore.errors import DataError, RunError, listed
+from flcore.files import make_durable, read_json, replace_file, write_json
+from flcore.messages import Payload, Size
 from flcore.records import Record, load_record, save_record
 
 Traffic = Mapping[str, Size]
+Result = Reply | Failure
+
+CURE = "what is there cannot be gone on with: --restart throws it away and begins with the first round"
+
+
+@dataclass(frozen=True)
+class RunName:
+    """What a checkpoint belongs to: a run and the code that carries it out, since other code would mix two runs.
+
+    Attributes:
+        run: names configuration, data and partition.
+        code: SHA-256 of every source file that the run uses, by module.
+    """
+
+    run: str
+    code: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """Both in one short word."""
+        return hashlib.sha256(json.dumps([self.run, dict(self.code)], sort_keys=True).encode()).hexdigest()[:16]
+
+    def difference(self, other: RunName) -> str | None:
+        """How the run called ``other`` differs from this one, for people; None where it does not."""
+        if self.run != other.run:
+            return "another run: its configuration, data or partition differ"
+        modules = self.code.keys() | other.code.keys()
+        changed = sorted(module for module in modules if self.code.get(module) != other.code.get(module))
+        return f"this run as other code carried it out; since then changed: {listed(changed)}" if changed else None
 
 
 @dataclass(frozen=True)
@@ -43,10 +77,12 @@ class RunState:
         steps: mini-batches trained on, by all clients together.
         leg: complete legs of the round after ``round``.
         legs: complete legs of the run.
+        evaluated: records in the history.
         failures: (round, client, cause) of every client left out because it failed.
         simulated_seconds: since the start, where clients' speeds are simulated.
         run: names the run and the code.
         facts: what server stages measured in the legs of the round under way.
+        scored: scores of states that the round under way has passed through, by label.
     """
 
     round: int
@@ -57,10 +93,12 @@ class RunState:
     steps: int = 0
     leg: int = 0
     legs: int = 0
+    evaluated: int = 0
     failures: tuple[tuple[int, int, str], ...] = ()
     simulated_seconds: float = 0.0
-    run: str = ""
+    run: RunName = field(default_factory=lambda: RunName(""))
     facts: Mapping[str, float] = field(default_factory=dict)
+    scored: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     @property
     def place(self) -> Place:
@@ -74,11 +112,22 @@ class Checkpoint:
     def __init__(self, directory: Path) -> None:
         """Point at a folder, which need not exist yet."""
         self.directory = directory
+        self._server: dict[str, tuple[int, Payload]] = {}
+        self._held: dict[tuple[int, int], tuple[Result, Record]] = {}
 
     @property
     def state_file(self) -> Path:
         """The committed state."""
-        return self.directory / "state.safetensors"
+        return self.directory / "state.json"
+
+    def server_file(self, leg: int) -> Path:
+        """Payloads of the server that a leg changed; 0: those that it started with."""
+        return self.directory / f"server.{leg:04d}.safetensors"
+
+    def state_files(self) -> list[Path]:
+        """The files that the state is made of, clients' memories aside."""
+        legs = set(read_json(self.state_file, CURE)["server"].values())
+        return [self.state_file, *map(self.server_file, sorted(legs))]
 
     def reply_file(self, leg: int, client: int) -> Path:
         """Where a client's reply of a leg (counted over the run, from 1) lies."""
@@ -88,79 +137,157 @@ class Checkpoint:
         """What a client remembers since its turn in a leg."""
         return self.directory / "clients" / f"{client:04d}.{leg:04d}.safetensors"
 
-    def start(self, state: RunState) -> None:
-        """Begin anew: whatever was here is dropped."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+    # ---- the state -----------------------------------------------------------------------------------------------
+
+    def start(self, state: RunState, *, replace: bool = False) -> None:
+        """Begin anew.
+
+        Args:
+            state: before the first round.
+            replace: throw away what is here.
+
+        Raises:
+            RunError: something is here, and ``replace`` is False.
+        """
+        if replace:
+            self.state_file.unlink(missing_ok=True)  # first: what is left of it is nobody's state
+            shutil.rmtree(self.directory, ignore_errors=True)
+        elif self._holds_a_run():
+            raise RunError(f"{self.directory}: holds the checkpoint of a run; {CURE}")
+        self._server, self._held = {}, {}
         (self.directory / "clients").mkdir(parents=True, exist_ok=True)
         self._write_state(state)
 
-    def load(self, run: str) -> RunState | None:
-        """The last complete round of the run named ``run``; None where there is none, or another run's.
+    def load(self, name: RunName) -> RunState | None:
+        """The last complete leg of a run; None where nothing is there. Records behind it are dropped.
 
-        History lines behind it are dropped.
+        Raises:
+            DataError: what is there is damaged. RunError: it is of another run, or of other code; says what differs.
         """
-        try:
-            state = self._read_state(run)
-        except DataError:
+        if not self._holds_a_run():
             return None
-        for name in ("history.jsonl", "timing.jsonl"):
-            self._truncate(name, state.round)
+        content = read_json(self.state_file, CURE)
+        try:
+            found = RunName(content["run"], content["code"])
+        except KeyError as error:
+            raise RunError(f"{self.state_file}: of another version of protofl; {CURE}") from error
+        difference = name.difference(found)
+        if difference is not None:
+            raise RunError(f"{self.directory}: holds {difference}; {CURE}")
+        state = self._state(content)
+        for client in state.memories:
+            self.memory(client, state.memories)  # better now than hours later
+        self._keep_lines("history.jsonl", state.evaluated)
+        self._keep_lines("timing.jsonl", state.legs)
         return state
 
+    def _holds_a_run(self) -> bool:
+        """Whether anything is here that a start which was interrupted would not have left."""
+        begun = {"clients", self.server_file(0).name}
+        found = {path.name for path in self.directory.glob("*") if not path.name.startswith(".")}
+        return bool(found - begun)
+
     def read_state(self) -> RunState:
-        """The committed state, as a worker process reads it.
+        """The committed state, as a worker process reads it; payloads that it knows already are not read again.
 
         Raises:
             DataError: there is none, or it is damaged.
         """
-        return self._read_state(None)
+        return self._state(read_json(self.state_file, CURE))
 
-    def _read_state(self, run: str | None) -> RunState:
-        server, extra = load_record(self.state_file)
-        if run is not None and extra.get("run") != run:
-            raise DataError(f"{self.state_file}: belongs to another run, or to other code")
-        return RunState(
-            round=extra["round"],
-            server=server,
-            memories={int(client): number for client, number in extra["memories"].items()},
-            up={kind: Size(**size) for kind, size in extra["up"].items()},
-            down={kind: Size(**size) for kind, size in extra["down"].items()},
-            steps=extra["steps"],
-            leg=extra["leg"],
-            legs=extra["legs"],
-            failures=tuple((number, client, cause) for number, client, cause in extra["failures"]),
-            simulated_seconds=extra["simulated_seconds"],
-            run=extra["run"],
-            facts=extra["facts"],
-        )
+    def _state(self, content: Mapping[str, Any]) -> RunState:
+        try:
+            fields = {name: content[name] for name in _AS_THEY_ARE}
+            return RunState(
+                server=self._read_server(content["server"]),
+                memories={int(client): leg for client, leg in content["memories"].items()},
+                up={kind: Size(**size) for kind, size in content["up"].items()},
+                down={kind: Size(**size) for kind, size in content["down"].items()},
+                failures=tuple((number, client, cause) for number, client, cause in content["failures"]),
+                run=RunName(content["run"], content["code"]),
+                **fields,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"{self.state_file}: damaged ({error!r}); {CURE}") from error
+
+    def _read_server(self, legs: Mapping[str, int]) -> Record:
+        missing = {leg for name, leg in legs.items() if self._server.get(name, (None,))[0] != leg}
+        files = {leg: load_record(self.server_file(leg), cure=CURE)[0] for leg in sorted(missing)}
+        self._server = {
+            name: (leg, files[leg][name] if leg in files else self._server[name][1]) for name, leg in legs.items()
+        }
+        return Record({name: payload for name, (_, payload) in self._server.items()})
 
     def commit(self, state: RunState, history: Mapping[str, Any] | None, timing: Mapping[str, Any]) -> None:
         """Close a leg: append its records, replace the state, and clear what is no longer needed."""
+        for (leg, client), (_, memory) in self._held.items():
+            if state.memories.get(client) == leg == state.legs:
+                save_record(self.memory_file(client, leg), memory)
         if history is not None:
             self._append("history.jsonl", history)
         self._append("timing.jsonl", timing)
         self._write_state(state)
-        shutil.rmtree(self.directory / "legs", ignore_errors=True)
-        for path in (self.directory / "clients").iterdir():
-            client, number = path.name.split(".")[:2]
-            if client.isdigit() and state.memories.get(int(client)) != int(number):
-                path.unlink()
+        self._held = {}
+        self._clear(state)
 
     def _write_state(self, state: RunState) -> None:
-        extra = {
-            "run": state.run,
-            "round": state.round,
-            "steps": state.steps,
-            "memories": {str(client): number for client, number in state.memories.items()},
+        """Make durable all that the state names, then the state."""
+        # Records are immutable: a payload that is still the same object is on the disk already.
+        known = {name: leg for name, (leg, payload) in self._server.items() if state.server.get(name) is payload}
+        changed = state.server.without(*known)
+        if changed:
+            save_record(self.server_file(state.legs), changed)
+        written = [self.server_file(state.legs)] if changed else []
+        written += [self.memory_file(client, leg) for client, leg in state.memories.items() if leg == state.legs]
+        written += [path for name in ("history.jsonl", "timing.jsonl") if (path := self.directory / name).exists()]
+        make_durable(written)
+        legs = {name: known.get(name, state.legs) for name in state.server}
+        content = {
+            **{name: getattr(state, name) for name in _AS_THEY_ARE},
+            "run": state.run.run,
+            "code": dict(state.run.code),
+            "server": legs,
+            "memories": {str(client): leg for client, leg in state.memories.items()},
             "up": {kind: vars(size) for kind, size in state.up.items()},
             "down": {kind: vars(size) for kind, size in state.down.items()},
-            "leg": state.leg,
-            "legs": state.legs,
             "failures": list(state.failures),
-            "simulated_seconds": state.simulated_seconds,
-            "facts": dict(state.facts),
         }
-        save_record(self.state_file, state.server, extra, durable=True)
+        text = json.dumps(content, sort_keys=True)
+        replace_file(self.state_file, lambda file: file.write(text.encode()), durable=True)
+        self._server = {name: (leg, state.server[name]) for name, leg in legs.items()}
+
+    def _clear(self, state: RunState) -> None:
+        shutil.rmtree(self.directory / "legs", ignore_errors=True)
+        named = {self.memory_file(client, leg) for client, leg in state.memories.items()}
+        named |= {self.server_file(leg) for leg, _ in self._server.values()}
+        unfinished = self.directory.glob(".*.tmp")  # by a process that was killed
+        for path in (*(self.directory / "clients").iterdir(), *self.directory.glob("server.*"), *unfinished):
+            if path not in named:
+                path.unlink()
+
+    def keep(self, label: str, server: Record) -> None:
+        """Keep what the server held at a point of the last round, for analyses of the finished run."""
+        save_record(self.directory / "before" / f"{label}.safetensors", server)
+
+    def kept(self) -> dict[str, Record]:
+        """What :meth:`keep` was given, by label."""
+        return {path.stem: load_record(path, cure=CURE)[0] for path in sorted(self.directory.glob("before/*"))}
+
+    def show(self, server: Record, legs: Mapping[int, int]) -> Path:
+        """Let workers see a state that is not committed: what the server holds, and whose memory is of which leg."""
+        path = self.directory / "shown.safetensors"
+        save_record(path, server, {"legs": {str(client): leg for client, leg in legs.items()}})
+        for (leg, client), (_, memory) in self._held.items():
+            if legs.get(client) == leg and not self.memory_file(client, leg).exists():
+                save_record(self.memory_file(client, leg), memory)
+        return path
+
+    def shown(self, path: Path) -> tuple[Record, dict[int, int]]:
+        """What :meth:`show` wrote."""
+        server, extra = load_record(path, cure=CURE)
+        return server, {int(client): leg for client, leg in extra["legs"].items()}
+
+    # ---- records -------------------------------------------------------------------------------------------------
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """The records of ``history.jsonl`` or ``timing.jsonl``, oldest first."""
@@ -170,38 +297,41 @@ class Checkpoint:
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         with (self.directory / name).open("a") as file:
             file.write(json.dumps(record, sort_keys=True) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
 
-    def _truncate(self, name: str, last_round: int) -> None:
-        """Drop records of rounds that were never committed, a line cut off by a kill included."""
+    def _keep_lines(self, name: str, count: int) -> None:
+        """Drop lines that were never committed, one cut off by a kill included."""
         path = self.directory / name
-        if not path.exists():
-            return
-        kept = []
-        for line in path.read_text().splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                break
-            if record["round"] > last_round:
-                break
-            kept.append(line + "\n")
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(kept))
-        temporary.replace(path)
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        try:
+            whole = [json.loads(line) for line in lines[:count]]
+        except json.JSONDecodeError:
+            whole = []
+        if len(whole) < count:
+            raise DataError(f"{path}: damaged, {count} lines were written; {CURE}")
+        if len(lines) > count:
+            replace_file(path, lambda file: file.write("".join(lines[:count]).encode()))
+
+    # ---- clients -------------------------------------------------------------------------------------------------
 
     def memory(self, client: int, memories: Mapping[int, int]) -> Record:
-        """What a client remembers; empty before its first participation, or where its method keeps nothing."""
-        return load_record(self.memory_file(client, memories[client]))[0] if client in memories else Record()
+        """What a client remembers; empty before its first participation, or where its method keeps nothing.
+
+        Raises:
+            DataError: it is gone, or damaged.
+        """
+        if client not in memories:
+            return Record()
+        held = self._held.get((memories[client], client))
+        return load_record(self.memory_file(client, memories[client]), cure=CURE)[0] if held is None else held[1]
+
+    def hold(self, leg: int, client: int, result: Result, memory: Record) -> None:
+        """Keep what came of a client's turn in memory; its own memory is written when the leg is committed."""
+        self._held[leg, client] = result, memory
 
     def save_reply(self, leg: int, client: int, reply: Reply, memory: Record, run: str = "") -> None:
         """Keep a client's reply and memory; the reply is written last, so that a reply on disk is complete."""
         if reply.remembers:
-            # As durable as the state that will name it.
-            save_record(self.memory_file(client, leg), memory, durable=True)
-        path = self.reply_file(leg, client)
-        path.parent.mkdir(parents=True, exist_ok=True)
+            save_record(self.memory_file(client, leg), memory)
         extra = {
             "run": run,
             "losses": dict(reply.losses),
@@ -210,33 +340,28 @@ class Checkpoint:
             "down": {kind: vars(size) for kind, size in reply.down.items()},
             "up": {kind: vars(size) for kind, size in reply.up.items()},
         }
-        save_record(path, reply.message, extra)
+        save_record(self.reply_file(leg, client), reply.message, extra)
 
     def save_failure(self, leg: int, client: int, failure: Failure, run: str = "") -> None:
         """Keep why a client is left out of a leg."""
-        path = self.reply_file(leg, client).with_suffix(".json")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        down = {kind: vars(size) for kind, size in failure.down.items()}
-        temporary.write_text(json.dumps({"run": run, "cause": failure.cause, "down": down}, sort_keys=True))
-        temporary.replace(path)
+        content = {**vars(failure), "run": run, "down": {kind: vars(size) for kind, size in failure.down.items()}}
+        write_json(self.reply_file(leg, client).with_suffix(".json"), content)
 
-    def load_reply(self, leg: int, client: int, run: str | None = None) -> Reply | Failure | None:
+    def load_reply(self, leg: int, client: int, run: str | None = None) -> Result | None:
         """A reply or failure that is already there; None where there is none, or it is damaged or another ``run``'s.
 
-        A worker whose parent was killed finishes its task, perhaps in a folder where another run has begun since.
+        A worker whose parent was killed finishes its stack, perhaps in a folder where another run has begun since.
         """
+        if (leg, client) in self._held:
+            return self._held[leg, client][0]
         path = self.reply_file(leg, client)
-        if path.with_suffix(".json").exists():
-            kept = json.loads(path.with_suffix(".json").read_text())
-            if run is not None and kept["run"] != run:
-                return None
-            return Failure(kept["cause"], {kind: Size(**size) for kind, size in kept["down"].items()})
-        if not path.exists():
-            return None
         try:
+            if path.with_suffix(".json").exists():
+                return _failure(read_json(path.with_suffix(".json"), ""), run)
+            if not path.exists():
+                return None
             message, extra = load_record(path)
-        except DataError:
+        except (DataError, KeyError, TypeError):
             return None
         if run is not None and extra["run"] != run:
             return None
@@ -244,3 +369,18 @@ class Checkpoint:
             return None
         down, up = ({kind: Size(**size) for kind, size in extra[way].items()} for way in ("down", "up"))
         return Reply(message, extra["losses"], extra["steps"], extra["remembers"], down, up)
+
+    def forget(self, leg: int) -> None:
+        """Drop the replies and failures of a leg that is not committed, so that it is done anew."""
+        shutil.rmtree(self.reply_file(leg, 0).parent, ignore_errors=True)
+        self._held = {}
+
+
+_AS_THEY_ARE = ("round", "steps", "leg", "legs", "evaluated", "simulated_seconds", "facts", "scored")
+
+
+def _failure(content: dict[str, Any], run: str | None) -> Failure | None:
+    if content.pop("run") != run and run is not None:
+        return None
+    down = {kind: Size(**size) for kind, size in content.pop("down").items()}
+    return Failure(down=down, **content)

@@ -1,9 +1,9 @@
-"""Who takes part in a leg, and in what groups: functions of (seed, round), the same for every method that samples."""
+"""Who takes part in a round, and in what groups: functions of (seed, round), the same for every method that samples."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,12 +18,12 @@ DEFAULT_STACK = {"cpu": 8, "cuda": 128}
 
 @dataclass(frozen=True)
 class Cohort:
-    """The trainers of a leg, ascending.
+    """Who takes part in a round, in all of its legs that are for the cohort; ids ascending.
 
     Attributes:
         trainers: whose work counts.
-        stragglers: who were sent the message but are not waited for.
-        seconds: simulated, from the broadcast to the last reply that counts.
+        stragglers: who were sent the messages but are not waited for.
+        seconds: simulated, from the first broadcast to the last reply that counts.
     """
 
     trainers: tuple[int, ...]
@@ -31,17 +31,18 @@ class Cohort:
     seconds: float = 0.0
 
 
-def select_cohort(experiment: Experiment, round_number: int, leg: Leg) -> Cohort:
-    """The trainers of a leg.
+def select_cohort(experiment: Experiment, round_number: int) -> Cohort:
+    """The cohort of a round; nobody where none of its legs is for a cohort.
 
     ``max(1, round(participation · K))`` clients without replacement, or ``oversampling`` times as many, of which the
-    fastest are taken; those not done at the ``deadline`` are not waited for. Simulated drop-out removes each with its
-    probability before that. Every influence has a stream of its own, so that switching one on changes nobody else's
-    draw.
+    fastest are taken; those not done at the ``deadline`` are not waited for. A client's time is that of all its own
+    work in the round, whatever legs it is spread over. Simulated drop-out removes each with its probability before
+    that. Every influence has a stream of its own, so that switching one on changes nobody else's draw.
     """
     trainers, federation, seed = sorted(experiment.trainers), experiment.config.federation, experiment.config.seed
-    if leg.who == "all":
-        return Cohort(tuple(trainers))
+    legs = [leg for leg in experiment.method.legs(round_number, experiment.setting) if leg.who == "cohort"]
+    if not legs:
+        return Cohort(())
     wanted = max(1, round(federation.participation * len(trainers)))
     invited = min(len(trainers), max(wanted, math.ceil(wanted * federation.oversampling - 1e-9)))
     chosen = numpy_stream(seed, "cohort", round_number).choice(trainers, invited, replace=False)
@@ -52,7 +53,14 @@ def select_cohort(experiment: Experiment, round_number: int, leg: Leg) -> Cohort
     speeds = federation.speed_spread > 0 or federation.speed_jitter > 0
     if not (speeds or federation.deadline is not None or federation.oversampling > 1):
         return Cohort(tuple(cohort))
-    return _fastest(cohort, _seconds(experiment, round_number, leg, cohort), wanted, federation.deadline)
+    return _fastest(cohort, _seconds(experiment, round_number, legs, cohort), wanted, federation.deadline)
+
+
+def taking_part(experiment: Experiment, leg: Leg, cohort: Cohort, failed: Collection[int]) -> tuple[int, ...]:
+    """Who works in a leg: everybody, or those of the cohort who have not failed earlier in the round."""
+    if leg.who == "all":
+        return tuple(sorted(experiment.trainers))
+    return tuple(client for client in cohort.trainers if client not in failed)
 
 
 def _fastest(cohort: Sequence[int], seconds: Sequence[float], wanted: int, deadline: float | None) -> Cohort:
@@ -64,14 +72,14 @@ def _fastest(cohort: Sequence[int], seconds: Sequence[float], wanted: int, deadl
     return Cohort(tuple(trainers), tuple(client for client in cohort if client not in trainers), waited)
 
 
-def _seconds(experiment: Experiment, round_number: int, leg: Leg, cohort: Sequence[int]) -> list[float]:
-    """Simulated seconds of each client's turn: steps × ``step_seconds`` × its speed × the round's jitter."""
+def _seconds(experiment: Experiment, round_number: int, legs: Sequence[Leg], cohort: Sequence[int]) -> list[float]:
+    """Simulated seconds of each client's round: steps × ``step_seconds`` × its speed × the round's jitter."""
     federation, seed = experiment.config.federation, experiment.config.seed
     count = len(experiment.trainers)
     speeds = numpy_stream(seed, "client speed").normal(0.0, 1.0, count) * federation.speed_spread
     jitters = numpy_stream(seed, "client jitter", round_number).normal(0.0, 1.0, count) * federation.speed_jitter
     return [
-        leg_steps(experiment, round_number, leg, client)
+        sum(leg_steps(experiment, round_number, leg, client) for leg in legs)
         * federation.step_seconds
         * float(np.exp(speeds[client] + jitters[client]))
         for client in cohort
@@ -88,7 +96,7 @@ def leg_steps(experiment: Experiment, round_number: int, leg: Leg, client: int) 
 def stacks(experiment: Experiment, round_number: int, leg: Leg, trainers: Sequence[int]) -> list[list[int]]:
     """Who is trained together: each alone, or in stacks of nearly equal size whose members have similar step counts.
 
-    A function of the cohort alone: workers and tasks get whole stacks, so that no result depends on them.
+    A function of the cohort alone: workers get whole stacks, so that no result depends on them.
     """
     if not experiment.stacked:
         return [[client] for client in trainers]
@@ -112,8 +120,11 @@ def _bytes_per_client(experiment: Experiment) -> int:
     return 4 * weights + activations
 
 
-def tasks(whole: Sequence[Sequence[int]], workers: int, clients_per_task: int | None) -> list[list[list[int]]]:
-    """Put stacks into tasks: of about ``clients_per_task`` clients, or one per worker, of nearly equal size."""
+def groups(whole: Sequence[Sequence[int]], workers: int, clients_per_task: int | None) -> list[list[list[int]]]:
+    """Put stacks into groups that are handed out: of about ``clients_per_task`` clients, or one per worker.
+
+    They are of nearly equal size, in the order of the stacks.
+    """
     if not whole:
         return []
     clients = sum(len(stack) for stack in whole)

@@ -1,139 +1,138 @@
-"""The round, written once: per leg, select a cohort, train it, let the server work, commit; then score.
+"""The round, written once: per leg, train the cohort, let the server work, commit; then score.
 
-Who watches is not known here. Each piece of work is handed to a :class:`Steps`, which may simply call it, or show it as
-a task of an orchestrator; records of evaluated rounds go to a callback.
+Who watches is not known here. Each piece of work is handed to an :class:`~flcore.engine.orchestrator.Orchestrator`,
+which may simply call it, or show it as a task; records of evaluated rounds go to a callback.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
-import flcore
-from flcore.engine.checkpoint import Checkpoint, RunState, Traffic
-from flcore.engine.client import Failure, Reply, Worker, download
-from flcore.engine.cohort import Cohort, select_cohort, stacks, tasks
+from flcore.engine.checkpoint import Checkpoint, RunName, RunState, Traffic
+from flcore.engine.client import download
+from flcore.engine.cohort import Cohort, groups, select_cohort, stacks, taking_part
 from flcore.engine.energy import Clock, Meter, Stopwatch, no_meter
+from flcore.engine.failures import located, part_of, turn_part
+from flcore.engine.orchestrator import Orchestrator
 from flcore.engine.pool.executors import Executor
 from flcore.engine.pool.workers import worker_count
-from flcore.errors import RunError
-from flcore.evaluation.scoring import Scorer
+from flcore.engine.round_scores import RoundScorer
+from flcore.engine.turns import Failure, Reply
+from flcore.errors import DataError, RunError
 from flcore.experiment import Experiment
 from flcore.messages import Size
 from flcore.methods.vocabulary import Exchange, Leg, Replies, Stage
+from flcore.provenance import code_modules
 from flcore.records import Record
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 RoundRecord = Mapping[str, Any]
-
-
-class Steps(Protocol):
-    """How the pieces of a round are carried out; results must not depend on it."""
-
-    def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Carry out one named piece of work."""
-
-    def map(self, name: str, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """Carry out one named piece of work per item, perhaps at the same time; results in the order of the items."""
-
-
-class PlainSteps:
-    """Plain calls; of mapped work as many at the same time as there are workers to wait for."""
-
-    def __init__(self, workers: int = 1) -> None:
-        """Say how many workers train."""
-        self._workers = workers
-
-    def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call it."""
-        return function(*arguments)
-
-    def map(self, name: str, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """Call it for each item; results in the order of the items."""
-        if self._workers <= 1:
-            return [function(item) for item in items]
-        with ThreadPoolExecutor(self._workers) as threads:
-            return list(threads.map(function, items))
 
 
 @dataclass(frozen=True)
 class Observers:
-    """Who is told of progress: ``on_round`` after every round (round, its record or None); what measures it."""
+    """Who is told of progress, and what measures it.
+
+    Attributes:
+        on_round: called after every round with its number and its record, or None where it was not evaluated.
+        clock: of the timing. meter: of the energy.
+        on_start: called with the number of complete rounds that are there already.
+    """
 
     on_round: Callable[[int, RoundRecord | None], None] = lambda number, record: None
     clock: Clock = time.perf_counter
     meter: Meter = no_meter
+    on_start: Callable[[int], None] = lambda complete: None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What all rounds of a run have in common."""
+
+    experiment: Experiment
+    checkpoint: Checkpoint
+    executor: Executor
+    orchestrator: Orchestrator
+    observers: Observers
+    scorer: RoundScorer
 
 
 def run_rounds(
-    experiment: Experiment, checkpoint: Checkpoint, executor: Executor, steps: Steps, observers: Observers
+    experiment: Experiment,
+    checkpoint: Checkpoint,
+    executor: Executor,
+    orchestrator: Orchestrator,
+    observers: Observers,
+    *,
+    restart: bool = False,
 ) -> RunState:
     """Run all rounds that are still to do and return the final state.
 
     Starting again after a kill continues inside the interrupted round; the result is the same to the byte.
 
+    Args:
+        experiment: the run. checkpoint: its folder. executor: who trains. orchestrator: who carries out the pieces.
+        observers: who is told.
+        restart: throw away a checkpoint that cannot be gone on with; one that can gives the same result sooner.
+
     Raises:
-        RunError: training failed; names round, client and cause.
+        RunError: training failed; names round, client and cause. Or the checkpoint is of another run or other code.
+        DataError: the checkpoint is damaged.
     """
-    run = run_name(experiment)
-    state = checkpoint.load(run)
+    name = run_name(experiment)
+    try:
+        state = checkpoint.load(name)
+    except (DataError, RunError):
+        if not restart:
+            raise
+        state = None
     if state is None:
-        state = RunState(0, Record(experiment.method.start_server(experiment.setting)), run=run)
-        checkpoint.start(state)
-    scorer = Scorer(Worker(experiment))
+        state = RunState(0, Record(experiment.method.start_server(experiment.setting)), run=name)
+        checkpoint.start(state, replace=restart)
+    observers.on_start(state.round)
+    scorer = RoundScorer(experiment, checkpoint, executor)
+    run = _Run(experiment, checkpoint, executor, orchestrator, observers, scorer)
     for number in range(state.round + 1, experiment.config.federation.rounds + 1):
-        state, record = _run_round(experiment, checkpoint, executor, steps, scorer, state, observers)
+        state, record = _run_round(run, state)
         observers.on_round(number, record)
     return state
 
 
-def run_name(experiment: Experiment) -> str:
-    """Names what a checkpoint belongs to: the run and the code, since resuming with other code would mix two runs."""
-    return f"{experiment.hash}-{code_fingerprint()}"
+def run_name(experiment: Experiment) -> RunName:
+    """What the run's checkpoint belongs to."""
+    return RunName(experiment.hash, code_modules(experiment.config))
 
 
-def code_fingerprint() -> str:
-    """SHA-256 over the library's source files, by relative name."""
-    root = Path(flcore.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def _run_round(
-    experiment: Experiment,
-    checkpoint: Checkpoint,
-    executor: Executor,
-    steps: Steps,
-    scorer: Scorer,
-    state: RunState,
-    observers: Observers,
-) -> tuple[RunState, RoundRecord | None]:
+def _run_round(run: _Run, state: RunState) -> tuple[RunState, RoundRecord | None]:
     """The rest of the round under way, leg by leg; each ends with a commit."""
     number = state.round + 1
-    legs = experiment.method.legs(number, experiment.setting)
+    cohort = select_cohort(run.experiment, number)
+    legs = run.experiment.method.legs(number, run.experiment.setting)
     record: RoundRecord | None = None
     for leg in legs[state.leg :]:
         last = state.leg == len(legs) - 1
-        watch = Stopwatch(observers.clock, observers.meter)
-        after, done = _run_leg(experiment, executor, steps, state, leg, watch, last=last)
-        if last and _is_evaluated(experiment, number):
-            memory = partial(checkpoint.memory, memories=after.memories)
-            scores = steps.call("evaluate", partial(scorer.score, round_number=number), after.server, memory)
-            record = {"round": number, **scores.to_mapping(), **_round_facts(done, after)}
+        watch = Stopwatch(run.observers.clock, run.observers.meter)
+        after, replies, in_front = _run_leg(run, state, leg, cohort, watch)
+        if _is_evaluated(run.experiment, number) and run.experiment.method.score_before():
+            after = run.orchestrator.call("evaluate", _score_on_the_way, run, leg, state, in_front, after)
             watch.lap("evaluate")
-        checkpoint.commit(after, record, {"round": number, **watch.record()})
+        facts, scored = after.facts, after.scored
+        if last:
+            seconds = after.simulated_seconds + cohort.seconds
+            after = replace(after, round=number, leg=0, simulated_seconds=seconds, facts={}, scored={})
+        if last and _is_evaluated(run.experiment, number):
+            scores = run.orchestrator.call("evaluate", _scores, run, after, scored)
+            record = {"round": number, **scores, **_round_facts(after, replies, cohort, facts)}
+            after = replace(after, evaluated=after.evaluated + 1)
+            watch.lap("evaluate")
+        steps = after.steps - state.steps
+        run.checkpoint.commit(after, record, {"round": number, "leg": leg.name, "steps": steps, **watch.record()})
         state = after
     return state, record
 
@@ -143,78 +142,110 @@ def _is_evaluated(experiment: Experiment, number: int) -> bool:
     return number % config.evaluation.every == 0 or number == config.federation.rounds or stream.ends_block(number)
 
 
-@dataclass(frozen=True)
-class _LegDone:
-    cohort: Cohort
-    replies: Mapping[int, Reply]
-    failures: Mapping[int, Failure]
-    facts: Mapping[str, float]
+def _scores(run: _Run, state: RunState, scored: Mapping[str, Any]) -> Mapping[str, Any]:
+    with located(f"round {state.round}, evaluation"):
+        return run.scorer.of_round(state, scored)
+
+
+def _score_on_the_way(
+    run: _Run, leg: Leg, before: RunState, in_front: Mapping[str, Record], after: RunState
+) -> RunState:
+    """The state at the end of a leg, with the scores of states passed through in it; those of the last round stay."""
+    number = before.place.round
+    with located(f"round {number}, evaluation"):
+        scored, servers = run.scorer.on_the_way(leg, before, in_front, after, number)
+    if number == run.experiment.config.federation.rounds:
+        for label, server in servers.items():
+            run.checkpoint.keep(label, server)
+    return replace(after, scored={**after.scored, **scored})
 
 
 def _run_leg(
-    experiment: Experiment, executor: Executor, steps: Steps, state: RunState, leg: Leg, watch: Stopwatch, *, last: bool
-) -> tuple[RunState, _LegDone]:
-    number, config, method = state.round + 1, experiment.config, experiment.method
-    cohort = select_cohort(experiment, number, leg)
-    groups = tasks(
-        stacks(experiment, number, leg, cohort.trainers), worker_count(config.engine), config.engine.clients_per_task
-    )
-    results: dict[int, Reply | Failure] = {}
-    for result in steps.map(leg.name, partial(executor.train, state), groups):
-        results |= result
-    results = dict(sorted(results.items()))
+    run: _Run, state: RunState, leg: Leg, cohort: Cohort, watch: Stopwatch
+) -> tuple[RunState, Mapping[int, Reply], dict[str, Record]]:
+    """One leg: who takes part is trained, then the server's stages work on the replies.
+
+    Returns:
+        The state after it, the replies, and what the server held in front of each stage.
+    """
+    experiment, place = run.experiment, state.place
+    failed = {client for number, client, _ in state.failures if number == place.round}
+    results = _train(run, state, leg, taking_part(experiment, leg, cohort, failed))
     replies = {client: result for client, result in results.items() if isinstance(result, Reply)}
     failures = {client: result for client, result in results.items() if isinstance(result, Failure)}
+    if failures and not replies:
+        run.checkpoint.forget(state.legs + 1)  # so that starting again tries again
+        raise _all_failed(place.round, leg, failures)
     watch.lap(leg.name)
 
-    server = state.server
+    server, facts = state.server, dict(state.facts)
+    exchange = Exchange(experiment.setting, place.round, leg.name)
     messages = Replies({client: reply.message for client, reply in replies.items()})
-    exchange = Exchange(experiment.setting, number, leg.name)
-    facts = dict(state.facts)
-    stages = method.stages()
-    for name in leg.stages if leg.stages is not None else stages:
-        if messages:
-            server, found = steps.call(name, partial(_run_stage, stages[name], name), server, messages, exchange)
-            facts |= found
-            watch.lap(name)
+    stages = experiment.method.stages()
+    in_front: dict[str, Record] = {}
+    for name in (stages if leg.stages is None else leg.stages) if replies else ():
+        in_front[name] = server
+        server, found = run.orchestrator.call(name, _run_stage, stages[name], name, server, messages, exchange)
+        facts |= found
+        watch.lap(name)
 
-    stragglers = [download(state.server, client, experiment, state.place) for client in cohort.stragglers]
-    received = [result.down for result in results.values()] + stragglers
+    received = [result.down for result in results.values()]
+    for straggler in cohort.stragglers if leg.who == "cohort" else ():
+        with turn_part(place, leg.name, [straggler], "receive"):
+            received.append(download(state.server, straggler, experiment, place))
     this_leg = state.legs + 1
-    after = RunState(
-        round=number if last else state.round,
+    after = replace(
+        state,
         server=server,
         memories={**state.memories, **{client: this_leg for client, reply in replies.items() if reply.remembers}},
         up=_add(state.up, (reply.up for reply in replies.values())),
         down=_add(state.down, received),
         steps=state.steps + sum(reply.steps for reply in replies.values()),
-        leg=0 if last else state.leg + 1,
+        leg=state.leg + 1,
         legs=this_leg,
-        failures=(*state.failures, *((number, client, failure.cause) for client, failure in failures.items())),
-        simulated_seconds=state.simulated_seconds + cohort.seconds,
-        run=state.run,
-        facts={} if last else facts,
+        failures=(*state.failures, *((place.round, client, _why(leg, found)) for client, found in failures.items())),
+        facts=facts,
     )
-    return after, _LegDone(cohort, replies, failures, facts)
+    return after, replies, in_front
+
+
+def _train(run: _Run, state: RunState, leg: Leg, clients: tuple[int, ...]) -> dict[int, Reply | Failure]:
+    """Results of a leg by client, in order of ids."""
+    experiment, engine = run.experiment, run.experiment.config.engine
+    whole = stacks(experiment, state.place.round, leg, clients)
+    handed_out = groups(whole, worker_count(engine), engine.clients_per_task)
+    results: dict[int, Reply | Failure] = {}
+    for found in run.orchestrator.map(leg.name, partial(run.executor.train, state), handed_out):
+        results |= found
+    return dict(sorted(results.items()))
+
+
+def _all_failed(number: int, leg: Leg, failures: Mapping[int, Failure]) -> RunError:
+    client, first = next(iter(failures.items()))
+    every = f"all {len(failures)} clients failed; the first of them, " if len(failures) > 1 else ""
+    return RunError(f"round {number}: {every}client {client} ({_why(leg, first)})", first.details)
+
+
+def _why(leg: Leg, failure: Failure) -> str:
+    return f"{part_of(leg.name, failure.part)}: {failure.cause}"
 
 
 def _run_stage(
     stage: Stage, name: str, server: Record, messages: Replies, exchange: Exchange
 ) -> tuple[Record, dict[str, float]]:
-    try:
+    with located(f"round {exchange.round}, server stage {name}"):
         after, facts = stage(server, messages, exchange)
-    except (ValueError, ArithmeticError) as error:
-        raise RunError(f"round {exchange.round}, server stage {name}: {error}") from error
-    return Record(after), {fact: float(value) for fact, value in facts.items()}
+        return Record(after), {fact: float(value) for fact, value in facts.items()}
 
 
-def _round_facts(done: _LegDone, after: RunState) -> dict[str, Any]:
+def _round_facts(
+    after: RunState, replies: Mapping[int, Reply], cohort: Cohort, facts: Mapping[str, float]
+) -> dict[str, Any]:
     """Of the round: who took part and their mean losses; since the start: bytes and scalars by direction and kind."""
-    replies = done.replies.values()
-    names = sorted({name for reply in replies for name in reply.losses})
-    losses = {name: [reply.losses[name] for reply in replies if name in reply.losses] for name in names}
+    names = sorted({name for reply in replies.values() for name in reply.losses})
+    losses = {name: [reply.losses[name] for reply in replies.values() if name in reply.losses] for name in names}
     record: dict[str, Any] = {
-        "participants": list(done.replies),
+        "participants": list(replies),
         "train_loss": {name: float(np.mean(values)) for name, values in losses.items()},
         # One client that blows up inside a round is invisible in means.
         "train_loss_max": {name: max(values) for name, values in losses.items()},
@@ -223,12 +254,12 @@ def _round_facts(done: _LegDone, after: RunState) -> dict[str, Any]:
         "scalars_up": sum(size.scalars for size in after.up.values()),
         "steps": after.steps,
     }
-    if done.cohort.stragglers or after.simulated_seconds:
-        record |= {"stragglers": list(done.cohort.stragglers), "simulated_seconds": after.simulated_seconds}
+    if cohort.stragglers or after.simulated_seconds:
+        record |= {"stragglers": list(cohort.stragglers), "simulated_seconds": after.simulated_seconds}
     if after.failures:
         record["failures"] = [list(failure) for failure in after.failures]
-    if done.facts:
-        record["server"] = dict(done.facts)
+    if facts:
+        record["server"] = dict(facts)
     return record
 
 

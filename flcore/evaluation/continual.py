@@ -19,7 +19,16 @@ from flcore.data.tasks import TaskStream
 NUM_LAST_EPOCHS = 10
 """FedMLP's figures are means over the last ten passes over all tasks."""
 
-ACCURACIES = ("a_glo", "a_loc", "a_sel", "a_glo_minority", "a_loc_minority", "a_sel_minority")
+ACCURACIES = (
+    "a_glo",
+    "a_loc",
+    "a_sel",
+    "a_glo_minority",
+    "a_loc_minority",
+    "a_sel_minority",
+    "a_glo_vote",
+    "a_glo_vote_minority",
+)
 
 
 def task_scores(
@@ -28,6 +37,7 @@ def task_scores(
     tested: np.ndarray,
     private: np.ndarray,
     shared: np.ndarray | None,
+    vote: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """The accuracies of one evaluated round, fractions or None.
 
@@ -37,6 +47,7 @@ def task_scores(
         tested: int64 [C], test images per class.
         private: int64 [K, C], those that each client's own model gets right.
         shared: int64 [C], those that the global model gets right; None where there is none.
+        vote: int64 [C], those that the majority vote of clients' models gets right; None where it was not taken.
 
     Returns:
         :data:`ACCURACIES`, and per task, in the order they are met, the mean over clients of the accuracy on the
@@ -50,20 +61,22 @@ def task_scores(
     def of_clients(right: np.ndarray, chosen: np.ndarray) -> float | None:
         return _mean_accuracy(right, tested, chosen)
 
-    def of_everybody(chosen: np.ndarray) -> float | None:
-        return None if shared is None else _mean_accuracy(shared[None], tested, chosen[None])
+    def of_everybody(right: np.ndarray | None, chosen: np.ndarray) -> float | None:
+        return None if right is None else _mean_accuracy(right[None], tested, chosen[None])
 
     def by_task(right: np.ndarray) -> list[float | None]:
         tasks = range(stream.num_tasks)
         return [of_clients(right, stream.classes[:, task]) if task < begun else None for task in tasks]
 
     return {
-        "a_glo": of_everybody(np.ones_like(few)),
+        "a_glo": of_everybody(shared, np.ones_like(few)),
         "a_loc": of_clients(private, every),
         "a_sel": of_clients(private, met),
-        "a_glo_minority": of_everybody(few),
+        "a_glo_minority": of_everybody(shared, few),
         "a_loc_minority": of_clients(private, every & few),
         "a_sel_minority": of_clients(private, met & few),
+        "a_glo_vote": of_everybody(vote, np.ones_like(few)),
+        "a_glo_vote_minority": of_everybody(vote, few),
         "by_task": by_task(private),
         "by_task_global": None if shared is None else by_task(np.broadcast_to(shared, private.shape)),
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flcore.evaluation.continual import summarise_tasks
-from flcore.evaluation.scoring import Scores
+from flcore.evaluation.scores import Scores
 from flcore.experiment import Experiment
 
 
@@ -15,8 +15,7 @@ def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[s
 
     Args:
         experiment: the run.
-        final: scores of its last state. Where a method has no global model these may hold a majority vote, which the
-            history does not.
+        final: scores of its last state.
         history: its records of evaluated rounds, oldest first, the last of the last round.
     """
     config, meta, last = experiment.config, experiment.dataset.meta, history[-1]
@@ -43,6 +42,8 @@ def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[s
         "client_std": final.client_std,
         "mean_local_own_classes": final.mean_local_own_classes,
         "class_acc": final.class_accuracy,
+        "top1_vote": final.top1_vote,
+        "class_acc_vote": final.class_accuracy_vote,
         "local_accuracy": final.local_accuracy,
         "clients_without_test": sum(accuracy is None for accuracy in final.local_accuracy),
         "last10_top1_global": sum(recent) / len(recent) if recent else None,
@@ -51,7 +52,8 @@ def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[s
         "top5_mean_local": mean_of_best(history, "mean_local"),
         # A client uploads at most once a round: the worst case, whoever was sampled.
         "privacy": experiment.method.privacy(rounds),
-        "alternatives": dict(final.alternatives) or None,
+        # States within the round, such as before a calibration, are gone with it: their scores are in its record.
+        "alternatives": {**last.get("alternatives", {}), **final.alternatives} or None,
         "best_top1_global": None if best is None else best["top1_global"],
         "best_round": None if best is None else best["round"],
         "bytes_up": up,

@@ -1,13 +1,7 @@
-"""The mathematics of training a generator on the server, and of the draws that feed one.
-
-* FedGen (Zhu, Hong and Zhou, ICML 2021), baselines.md section 6;
-* FedPA (feature generator with prototype-adversarial training), fedpa.md;
-* FedPG (prototype-guided generator of images), fedpg.md;
-* VHL (Tang et al., ICML 2022), the Gaussian virtual set, baselines.md section 8.
+"""What feature generators and their clients are trained by (FedGen, baselines.md section 6; FedPA, fedpa.md).
 
 Losses are pure and shape-stable: nothing branches on a tensor's value, what is missing is a mask, and gradients are
-finite where distances are zero. Draws take the generator of random numbers as an argument and run on the CPU. Rounds
-and steps are counted from 0, as in the papers' schedules.
+finite where distances are zero.
 
 Notation: B batch, d feature length, K classes, S sampled clients, z noise length.
 """
@@ -20,21 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcore.losses.basic import safe_root, weighted_mean
+from flcore.losses.basic import weighted_mean
+from flcore.losses.vectors import safe_root
 
 DivMask = Literal["intra", "inter", "all"]
 DivMetric = Literal["code", "norms"]
 FidelityForm = Literal["element_wise", "authors_broadcast"]
 PullForm = Literal["mse", "l2"]
-
-
-# Schedules
-
-
-# Draws
-
-
-# Label statistics
 
 
 def qualified_labels(counts: Tensor) -> Tensor:
@@ -55,9 +41,6 @@ def label_weights(counts: Tensor, smoothing: float = 1.0) -> Tensor:
     smoothed = counts.to(torch.float32) + smoothing
     total = smoothed.sum(dim=0)
     return smoothed / torch.where(total > 0, total, 1.0)
-
-
-# Losses of feature generators (FedGen, FedPA)
 
 
 def diversity_loss(
@@ -178,9 +161,3 @@ def teacher_divergence(logits: Tensor, teacher: Tensor, weight: Tensor | None = 
     target, answer = F.log_softmax(teacher.detach(), dim=1), F.log_softmax(logits, dim=1)
     divergence = target.exp() * (target - answer)
     return weighted_mean(divergence.sum(dim=1), weight)
-
-
-# Losses of FedPG's image generator
-
-
-# Adam whose state lives from round to round

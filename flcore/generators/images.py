@@ -1,4 +1,4 @@
-"""Losses and targets of FedPG's image generator (fedpg.md)."""
+"""Losses and targets of FedPG's image generator, and what tells whether its images help (fedpg.md)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcore.losses.basic import safe_root
+from flcore.generators.networks import ImageGenerator, constant_output
+from flcore.losses.vectors import safe_root
+from flcore.messages import Weights
+from flcore.prototypes.distances import class_distances
 
 DistanceForm = Literal["squared", "l2"]
-
-
 MatchForm = Literal["softmax", "zero_rows", "l2"]
+
+_BLOCK = 256  # images that are generated at a time
+
+
+def as_pixels(made: Tensor) -> Tensor:
+    """An image generator's −1 to 1 on the scale 0 to 1 of pixels."""
+    return (made + 1) / 2
+
+
+def generated_pixels(architecture: ImageGenerator, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
+    """Images ``[n, C, H, W]`` on 0 to 1, constants, of a generator in evaluation mode.
+
+    Args:
+        architecture: in evaluation mode; its own weights are not read.
+        weights: the generator's, on the device of the noise.
+        noise: ``[n, z]``.
+        labels: int64 ``[n]``.
+    """
+    blocks = zip(torch.split(noise, _BLOCK), torch.split(labels, _BLOCK), strict=True)
+    return as_pixels(torch.cat([constant_output(architecture, weights.params, weights.buffers, *b) for b in blocks]))
 
 
 def squared_distances(features: Tensor, targets: Tensor) -> Tensor:
@@ -136,3 +157,50 @@ def nearest_prototype_accuracy(features: Tensor, labels: Tensor, prototypes: Ten
     nearest = squared_distances(features, rows).masked_fill(~present, math.inf).argmin(dim=1)
     known = present[labels]
     return (known & (nearest == labels)).sum() / known.sum().clamp_min(1)
+
+
+def target_facts(targets: Tensor, prototypes: Tensor, present: Tensor) -> dict[str, float]:
+    """``target_shift`` ‖P' − P‖/‖P‖, and ``prototype_spread``, P from P, mean and squared; neither where undefined.
+
+    Args:
+        targets: P', ``[K, d]``.
+        prototypes: P, ``[K, d]``.
+        present: bool ``[K]``, the classes that count.
+    """
+    facts, means = {}, prototypes[present]
+    length = torch.linalg.vector_norm(means)
+    if length > 0:
+        facts["target_shift"] = (torch.linalg.vector_norm(targets[present] - means) / length).item()
+    if len(means) > 1:
+        pairs = len(means) * (len(means) - 1)
+        facts["prototype_spread"] = squared_distances(means, means).sum().item() / pairs
+    return facts
+
+
+def image_facts(
+    features: Tensor, logits: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor, most: int = 16
+) -> dict[str, float]:
+    """Whether virtual images help: where their features lie, and what the head says of them (fedpg.md section 5.3).
+
+    Args:
+        features: ``[B, d]``, grouped by class, equally many of each.
+        logits: ``[B, K]``.
+        labels: int64 ``[B]``.
+        prototypes: the global P, ``[K, d]``.
+        present: bool ``[K]``.
+        most: images per class whose distances from one another are measured: pairs grow with the square.
+
+    Returns:
+        ``nearest_prototype_accuracy``, ``head_accuracy``, ``prototype_distance`` (squared, mean; only with a class
+        present) and ``virtual_intra``, ``virtual_inter``, ``virtual_centroid_inter``.
+    """
+    facts = {
+        "nearest_prototype_accuracy": nearest_prototype_accuracy(features, labels, prototypes, present).item(),
+        "head_accuracy": (logits.argmax(dim=1) == labels).float().mean().item(),
+    }
+    known = present[labels]
+    if known.any():
+        facts["prototype_distance"] = prototype_loss(features[known], labels[known], prototypes).item()
+    some = torch.arange(len(labels), device=labels.device) % (len(labels) // len(present)) < most
+    distances = class_distances(features[some], labels[some])
+    return facts | {f"virtual_{name}": value for name, value in distances.items()}

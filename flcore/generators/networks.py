@@ -159,27 +159,6 @@ def _seeded(build: Callable[[], G], seed: int) -> G:
         return build()
 
 
-def pure_pass(
-    generator: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], noise: Tensor, labels: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """One pass that changes none of its arguments, in the mode (train or eval) of ``generator``.
-
-    Args:
-        generator: gives the architecture and the mode; its own weights are not read.
-        params: by name, as in ``named_parameters``; gradients flow to those that ask for them.
-        buffers: by name, as in ``named_buffers``.
-        noise: float ``[B, z]``.
-        labels: int64 ``[B]``.
-
-    Returns:
-        The outputs ``[B, ...]`` and the buffers afterwards: in train mode with BatchNorm statistics moved by this
-        batch, in eval mode equal to ``buffers``.
-    """
-    # BatchNorm writes into the buffers it is given.
-    moved = {name: buffer.clone() for name, buffer in buffers.items()}
-    return functional_call(generator, (dict(params), moved), (noise, labels)), moved
-
-
 def constant_output(
     generator: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], noise: Tensor, labels: Tensor
 ) -> Tensor:

@@ -14,25 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcore.losses.basic import weighted_mean
-from flcore.losses.contrastive import unit_vectors
+from flcore.losses.vectors import distances, euclidean_norm, unit_vectors
 
 AngleMode = Literal["distinct", "all"]
 Reduction = Literal["mean", "sum"]
 Direction = Literal["zc", "cz"]
 DistanceForm = Literal["mse", "l2"]
-
-
-def euclidean_norm(vectors: Tensor) -> Tensor:
-    """L2 norm over the last dimension, ``[..., d]`` to ``[...]``; gradient 0 at the zero vector."""
-    squared = vectors.square().sum(-1)
-    positive = squared > 0
-    return torch.where(positive, torch.where(positive, squared, 1.0).sqrt(), 0.0)
-
-
-def pairwise_distances(points: Tensor) -> Tensor:
-    """Euclidean distances ``[B, B]`` of ``points`` [B, d]: exactly 0, with gradient 0, where points coincide."""
-    # Through differences, not through the Gram matrix, whose rounding leaves small distances between equal points.
-    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def vertex_cosines(points: Tensor) -> Tensor:
@@ -103,8 +90,8 @@ def edge_loss(
     """
     real = _usable(labels, present, weight)
     pairs = real.unsqueeze(0) & real.unsqueeze(1)
-    found = pairwise_distances(features)
-    wanted = pairwise_distances(means.detach()[labels])
+    targets = means.detach()[labels]
+    found, wanted = distances(features, features), distances(targets, targets)
     informative = (pairs & (wanted > 0)).any()
     if relative:
         found, wanted = _over_mean_of_positive(found, pairs), _over_mean_of_positive(wanted, pairs)
@@ -113,11 +100,11 @@ def edge_loss(
     return _masked_mean(_zero_to(found, wanted), pairs & informative)
 
 
-def _over_mean_of_positive(distances: Tensor, pairs: Tensor) -> Tensor:
-    positive = pairs & (distances > 0)
-    total = torch.where(positive, distances, 0.0).sum()
+def _over_mean_of_positive(lengths: Tensor, pairs: Tensor) -> Tensor:
+    positive = pairs & (lengths > 0)
+    total = torch.where(positive, lengths, 0.0).sum()
     # No positive distance: all are 0 and stay 0, whatever they are divided by.
-    return distances * positive.sum() / torch.where(total > 0, total, 1.0)
+    return lengths * positive.sum() / torch.where(total > 0, total, 1.0)
 
 
 def _zero_to(found: Tensor, wanted: Tensor) -> Tensor:
@@ -205,8 +192,8 @@ def row_distance(rows: Tensor, targets: Tensor, weight: Tensor | None = None, *,
         form: ``mse``, the squared distance divided by d, or ``l2``, the Euclidean norm (gradient 0 at distance 0).
     """
     difference = rows - targets.detach()
-    distances = difference.square().mean(1) if form == "mse" else euclidean_norm(difference)
-    return weighted_mean(distances, None if weight is None else weight.to(rows.dtype))
+    apart = difference.square().mean(1) if form == "mse" else euclidean_norm(difference)
+    return weighted_mean(apart, None if weight is None else weight.to(rows.dtype))
 
 
 def softmax_divergence(

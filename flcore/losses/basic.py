@@ -41,9 +41,3 @@ def prototype_distance(
     """
     squared = (features - means[labels]).square().mean(dim=1)
     return weighted_mean(squared * present[labels], weight)
-
-
-def safe_root(squares: Tensor) -> Tensor:
-    """The square root, with gradient 0 instead of infinity at 0."""
-    positive = squares > 0
-    return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)

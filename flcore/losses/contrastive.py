@@ -13,23 +13,13 @@ import torch
 from torch import Tensor
 
 from flcore.losses.basic import weighted_mean
+from flcore.losses.vectors import unit_vectors
 
 Similarity = Literal["cosine", "inner"]
 
-# Below this squared norm a vector has no direction. Not smaller: the gradient of 1/norm goes with norm^-3, which must
-# stay inside float32.
-_SMALLEST_SQUARED_NORM = 1e-24
 
-
-def unit_vectors(vectors: Tensor) -> Tensor:
-    """``vectors`` [..., d] divided by their L2 norm; a zero vector stays zero and gets gradient 0 (not 1/epsilon)."""
-    squared = vectors.square().sum(-1, keepdim=True)
-    directed = squared > _SMALLEST_SQUARED_NORM
-    return torch.where(directed, vectors * torch.where(directed, squared, 1.0).rsqrt(), 0.0)
-
-
-def source_weights(labels: Tensor, sources: Tensor, other: float = 0.5) -> Tensor:
-    """FedCSPC's pair weights sigma (Eq. 10), float32 ``[B, B]``.
+def source_weights(labels: Tensor, sources: Tensor, other: float = 0.5, *, anchors: Tensor | None = None) -> Tensor:
+    """FedCSPC's pair weights sigma (Eq. 10), float32 ``[B, B]``, or ``[A, B]`` of some ``anchors`` with all.
 
     1 for pairs of the same class from different clients and of different classes from the same client, ``other`` for
     the rest (the pair of a sample with itself included).
@@ -38,9 +28,11 @@ def source_weights(labels: Tensor, sources: Tensor, other: float = 0.5) -> Tenso
         labels: int64 ``[B]``.
         sources: int64 ``[B]``, the client each row comes from.
         other: weight of the remaining pairs, positive.
+        anchors: int64 ``[A]``, rows; None for all.
     """
-    same_class = labels.unsqueeze(1) == labels.unsqueeze(0)
-    same_source = sources.unsqueeze(1) == sources.unsqueeze(0)
+    rows = slice(None) if anchors is None else anchors
+    same_class = labels[rows].unsqueeze(1) == labels.unsqueeze(0)
+    same_source = sources[rows].unsqueeze(1) == sources.unsqueeze(0)
     return torch.where(same_class != same_source, 1.0, other)
 
 
@@ -52,6 +44,7 @@ def contrastive_terms(
     base_temperature: float | None = None,
     weight: Tensor | None = None,
     pair_weights: Tensor | None = None,
+    anchors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The supervised contrastive loss of every anchor (Khosla et al., NeurIPS 2020, Eq. 2, with the sum outside).
 
@@ -65,20 +58,22 @@ def contrastive_terms(
         temperature: T > 0.
         base_temperature: T0 > 0; None for T0 = T (factor 1).
         weight: ``[B]``, 0 for samples that are neither anchor nor positive nor negative; None for all.
-        pair_weights: ``[B, B]``, positive.
+        pair_weights: ``[B, B]`` (``[A, B]``), positive.
+        anchors: int64 ``[A]``, the rows whose loss is asked for; all are positives and negatives still. None for all.
 
     Returns:
-        The losses ``[B]``, 0 for anchors without positives, and bool ``[B]``: the anchors that have one.
+        The losses ``[B]`` (``[A]``), 0 for anchors without positives, and bool likewise: the anchors that have one.
     """
-    unit = unit_vectors(features)
-    logits = unit @ unit.mT / temperature
+    unit, rows = unit_vectors(features), slice(None) if anchors is None else anchors
+    logits = unit[rows] @ unit.mT / temperature
     if pair_weights is not None:
         logits = logits + pair_weights.log()
-    others = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    places = torch.arange(len(labels), device=labels.device)
+    others = places[rows].unsqueeze(1) != places
     if weight is not None:
         real = weight > 0
-        others = others & real.unsqueeze(0) & real.unsqueeze(1)
-    positives = others & (labels.unsqueeze(1) == labels.unsqueeze(0))
+        others = others & real.unsqueeze(0) & real[rows].unsqueeze(1)
+    positives = others & (labels[rows].unsqueeze(1) == labels.unsqueeze(0))
     # The smallest float, not -inf: a row without any other sample must stay finite.
     denominator = logits.masked_fill(~others, torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)
     log_share = torch.where(positives, logits - denominator, 0.0).sum(1)

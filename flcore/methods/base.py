@@ -33,6 +33,9 @@ from flcore.methods.vocabulary import (
 )
 from flcore.records import Payloads, Record
 
+Part = Literal["features", "logits"]
+"""What may be asked of a frozen model: features [B, d], or logits [B, K]."""
+
 
 class Method(ABC):
     """A federated method. Defaults describe a method without server, messages or memory; override what the paper says.
@@ -47,6 +50,8 @@ class Method(ABC):
         has_global_model: whether one model answers for everybody; else every client answers with its own.
         has_vote: without a global model, whether the majority vote of all clients' models is scored in its place
             (baselines.md section 21), under a name of its own.
+        needs: what other sections of a configuration must say for it, by dotted key: the values that it works with,
+            such as ``{"local.momentum": (0.0,)}``. Others are refused before any data are read.
     """
 
     name: ClassVar[str]
@@ -56,6 +61,7 @@ class Method(ABC):
     data_scope: ClassVar[Literal["client", "union"]] = "client"
     has_global_model: ClassVar[bool] = True
     has_vote: ClassVar[bool] = False
+    needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     def num_outputs(self, num_classes: int) -> int:
         """Outputs of the model's head: one per class, and those of classes that only the method knows behind them."""
@@ -91,6 +97,18 @@ class Method(ABC):
 
     def context(self, turn: Turn) -> Context:
         """Constants of this turn's loss (anchors, prototypes, ...), of the same shapes for every client of a leg."""
+        return {}
+
+    def frozen(self, turn: Turn) -> Mapping[str, tuple[Part, Weights]]:
+        """Models that stand still during a turn, by name: the part that is asked of them, and their weights.
+
+        ``{"teacher": ("logits", received)}``. Where a sample's image is the same in every step (no augmentation), the
+        engine asks each of them once per sample of the client, and :attr:`Batch.frozen` has the answers. A loss reads
+        them through :func:`frozen_answer`, which asks where they are not there.
+
+        Returns:
+            Weights with a complete set of buffers; the same names and parts for every client of a leg.
+        """
         return {}
 
     def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
@@ -175,12 +193,37 @@ class Method(ABC):
         """
         return None
 
-    def privacy(self, releases: int) -> Mapping[str, Any] | None:
-        """The account of a differentially private part of its messages after so many uploads of a client; else None.
+    def virtual_images(self, server: Record, setting: Setting) -> Tensor | None:
+        """Images beside their own that clients learned from last, for analyses.
 
-        JSON values that say what is covered: ``epsilon``, ``delta``, ``unit``, ``covers``, ``releases``.
+        Returns:
+            Pixels [K·n, C, H, W] as they travel, class by class, equally many of each; None where there are none.
         """
         return None
+
+    def privacy(self, releases: int) -> Mapping[str, Any] | None:
+        """The account of a differentially private part of its messages after so many rounds; else None.
+
+        A client uploads at most once in a round: the worst case, whoever was sampled. JSON values that say what is
+        covered: ``epsilon``, ``delta``, ``unit``, ``covers``, ``releases``.
+        """
+        return None
+
+
+@torch.no_grad()
+def frozen_answer(model: LocalModel, batch: Batch, context: Context, name: str, part: Part) -> Tensor:
+    """What a model of :meth:`Method.frozen` says of a batch, [B, ...], in evaluation mode and without gradient.
+
+    Args:
+        model: whose parts are asked with other weights.
+        batch: with the answer, or with the images.
+        context: without the answer has the weights (parameters and buffers) under the same name.
+        name: of the frozen model. part: what is asked of it.
+    """
+    if name in batch.frozen:
+        return batch.frozen[name]
+    features = model.features(batch.images, context[name])
+    return features if part == "features" else model.classify(features, context[name])
 
 
 def own_model(turn: Turn) -> Weights:

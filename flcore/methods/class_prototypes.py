@@ -2,14 +2,15 @@
 
 A method that sends one vector per class says how its clients make them and how the server weighs them; what leaves a
 client goes through :meth:`ReleasesPrototypes.release`, so that minimum counts, clipping, noise and the account are
-there for every such method (`flcore/prototypes/release.py` says what they protect, and what they do not).
+there for every such method; vectors that are not one per class (of clusters, of mixtures) go through
+:meth:`ReleasesVectors.release_vectors`. `flcore/prototypes/release.py` says what they protect, and what they do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from flcore.methods.vocabulary import PROTOTYPES, Context, Replies, Setting, Tra
 from flcore.params import param
 from flcore.prototypes.class_means import class_means
 from flcore.prototypes.fusion import fuse_prototypes
-from flcore.prototypes.release import clip_to_norm, frequent_classes, noisy_means, privacy_spent
+from flcore.prototypes.release import Unit, clip_to_norm, frequent_classes, noisy_means, noisy_vectors, privacy_spent
 from flcore.records import Record, Slot
 
 CLASS_COUNTS = Slot("class_counts", Arrays)
@@ -27,21 +28,79 @@ CLASS_COUNTS = Slot("class_counts", Arrays)
 
 
 @dataclass(frozen=True)
-class ReleasesPrototypes:
-    """Parameters and steps of whoever sends prototypes; to be mixed into a method."""
+class ReleasesVectors:
+    """Parameters and steps of whoever sends vectors in feature space; to be mixed into a method.
 
-    min_count: int = param(1, "samples that a class needs for its prototype to be sent", low=0)
+    As it is, for vectors of any number (clusters, components), which protects all of a client's samples at once.
+
+    Attributes:
+        covers: what the account in `metrics.json` speaks of, in words.
+    """
+
+    covers: ClassVar[str] = "prototypes alone; whatever else is sent (weights, counts, classes held) is not protected"
+
     proto_clip: float | None = param(None, "largest norm of what prototypes are made of; null: any", above=0)
     proto_noise: float = param(0.0, "Gaussian noise on prototypes in units of their sensitivity", low=0)
-    proto_unit: Literal["sample", "client"] = param(
-        "sample", "what clipping and noise protect: one sample, or all of a client's"
-    )
     proto_delta: float = param(1e-5, "δ of the (ε, δ) account of noisy prototypes in metrics.json", above=0, below=1)
 
     def __post_init__(self) -> None:
         """Refuse noise without a bound on what it hides."""
         if self.proto_noise > 0 and self.proto_clip is None:
             raise ValueError("proto_noise needs proto_clip, the norm that the noise is measured against")
+
+    def release_vectors(self, turn: Turn, vectors: Tensor) -> Tensor:
+        """Vectors [q, d] as they leave the client, all of a turn at once, clipped and noisy if asked for."""
+        if self.bound is None:
+            return vectors
+        stream = turn.stream("prototype noise")
+        return noisy_vectors(vectors, stream, max_norm=self.bound, noise_multiplier=self.proto_noise)
+
+    def privacy(self, releases: int) -> Mapping[str, Any] | None:
+        """(ε, δ) of the noisy prototypes alone; whatever else is sent is not covered."""
+        if self.noise_multiplier == 0 or not self.sends_prototypes:
+            return None
+        return {
+            "epsilon": privacy_spent(self.noise_multiplier, releases, self.proto_delta),
+            "delta": self.proto_delta,
+            "unit": self.protected,
+            "releases": releases,
+            "covers": self.covers,
+        }
+
+    @property
+    def sends_prototypes(self) -> bool:
+        """Whether prototypes leave a client at all."""
+        return True
+
+    @property
+    def protected(self) -> Unit:
+        """What clipping and noise protect."""
+        return "client"
+
+    @property
+    def bound(self) -> float | None:
+        """Largest norm of what prototypes are made of; None for any."""
+        return self.proto_clip
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise in units of the sensitivity, at least; 0 where nothing can be promised."""
+        return self.proto_noise
+
+
+@dataclass(frozen=True)
+class ReleasesPrototypes(ReleasesVectors):
+    """Parameters and steps of whoever sends one prototype per class; to be mixed into a method."""
+
+    min_count: int = param(1, "samples that a class needs for its prototype to be sent", low=0)
+    proto_unit: Literal["sample", "client"] = param(
+        "sample", "what clipping and noise protect: one sample, or all of a client's"
+    )
+
+    @property
+    def protected(self) -> Unit:
+        """As configured."""
+        return self.proto_unit
 
     def own_prototypes(self, turn: Turn, trained: TrainedClient, *, running: bool = False) -> Prototypes:
         """A client's class means as they leave it.
@@ -52,47 +111,33 @@ class ReleasesPrototypes:
         """
         if running:
             return self.release(turn, trained.noted_means(), turn.counts)
-        features, labels = trained.features()
-        if self.proto_clip is not None and self.proto_unit == "sample":
-            features = clip_to_norm(features, self.proto_clip)
-        return self.release(turn, class_means(features, labels, turn.setting.num_classes), turn.counts)
+        return self.release(turn, self.means_of(turn, *trained.features()), turn.counts)
+
+    def means_of(self, turn: Turn, features: Tensor, labels: Tensor) -> Prototypes:
+        """Class means of features [n, d] with labels int64 [n], made as their release assumes."""
+        if self.bound is not None and self.protected == "sample":
+            features = clip_to_norm(features, self.bound)
+        return class_means(features, labels, turn.setting.num_classes)
 
     def release(self, turn: Turn, own: Prototypes, counts: Tensor) -> Prototypes:
         """Prototypes with at least ``min_count`` samples (``counts`` int64 [K]), clipped and noisy if asked for.
 
-        With ``proto_unit: sample`` they must be means of features that were clipped one by one.
+        For the protection of one sample they must come from :meth:`means_of`.
         """
         counts = counts.to(own.present.device)
         released = frequent_classes(own.present, counts, self.min_count)
-        if self.proto_clip is None:
+        if self.bound is None:
             return Prototypes(torch.where(released.unsqueeze(1), own.means, 0.0), released)
         means = noisy_means(
             own.means,
             counts,
             released,
             turn.stream("prototype noise"),
-            max_norm=self.proto_clip,
+            max_norm=self.bound,
             noise_multiplier=self.proto_noise,
-            unit=self.proto_unit,
+            unit=self.protected,
         )
         return Prototypes(means, released)
-
-    def privacy(self, releases: int) -> Mapping[str, Any] | None:
-        """(ε, δ) of the noisy prototypes alone; whatever else is sent is not covered."""
-        if self.proto_noise == 0 or not self.sends_prototypes:
-            return None
-        return {
-            "epsilon": privacy_spent(self.proto_noise, releases, self.proto_delta),
-            "delta": self.proto_delta,
-            "unit": self.proto_unit,
-            "releases": releases,
-            "covers": "prototypes alone; whatever else is sent (weights, counts, classes held) is not protected",
-        }
-
-    @property
-    def sends_prototypes(self) -> bool:
-        """Whether prototypes leave a client at all."""
-        return True
 
 
 def refuse_running_samples(method: ReleasesPrototypes, *, running: bool) -> None:
@@ -101,7 +146,7 @@ def refuse_running_samples(method: ReleasesPrototypes, *, running: bool) -> None
     Raises:
         ValueError: such a bound is asked for.
     """
-    if running and method.proto_clip is not None and method.proto_unit == "sample":
+    if running and method.bound is not None and method.protected == "sample":
         raise ValueError(
             "proto_unit = sample clips the features of single samples once, which running prototypes have several "
             "times; set proto_mode = final or proto_unit = client"

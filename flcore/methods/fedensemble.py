@@ -3,22 +3,28 @@
 Two readings (baselines.md section 13):
 
 ``clients`` (what FedPA compares with): FedAvg; the answer is the argmax of Σ_m logits_m(x) over the last uploaded model
-of every client that has taken part. A client alone answers with its own model, or with w_g before its first turn.
+of every client that has taken part.
 
 ``permutation`` (Shi, Lai, Kontar, Chowdhury, *Fed-ensemble*, 2021): M models live side by side. In every round each of
 them goes to 1/M of all clients by a random permutation, and is averaged over those of its clients that were sampled.
-The answer is that of all M models, for a client too.
+The answer is that of all M models.
 
-``combine: probs`` averages softmax outputs instead of summing logits, which may decide differently.
+The ensemble answers for everybody, on the common test data and on each client's own: FedPA's figure, which pools the
+clients' test data, is its ``pooled_local``. With ``clients`` the history also scores one model alone as
+``single_model``: w_g on the common test data, on a client's data its own model (section 21's client score), w_g before
+its first turn. ``combine: probs`` averages softmax outputs instead of summing logits, which may decide differently.
+
+A member is asked with its own BatchNorm statistics. Where ``model.batchnorm: local`` (FedPA's setting) keeps them out
+of FedAvg, they travel all the same, beside the model and for the members alone (``member_buffers``): in FedPA's code
+every member has those of its client, and the evaluator sees them all. Training stays what ``local`` says.
 
 Deviations: FedPA's code sends w_g to everybody in every round, so that clients which were not sampled count as copies
 of w_g; here they count with the model they last trained, or not at all. The M models start from independent weights
 only in so far as the initial model's are: model m > 0 has the initial model's values, shuffled within each tensor,
 which for weights drawn independently is a fresh draw from the same distribution.
 
-Traffic is FedAvg's: predictions are made where the models are. Members are stored with the server's state
-(``member_0003``), one model per client or M. They are asked with their own BatchNorm statistics, which therefore have
-to travel: ``model.batchnorm: aggregate``.
+Traffic is FedAvg's but for those statistics: predictions are made where the models are. Members are stored with the
+server's state (``member_0003``), one model per client or M.
 """
 
 from __future__ import annotations
@@ -30,13 +36,30 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.messages import Arrays, Count, Payload, Weights
-from flcore.methods.fedavg import FedAvg, aggregate
-from flcore.methods.vocabulary import LocalModel, Setting, Stage, TrainedClient, Turn
+from flcore.messages import Arrays, Payload, Weights
+from flcore.methods.fedavg import FedAvg, aggregate, sample_counts
+from flcore.methods.vocabulary import (
+    MODEL,
+    Exchange,
+    Facts,
+    LocalModel,
+    Predict,
+    Replies,
+    Setting,
+    Stage,
+    TrainedClient,
+    Turn,
+)
 from flcore.models.averaging import average_weights
 from flcore.params import Search, param
-from flcore.records import Record, payload_of
+from flcore.records import Payloads, Record, Slot
 from flcore.rng import torch_stream
+
+ASSIGNMENT = Slot("assignment", Arrays)
+"""``model`` int64 [N]: which of the models side by side each client gets in the coming round."""
+
+STATISTICS = Slot("member", Weights)
+"""A member's BatchNorm statistics alone, where the model travels without."""
 
 MEMBER = "member_"
 
@@ -55,12 +78,24 @@ class FedEnsemble(FedAvg):
     combine: Literal["logits", "probs"] = param("logits", "sum the members' logits, or average their probabilities")
     models: int = param(5, "M, models side by side, for variant: permutation", low=1, high=1000, search=Search(2, 10))
 
-    def start_server(self, setting: Setting) -> Record:
+    @property
+    def can_be_calibrated(self) -> bool:
+        """No: no single model answers."""
+        return False
+
+    @property
+    def answers_from_memory(self) -> bool:
+        """Where clients' own models are scored beside the ensemble."""
+        return self.variant == "clients"
+
+    def start_server(self, setting: Setting) -> Payloads:
         """The initial model; or M of them, and who gets which first."""
         if self.variant == "clients":
             return super().start_server(setting)
-        members = {member_name(m): shuffled(setting.initial, m, setting.seed) for m in range(self.models)}
-        return {**members, "assignment": self.assignment(1, setting)}
+        members: dict[str, Payload] = {
+            member_slot(m): shuffled(setting.initial, m, setting.seed) for m in range(self.models)
+        }
+        return members | {ASSIGNMENT: self.assignment(1, setting)}
 
     def assignment(self, round_number: int, setting: Setting) -> Arrays:
         """Which model each client gets in a round, int64 [N]: a random permutation, dealt out in turn."""
@@ -71,13 +106,16 @@ class FedEnsemble(FedAvg):
         """The global model, or the one of the round's permutation."""
         if self.variant == "clients":
             return super().broadcast(server, client, exchange)
-        model = int(payload_of(Arrays, server, "assignment")["model"][client])
-        return {"model": server[member_name(model)]}
+        return {MODEL: server[member_slot(int(server[ASSIGNMENT]["model"][client]))]}
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
-        """The trained weights with n_k; where a client answers with its own model, it keeps it."""
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        """The trained weights with n_k, statistics as a member needs them; with ``clients`` the client keeps both."""
         message, _ = super().reply(turn, trained)
-        return message, {"model": trained.weights} if self.variant == "clients" else {}
+        statistics = trained.weights.buffers
+        travel = bool(turn.inbox[MODEL].buffers)
+        if not travel and differ(statistics, turn.setting.initial.buffers):
+            message = {**message, STATISTICS: Weights({}, statistics)}
+        return message, {MODEL: trained.weights} if self.variant == "clients" else {}
 
     def stages(self) -> Mapping[str, Stage]:
         """Aggregate and keep the members, or aggregate each model by itself."""
@@ -85,68 +123,67 @@ class FedEnsemble(FedAvg):
             return {"aggregate": aggregate, "collect-members": collect_members}
         return {"aggregate": self.aggregate_each}
 
-    def aggregate_each(
-        self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int
-    ) -> Record:
+    def aggregate_each(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
         """Each model ← Σ_k (n_k / N) w_k over the clients that trained it; then the next round's permutation."""
-        given = payload_of(Arrays, server, "assignment")["model"]
-        updated: dict[str, Payload] = {}
+        given = server[ASSIGNMENT]["model"].tolist()
+        models = uploaded(replies, exchange.setting)
+        updated: dict[str, Payload] = {ASSIGNMENT: self.assignment(exchange.round + 1, exchange.setting)}
         for m in range(self.models):
-            own = {client: message for client, message in sorted(replies.items()) if int(given[client]) == m}
+            own = {client: model for client, model in models.items() if given[client] == m}
             if own:
-                models = {client: uploaded(message, setting) for client, message in own.items()}
-                sizes = {client: payload_of(Count, message, "num_samples").value for client, message in own.items()}
-                updated[member_name(m)] = average_weights(models, sizes)
-        return {**server, **updated, "assignment": self.assignment(round_number + 1, setting)}
+                updated[member_slot(m)] = average_weights(own, sample_counts(replies))
+        return server | updated, {}
 
     def global_model(self, server: Record, setting: Setting) -> Weights | None:
         """One model that stands for all where a single one is asked for: w_g, or the first member."""
-        if self.variant == "clients":
-            return super().global_model(server, setting)
-        return payload_of(Weights, server, member_name(0))
+        return server[MODEL if self.variant == "clients" else member_slot(0)]
 
     def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
-        """A client's own model, or w_g before its first turn; None where the ensemble answers for clients too."""
-        if self.variant == "permutation":
-            return None
-        return payload_of(Weights, memory if "model" in memory else server, "model")
+        """A client's own model, or w_g before its first turn; None where members are nobody's own."""
+        return memory.get(MODEL, server[MODEL]) if self.variant == "clients" else None
 
     def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
-        """What all members say together; the given model's answer for a single client and without members."""
+        """What all members say together; the given model's answer while there are none."""
         members = members_of(server)
-        if classes is not None or not members:
+        if not members:
             return super().predict(model, images, server, classes)
         votes = torch.stack([model.classify(model.features(images, values), values) for values in members])
         return votes.sum(dim=0) if self.combine == "logits" else votes.softmax(dim=2).mean(dim=0)
 
+    def alternatives(self) -> Mapping[str, Predict]:
+        """What one model says alone: w_g, or a client's own."""
+        return {"single_model": super().predict} if self.variant == "clients" else {}
 
-def collect_members(server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int) -> Record:
+
+def collect_members(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
     """Keep every sampled client's model in place of its last one."""
-    return {**server, **{member_name(client): uploaded(message, setting) for client, message in replies.items()}}
+    members = uploaded(replies, exchange.setting)
+    return server | {member_slot(client): model for client, model in members.items()}, {}
 
 
-def uploaded(message: Record, setting: Setting) -> Weights:
-    """A client's model, which must be able to answer.
-
-    Raises:
-        ValueError: its BatchNorm statistics stayed at home.
-    """
-    weights = payload_of(Weights, message, "model")
-    if setting.initial.buffers and not weights.buffers:
-        raise ValueError("the members of an ensemble need their BatchNorm statistics; set model.batchnorm=aggregate")
-    return weights
+def uploaded(replies: Replies, setting: Setting) -> dict[int, Weights]:
+    """The clients' models, each with its statistics: the initial ones where those never move."""
+    statistics = {client: weights.buffers for client, weights in replies.of(STATISTICS).items()}
+    return {
+        client: Weights(model.params, model.buffers or statistics.get(client, setting.initial.buffers))
+        for client, model in replies.of(MODEL).items()
+    }
 
 
-def member_name(number: int) -> str:
-    """Name of a member in the server's record."""
-    return f"{MEMBER}{number:04d}"
+def differ(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    """Whether tensors of the same names hold different values."""
+    return any(not torch.equal(tensor.cpu(), second[name]) for name, tensor in first.items())
+
+
+def member_slot(number: int) -> Slot[Weights]:
+    """Where a member stands at the server."""
+    return Slot(f"{MEMBER}{number:04d}", Weights)
 
 
 def members_of(server: Record) -> list[dict[str, Tensor]]:
     """Parameters and buffers of all members, in order of their numbers."""
-    names = [name for name in server if name.startswith(MEMBER)]
-    ordered = sorted(names, key=lambda name: int(name.removeprefix(MEMBER)))
-    return [payload_of(Weights, server, name).values for name in ordered]
+    numbers = sorted(int(name.removeprefix(MEMBER)) for name in server if name.startswith(MEMBER))
+    return [server[member_slot(number)].values for number in numbers]
 
 
 def shuffled(initial: Weights, number: int, seed: int) -> Weights:
@@ -158,6 +195,4 @@ def shuffled(initial: Weights, number: int, seed: int) -> Weights:
     def shuffle(values: Tensor) -> Tensor:
         return values.flatten()[torch.randperm(values.numel(), generator=stream)].reshape(values.shape)
 
-    params = {name: shuffle(values) for name, values in initial.params.items()}
-    # Copies: members are stored in one file, which refuses names that share memory.
-    return Weights(params, {name: values.clone() for name, values in initial.buffers.items()})
+    return Weights({name: shuffle(values) for name, values in initial.params.items()}, initial.buffers)

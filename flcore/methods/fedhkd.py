@@ -10,6 +10,11 @@ N(0, σ²), Q_{k,c} = mean of softmax(logits/T). Server: FedAvg, and per class t
 n_{k,c} over the clients at which the class has a share of ν or more of the samples; where no client has, over all that
 hold it. A class that nobody sends keeps what it had.
 
+ζ and σ (``clip``, ``noise``) are the release step of all prototypes (``proto_clip``, ``proto_noise``) with the size of
+the noise told as it is instead of in units of the sensitivity: ζ is ``proto_clip``, and σ hides one of the n samples of
+a class as ``proto_noise`` = σ·n/(2ζ) does. One pair or the other. The account takes the smallest n that is released,
+``min_count``. Q_{k,c} goes up as it is, whatever is asked for, and no account covers it.
+
 Deviations: ‖·‖ is by default the mean square over the dimensions, as in FedPA's re-implementation, and the norm of the
 paper with ``distance: l2``; classes without knowledge are masked (that re-implementation compares with zeros);
 knowledge is averaged (the authors' released server keeps the last client's). λ = γ = 0 is FedAvg, and nothing more is
@@ -27,23 +32,41 @@ from torch import Tensor
 
 from flcore.losses.alignment import row_distance
 from flcore.losses.basic import cross_entropy
-from flcore.messages import Arrays, Count, Prototypes
-from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
+from flcore.messages import Arrays, Prototypes
+from flcore.methods.class_prototypes import CLASS_COUNTS, ReleasesPrototypes, counts_of_uploads
+from flcore.methods.fedavg import FedAvg, sample_counts
+from flcore.methods.vocabulary import (
+    Batch,
+    Context,
+    Exchange,
+    Facts,
+    LocalModel,
+    Replies,
+    Setting,
+    Stage,
+    TrainedClient,
+    Turn,
+)
 from flcore.params import Search, param
-from flcore.prototypes import class_means
-from flcore.prototypes.fusion import weighted_class_means
-from flcore.prototypes.release import clip_to_norm
-from flcore.records import Record, payload_of
+from flcore.prototypes.class_means import class_means
+from flcore.prototypes.fusion import fuse_prototypes
+from flcore.prototypes.release import Unit
+from flcore.records import Payloads, Record, Slot
+
+KNOWLEDGE = Slot("knowledge", Prototypes)
+"""Per class a row of d + C: the mean feature, then the mean soft prediction."""
 
 
 @dataclass(frozen=True)
-class FedHKD(FedAvg):
+class FedHKD(ReleasesPrototypes, FedAvg):
     """FedAvg whose clients agree on mean features and mean answers per class."""
 
     name: ClassVar[str] = "fedhkd"
     summary: ClassVar[str] = "mean features and soft predictions per class regularise body and head, beside FedAvg"
     citation: ClassVar[str] = "Chen et al., ICLR 2023"
+    covers: ClassVar[str] = (
+        "mean features alone; soft predictions, weights, counts and the classes held are not protected"
+    )
 
     lambda_head: float = param(
         0.05, "λ, weight of the answers to the mean features", low=0, search=Search(1e-3, 1.0, log=True)
@@ -59,28 +82,43 @@ class FedHKD(FedAvg):
     noise: float = param(0.0, "σ, standard deviation of noise on mean features; authors 2, FedPA's copy 0.02", low=0)
     clip: float | None = param(None, "ζ, largest norm of a feature in its mean; null: any", above=0)
 
+    def __post_init__(self) -> None:
+        """Refuse two ways to say how the same vectors are clipped and blurred."""
+        super().__post_init__()
+        if self.as_in_the_paper and (self.proto_clip is not None or self.proto_unit == "client"):
+            raise ValueError(
+                "clip and noise say in the paper's terms what proto_clip, proto_noise and proto_unit say of all "
+                "prototypes: set one or the other"
+            )
+
     @property
-    def shares_knowledge(self) -> bool:
-        """Whether anybody has a use for it."""
+    def as_in_the_paper(self) -> bool:
+        """Whether ζ or σ is set."""
+        return self.noise > 0 or self.clip is not None
+
+    @property
+    def sends_prototypes(self) -> bool:
+        """Whether anybody has a use for knowledge."""
         return self.lambda_head > 0 or self.gamma > 0
 
-    def start_server(self, setting: Setting) -> Record:
-        """The initial model and no knowledge yet: rows of d features, then C probabilities."""
+    def start_server(self, setting: Setting) -> Payloads:
+        """The initial model and no knowledge yet."""
         server = super().start_server(setting)
-        if not self.shares_knowledge:
+        if not self.sends_prototypes:
             return server
-        return {**server, "knowledge": Prototypes.empty(setting.num_classes, width(setting))}
+        width = setting.feature_dim + setting.num_classes
+        return {**server, KNOWLEDGE: Prototypes.empty(setting.num_classes, width)}
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The global model, and the knowledge of the classes that have some."""
         message = super().broadcast(server, client, exchange)
-        return {**message, "knowledge": server["knowledge"]} if self.shares_knowledge else message
+        return {**message, KNOWLEDGE: server[KNOWLEDGE]} if self.sends_prototypes else message
 
     def context(self, turn: Turn) -> Context:
         """H̄ and Q̄, from the second round on."""
-        if not self.shares_knowledge or turn.round == 1:
+        if not self.sends_prototypes or turn.passed == 0:
             return {}
-        knowledge = payload_of(Prototypes, turn.inbox, "knowledge")
+        knowledge = turn.inbox[KNOWLEDGE]
         features = knowledge.means[:, : turn.setting.feature_dim]
         answers = knowledge.means[:, turn.setting.feature_dim :]
         return {"features": features, "answers": answers, "present": knowledge.present}
@@ -102,46 +140,55 @@ class FedHKD(FedAvg):
             terms["features"] = self.gamma * row_distance(features, means[batch.labels], weight, form=self.distance)
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
-        """The trained weights with n_k, the knowledge and n_{k,c} of the classes held."""
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        """The trained weights with n_k, the knowledge and n_{k,c} of the classes released."""
         message, memory = super().reply(turn, trained)
-        if not self.shares_knowledge:
+        if not self.sends_prototypes:
             return message, memory
-        setting = turn.setting
         features, labels = trained.features()
-        logits = setting.network.classify(features, trained.weights.values)
-        answers = class_means((logits / self.temperature).softmax(1), labels, setting.num_classes)
-        if self.clip is not None:
-            features = clip_to_norm(features, self.clip)
-        own = class_means(features, labels, setting.num_classes)
-        means = own.means
-        if self.noise > 0:
-            blur = torch.randn(means.shape, generator=turn.stream("fedhkd noise")) * self.noise
-            means = means + blur * own.present.unsqueeze(1)
-        knowledge = Prototypes(torch.cat([means, answers.means], dim=1), own.present)
-        counts = Arrays({"held": turn.counts[own.present]})
-        return {**message, "knowledge": knowledge, "class_counts": counts}, memory
+        logits = turn.setting.network.classify(features, trained.weights.values)
+        answers = class_means((logits / self.temperature).softmax(1), labels, turn.setting.num_classes)
+        own = self.release(turn, self.means_of(turn, features, labels), turn.counts)
+        rows = torch.cat([own.means, torch.where(own.present.unsqueeze(1), answers.means, 0.0)], dim=1)
+        held = Arrays({"held": turn.counts[own.present.cpu()]})
+        return {**message, KNOWLEDGE: Prototypes(rows, own.present), CLASS_COUNTS: held}, memory
+
+    def release(self, turn: Turn, own: Prototypes, counts: Tensor) -> Prototypes:
+        """The release of prototypes, with σ where that is how the noise is told."""
+        own = super().release(turn, own, counts)
+        if self.noise == 0:
+            return own
+        noise = torch.randn(own.means.shape, generator=turn.stream("fedhkd noise")).to(own.means.device) * self.noise
+        return Prototypes(own.means + noise * own.present.unsqueeze(1), own.present)
+
+    @property
+    def bound(self) -> float | None:
+        """ζ, or ``proto_clip``."""
+        return self.proto_clip if self.clip is None else self.clip
+
+    @property
+    def protected(self) -> Unit:
+        """One sample where ζ and σ say how; else as configured."""
+        return "sample" if self.as_in_the_paper else self.proto_unit
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Of σ and ζ the smallest, that of a class with ``min_count`` samples; without ζ σ promises nothing."""
+        if self.noise == 0:
+            return self.proto_noise
+        return 0.0 if self.clip is None else self.noise * max(1, self.min_count) / (2 * self.clip)
 
     def stages(self) -> Mapping[str, Stage]:
         """FedAvg's, then the mean of the knowledge."""
         stages = dict(super().stages())
-        return {**stages, "fuse-knowledge": self.fuse_knowledge} if self.shares_knowledge else stages
+        return {**stages, "fuse-knowledge": self.fuse_knowledge} if self.sends_prototypes else stages
 
-    def fuse_knowledge(
-        self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int
-    ) -> Record:
+    def fuse_knowledge(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
         """H̄_c, Q̄_c ← the weighted mean of the round's uploads of class c."""
-        clients = sorted(replies)
-        uploads = [payload_of(Prototypes, replies[client], "knowledge") for client in clients]
-        counts = torch.zeros(len(clients), setting.num_classes, dtype=torch.int64)
-        for row, (client, upload) in enumerate(zip(clients, uploads, strict=True)):
-            counts[row, upload.present] = payload_of(Arrays, replies[client], "class_counts")["held"]
-        sizes = torch.tensor([payload_of(Count, replies[client], "num_samples").value for client in clients])
-        weights = qualified_counts(counts, sizes, self.threshold)
-        means, present = weighted_class_means(torch.stack([upload.means for upload in uploads]).double(), weights)
-        previous = payload_of(Prototypes, server, "knowledge")
-        fused = torch.where(present.unsqueeze(1), means.float(), previous.means)
-        return {**server, "knowledge": Prototypes(fused, previous.present | present)}
+        counts, sizes = counts_of_uploads(replies, KNOWLEDGE), sample_counts(replies)
+        held, all_held = torch.stack(list(counts.values())), torch.tensor([sizes[client] for client in counts])
+        weights = dict(zip(counts, qualified_counts(held, all_held, self.threshold), strict=True))
+        return server | {KNOWLEDGE: fuse_prototypes(replies.of(KNOWLEDGE), server[KNOWLEDGE], weights)}, {}
 
 
 def qualified_counts(counts: Tensor, sizes: Tensor, threshold: float) -> Tensor:
@@ -156,8 +203,3 @@ def qualified_counts(counts: Tensor, sizes: Tensor, threshold: float) -> Tensor:
     """
     qualified = counts.double() >= threshold * sizes.unsqueeze(1)
     return torch.where(qualified | ~(qualified & (counts > 0)).any(dim=0), counts, 0)
-
-
-def width(setting: Setting) -> int:
-    """Length of a class's knowledge, d + C."""
-    return setting.feature_dim + setting.num_classes

@@ -24,7 +24,7 @@ No code is public and the text leaves α, the clustering and L_I's distributions
 - All weights travel (``share: all``); with ``extractor`` heads stay with their clients and the nearest global prototype
   answers for everybody.
 - Prototypes are those of the trained model; ``proto_mode: running`` averages the last local epoch's features while
-  the weights move, as FedProto's code does.
+  the weights move, as FedProto's code does. What a client remembers is neither withheld nor noisy.
 
 What no term that is switched on needs is not sent. With all terms off and ``share: all`` the run is FedAvg's.
 """
@@ -32,47 +32,72 @@ What no term that is switched on needs is not sent. With all terms off and ``sha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from flcore.data.imbalance import minority_classes
 from flcore.errors import ConfigError
 from flcore.losses.alignment import memory_divergence, smooth_l1_to_prototypes
 from flcore.losses.basic import cross_entropy
-from flcore.messages import Arrays, Count, Facts, Payload, Prototypes, Weights
+from flcore.losses.vectors import distances
+from flcore.messages import Arrays, Count, Payload, Prototypes, Weights
+from flcore.methods.class_prototypes import (
+    ReleasesPrototypes,
+    fused_prototypes,
+    no_prototypes,
+    received_prototypes,
+    refuse_running_samples,
+)
 from flcore.methods.fedavg import FedAvg, aggregate
 from flcore.methods.fedper import FedPer
-from flcore.methods.fedproto import aggregate_prototypes
 from flcore.methods.vocabulary import (
+    MODEL,
+    PROTOTYPES,
     Batch,
     Context,
+    Exchange,
+    Facts,
     Leg,
     LocalModel,
     Phase,
     Predict,
+    Replies,
     Setting,
     Stage,
     TrainedClient,
     Turn,
 )
 from flcore.params import Search, param
-from flcore.prototypes import class_means
-from flcore.prototypes.clustering import Clusters, cluster_classes, clusters_of, finch, kmeans
-from flcore.records import Record, payload_of
-from flcore.rng import numpy_stream
+from flcore.prototypes.clustering import Partition, cluster_classes, partition_by
+from flcore.records import Payloads, Record, Slot
 
 REPORT_LEG = "report-counts"
-_RESTARTS = 10
+
+SEMANTIC = Slot("semantic", Prototypes)
+"""P, the clusters' centres."""
+
+CLUSTERS = Slot("clusters", Arrays)
+"""``assignment`` int64 [K], the row of P that is a class's centre; ``minority`` bool [K], J where L_S has a target."""
+
+COUNTS = Slot("class_counts", Arrays)
+"""At the server ``classes`` int64 [K], samples of all tasks told so far; in a message ``tasks`` int64 [t, K]."""
+
+EARLIER, NEWEST, STRETCH = Slot("earlier", Prototypes), Slot("newest", Prototypes), Slot("stretch", Count)
+"""In a memory: the last prototype of each class from earlier stages; those of the client's last turn, and its stage."""
+
+SEEN = Slot("seen", Arrays)
+"""``tasks`` bool [T], those whose counts a client has told the server."""
+
 _PARTS = FedPer(head_from="head")  # what is shared and what is personal with share = extractor
 
 
 @dataclass(frozen=True)
-class FedMLP(FedAvg):
+class FedMLP(ReleasesPrototypes, FedAvg):
     """FedAvg whose features are drawn to class prototypes, to their clusters' centres and to the client's own past."""
 
     name: ClassVar[str] = "fedmlp"
@@ -120,6 +145,11 @@ class FedMLP(FedAvg):
     share: Literal["all", "extractor"] = param("all", "what travels: all weights, or all but the head's")
     mask_absent: bool = param(False, "leave classes that the task does not have out of the local softmax")
 
+    def __post_init__(self) -> None:
+        """Refuse a bound for single samples on running prototypes."""
+        super().__post_init__()
+        refuse_running_samples(self, running=self.proto_mode == "running")
+
     @property
     def draws_to_prototypes(self) -> bool:
         """Whether there is L_P."""
@@ -136,76 +166,66 @@ class FedMLP(FedAvg):
         return self.use_semantic and self.alpha > 0
 
     @property
-    def has_prototypes(self) -> bool:
-        """Whether clients send prototypes: with L_I alone only for the record and for the nearest-prototype answer."""
+    def sends_prototypes(self) -> bool:
+        """Whether clients send any: with L_I alone only for the record and for the nearest-prototype answer."""
         return self.draws_to_prototypes or self.draws_to_clusters or self.remembers or self.share == "extractor"
 
     @property
-    def reports_counts(self) -> bool:
-        """Whether all clients answer once, before the first round."""
-        return self.draws_to_clusters and self.counts == "full"
+    def can_be_calibrated(self) -> bool:
+        """Whether its global model has a head."""
+        return self.share == "all"
 
-    def start_server(self, setting: Setting) -> Record:
+    @property
+    def answers_from_memory(self) -> bool:
+        """Whether clients answer with heads of their own."""
+        return self.share == "extractor"
+
+    def start_server(self, setting: Setting) -> Payloads:
         """The initial model, or what is shared of it, and no prototypes yet.
 
         Raises:
             ConfigError: nothing would be shared.
         """
-        server = {**super().start_server(setting)}
-        if self.share == "extractor":
-            shared = _PARTS.base(setting.initial)
-            if not shared.params:
-                raise ConfigError("method.share = extractor: this model has no layers below its head")
-            server["model"] = shared
-        if self.has_prototypes:
-            server["prototypes"] = Prototypes.empty(setting.num_classes, setting.feature_dim)
-        return server
+        shared = setting.initial if self.share == "all" else _PARTS.base(setting.initial)
+        if not shared.params:
+            raise ConfigError("method.share = extractor: this model has no layers below its head")
+        return {MODEL: shared, **(no_prototypes(setting) if self.sends_prototypes else {})}
 
     def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
         """Local training; before that of the first round perhaps the report of all clients' counts."""
-        stages = tuple(self.stages())
-        if not self.reports_counts:
-            return (Leg(phases=self.phases(), stages=stages),)
-        training = Leg(phases=self.phases(), stages=tuple(name for name in stages if name != "count-classes"))
-        report = Leg(REPORT_LEG, who="all", phases=(), stages=("count-classes",))
+        phases = (Phase(note="last_pass" if self.proto_mode == "running" else "none"),)
+        if not self.draws_to_clusters or self.counts == "running":
+            return (Leg(phases=phases, stages=tuple(self.stages())),)
+        told, *others = self.stages()
+        report, training = Leg(REPORT_LEG, "all", phases=(), stages=(told,)), Leg(phases=phases, stages=tuple(others))
         return (report, training) if round_number == 1 else (training,)
 
-    def phases(self) -> tuple[Phase, ...]:
-        """One, whose features are averaged where prototypes are running ones."""
-        return (Phase(note="last_pass" if self.proto_mode == "running" else "none"),)
-
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
-        """The shared weights, G, P, the classes' clusters and J, as far as a term needs them.
-
-        Nothing while the server waits for the clients' counts.
-        """
-        if self.reports_counts and "class_counts" not in server:
+        """The shared weights, G, P, the classes' clusters and J, as far as a term needs them; nothing for a report."""
+        if exchange.leg == REPORT_LEG:
             return {}
-        names = ["model"]
+        names: list[str] = [MODEL]
         if self.draws_to_prototypes:
-            names.append("prototypes")
+            names.append(PROTOTYPES)
         if self.draws_to_clusters:
-            names += [name for name in ("semantic", "clusters") if name in server]
-        return {name: server[name] for name in names}
+            names += [SEMANTIC, CLUSTERS]
+        return server.only(*names)
 
     def begin(self, turn: Turn) -> Weights:
         """The received model, with ``extractor`` under the client's own head."""
-        if self.share == "all" or "model" not in turn.inbox:
+        if self.share == "all" or MODEL not in turn.inbox:
             return super().begin(turn)
-        return _PARTS.whole(payload_of(Weights, turn.inbox, "model"), turn.memory, turn.setting)
+        return _PARTS.whole(turn.inbox[MODEL], turn.memory, turn.setting)
 
     def context(self, turn: Turn) -> Context:
         """G from the second round on, P once there is one, the memory from the second stage on."""
-        device = turn.setting.device
         context: dict[str, Context | Tensor] = {}
         if self.mask_absent:
-            context["held"] = (turn.counts > 0).to(device)
-        if self.draws_to_prototypes and turn.round > 1:
-            prototypes = payload_of(Prototypes, turn.inbox, "prototypes")
-            context["prototypes"] = {"means": prototypes.means, "present": prototypes.present}
-        if self.draws_to_clusters and "clusters" in turn.inbox:
-            clusters = payload_of(Arrays, turn.inbox, "clusters")
-            centres = payload_of(Prototypes, turn.inbox, "semantic").means
+            context["held"] = (turn.counts > 0).to(turn.setting.device)
+        if self.draws_to_prototypes and turn.passed > 0:
+            context["prototypes"] = received_prototypes(turn)
+        if self.draws_to_clusters and CLUSTERS in turn.inbox:
+            clusters, centres = turn.inbox[CLUSTERS], turn.inbox[SEMANTIC].means
             context["semantic"] = {"means": centres[clusters["assignment"]], "present": clusters["minority"]}
         if self.remembers and turn.stretch > 0:
             context["memory"] = self.remembered(turn)
@@ -213,30 +233,16 @@ class FedMLP(FedAvg):
 
     def remembered(self, turn: Turn) -> Context:
         """The prototypes of earlier stages, and O_m, the centres of their clusters."""
-        setting, memory = turn.setting, recall(turn)
+        memory = recall(turn)
         means, present = memory.means.cpu(), memory.present.cpu()
-        stream = numpy_stream(setting.seed, "fedmlp local clusters", turn.round, turn.client)
-        found = cluster_classes(means, present, self.partition(self.local_clusters, setting.num_classes, stream))
+        found = cluster_classes(means, present, self.partition(self.local_clusters, turn, "fedmlp local clusters"))
         arrays = {"means": means, "present": present, "centres": found.centres, "centres_present": found.present}
-        return {name: tensor.to(setting.device) for name, tensor in arrays.items()}
+        return {name: tensor.to(turn.setting.device) for name, tensor in arrays.items()}
 
-    def partition(self, asked: int | None, num_classes: int, stream: np.random.Generator) -> Callable[..., Clusters]:
-        """The function that clusters points [n, d].
-
-        Args:
-            asked: the number of clusters, where a clustering takes one; None for the default.
-            num_classes: K.
-            stream: of starts.
-        """
-        number = asked or max(2, round(math.sqrt(num_classes)))
-        ways: dict[str, Callable[..., Clusters]] = {
-            "finch": finch,
-            "centred": partial(finch, centred=True),
-            "kmeans": partial(kmeans, num_clusters=number, generator=stream, restarts=_RESTARTS),
-            "agglomerative": partial(average_linkage, num_clusters=number),
-            "none": lambda points: Clusters(points, torch.arange(len(points))),
-        }
-        return ways[self.cluster]
+    def partition(self, asked: int | None, exchange: Exchange, purpose: str) -> Partition:
+        """What clusters points [n, d]: into as many clusters as asked for, or the default, where the number is free."""
+        number = asked or max(2, round(math.sqrt(exchange.setting.num_classes)))
+        return partition_by(self.cluster, number, exchange.numpy_stream(purpose))
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """L_C, w_P·L_P, w_I·L_I and α·L_S; a term without weight or before it has a target is left out."""
@@ -263,106 +269,70 @@ class FedMLP(FedAvg):
     def minority_distance(
         self, features: Tensor, labels: Tensor, weight: Tensor | None, means: Tensor, present: Tensor
     ) -> Tensor:
-        """L_S.
-
-        Args:
-            features: ``[B, d]``.
-            labels: int64 ``[B]``.
-            weight: ``[B]``, 0 for padding; None for all.
-            means: ``[K, d]``, per class the centre of its cluster.
-            present: bool ``[K]``, the minority classes that have one.
-        """
+        """L_S: ``means`` [K, d] are the centres of the classes' clusters, ``present`` bool [K] is J."""
+        distance = partial(smooth_l1_to_prototypes, features, labels, means, present, reduction=self.proto_reduction)
         if self.ls_norm == "samples":
-            return smooth_l1_to_prototypes(
-                features, labels, means, present, reduction=self.proto_reduction, weight=weight
-            )
+            return distance(weight=weight)
         real = features.new_ones(len(labels)) if weight is None else weight
         same = (labels.unsqueeze(1) == labels).to(real.dtype) * real
         # Shares of a sample in its class add up to 1 per class, so the weighted mean is one over classes.
         shares = real / same.sum(1).clamp_min(1)
-        mean = smooth_l1_to_prototypes(features, labels, means, present, reduction=self.proto_reduction, weight=shares)
-        return mean * (shares * present[labels]).sum()
+        return distance(weight=shares) * (shares * present[labels]).sum()
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The shared weights with n_k, the prototypes of the task's classes and perhaps their counts.
 
         The client remembers its prototypes of earlier stages, those of this one aside, and its head if that is its own.
         """
         if turn.leg == REPORT_LEG:
-            return {"class_counts": Arrays({"tasks": turn.task_counts})}, turn.memory
-        plain, _ = super().reply(turn, trained)
-        message: dict[str, Payload] = {**plain}
-        memory: dict[str, Payload] = {}
-        if self.share == "extractor":
-            weights = trained.weights
-            message["model"] = _PARTS.base(weights)
-            memory["top"] = Weights({name: weights.params[name] for name in _PARTS.personal(weights)})
-        if self.has_prototypes:
+            return {COUNTS: Arrays({"tasks": turn.task_counts})}, turn.memory
+        sent, kept = super().reply(turn, trained) if self.share == "all" else _PARTS.reply(turn, trained)
+        message: dict[str, Payload] = {**sent}
+        memory: dict[str, Payload] = {**kept}
+        if self.sends_prototypes:
             running = self.proto_mode == "running"
-            own = trained.noted_means() if running else class_means(*trained.features(), turn.setting.num_classes)
-            message["prototypes"] = own
+            own = trained.noted_means() if running else self.means_of(turn, *trained.features())
+            message[PROTOTYPES] = self.release(turn, own, turn.counts)
             if self.remembers:
-                memory |= {"earlier": recall(turn), "newest": own, "stage": Count(turn.stretch)}
+                memory |= {EARLIER: recall(turn), NEWEST: own, STRETCH: Count(turn.stretch)}
         if self.draws_to_clusters and self.counts == "running":
-            task, seen = turn.task or 0, tasks_seen(turn)
+            task, seen = turn.task or 0, torch.zeros(len(turn.task_counts), dtype=torch.bool)
+            if SEEN in turn.memory:
+                seen = turn.memory[SEEN]["tasks"].cpu()
             if not seen[task]:
-                message["class_counts"] = Arrays({"tasks": turn.task_counts[task : task + 1]})
-            memory["seen"] = Arrays({"tasks": seen | (torch.arange(len(seen)) == task)})
+                message[COUNTS] = Arrays({"tasks": turn.task_counts[task : task + 1]})
+            memory[SEEN] = Arrays({"tasks": seen | (torch.arange(len(seen)) == task)})
         return message, memory
 
     def stages(self) -> Mapping[str, Stage]:
         """The sum of the counts, the average of the weights, G, and P with J, as far as a term needs them."""
         stages: dict[str, Stage] = {"count-classes": count_classes} if self.draws_to_clusters else {}
         stages["aggregate"] = aggregate
-        if self.has_prototypes:
-            stages["aggregate-prototypes"] = self.aggregate_prototypes
+        if self.sends_prototypes:
+            stages["aggregate-prototypes"] = aggregate_prototypes
         if self.draws_to_clusters:
             stages["cluster-prototypes"] = self.cluster_prototypes
         return stages
 
-    def aggregate_prototypes(
-        self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int
-    ) -> Record:
-        """g^k ← mean of c^k over the clients that uploaded class k.
-
-        Facts: how many classes have one; mean and largest norm of the *uploads*, among which a client whose features
-        grow without bound shows, as it does not in g.
-        """
-        after = aggregate_prototypes(server, replies, setting, round_number)
-        uploads = [payload_of(Prototypes, replies[client], "prototypes") for client in sorted(replies)]
-        norms = torch.cat([upload.means[upload.present] for upload in uploads]).double().norm(dim=1)
-        facts = {
-            "classes_known": float(payload_of(Prototypes, after, "prototypes").present.sum()),
-            "prototype_norm_mean": float(norms.mean()),
-            "prototype_norm_max": float(norms.max()),
-        }
-        return {**after, "facts": Facts(facts)}
-
-    def cluster_prototypes(
-        self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int
-    ) -> Record:
+    def cluster_prototypes(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
         """P ← centres of the clusters of {g^k}, and J as far as its classes have a cluster."""
-        prototypes = payload_of(Prototypes, server, "prototypes")
-        stream = numpy_stream(setting.seed, "fedmlp clusters", round_number)
-        partition = self.partition(self.num_clusters, setting.num_classes, stream)
+        prototypes, partition = server[PROTOTYPES], self.partition(self.num_clusters, exchange, "fedmlp clusters")
         found = cluster_classes(prototypes.means, prototypes.present, partition)
-        few = minority(payload_of(Arrays, server, "class_counts")["classes"], self.minority_fraction)
+        few = torch.zeros_like(prototypes.present)
+        few[list(minority_classes(server[COUNTS]["classes"].numpy(), self.minority_fraction))] = True
         apart = found.count > 1
         pulled = few & prototypes.present & apart
-        facts = dict(payload_of(Facts, server, "facts").values)
-        facts |= {"clusters": float(found.count), "minority_classes": float(few.sum())}
-        return {
-            **server,
-            "semantic": Prototypes(found.centres * apart, found.present & apart),
-            "clusters": Arrays({"assignment": found.assignment, "minority": pulled}),
-            "facts": Facts(facts),
+        after: Payloads = {
+            SEMANTIC: Prototypes(found.centres * apart, found.present & apart),
+            CLUSTERS: Arrays({"assignment": found.assignment, "minority": pulled}),
         }
+        return server | after, {"clusters": found.count, "minority_classes": int(few.sum())}
 
     def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
         """With ``extractor`` the current extractor under the client's own head; else the global model."""
         if self.share == "all":
             return super().client_model(server, client, memory, setting)
-        return _PARTS.whole(payload_of(Weights, server, "model"), memory, setting)
+        return _PARTS.client_model(server, client, memory, setting)
 
     def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
         """Logits; with ``extractor``, for everybody, minus the distance to each global prototype."""
@@ -374,7 +344,7 @@ class FedMLP(FedAvg):
         """The other of heads and nearest prototypes."""
         if self.share == "extractor":
             return {"averaged_heads": super().predict}
-        return {"nearest_prototype": nearest_prototype} if self.has_prototypes else {}
+        return {"nearest_prototype": nearest_prototype} if self.sends_prototypes else {}
 
 
 def recall(turn: Turn) -> Prototypes:
@@ -384,59 +354,36 @@ def recall(turn: Turn) -> Prototypes:
     had, class by class.
     """
     setting, memory = turn.setting, turn.memory
-    if "newest" not in memory:
+    if NEWEST not in memory:
         return Prototypes.empty(setting.num_classes, setting.feature_dim)
-    earlier, newest = payload_of(Prototypes, memory, "earlier"), payload_of(Prototypes, memory, "newest")
-    if payload_of(Count, memory, "stage").value == turn.stretch:
+    earlier, newest = memory[EARLIER], memory[NEWEST]
+    if memory[STRETCH].value == turn.stretch:
         return earlier
     means = torch.where(newest.present.unsqueeze(1), newest.means, earlier.means)
     return Prototypes(means, earlier.present | newest.present)
 
 
-def tasks_seen(turn: Turn) -> Tensor:
-    """The tasks whose counts a client has told the server, bool [T]."""
-    if "seen" in turn.memory:
-        return payload_of(Arrays, turn.memory, "seen")["tasks"].cpu()
-    return torch.zeros(len(turn.task_counts), dtype=torch.bool)
-
-
-def count_classes(server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int) -> Record:
+def count_classes(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
     """Server stage: samples per class of all tasks told so far."""
-    total = torch.zeros(setting.num_classes, dtype=torch.int64)
-    if "class_counts" in server:
-        total = payload_of(Arrays, server, "class_counts")["classes"]
-    told = [message for message in replies.values() if "class_counts" in message]
-    counts = sum((payload_of(Arrays, message, "class_counts")["tasks"].sum(0) for message in told), total)
-    return {**server, "class_counts": Arrays({"classes": counts})}
+    none = torch.zeros(exchange.setting.num_classes, dtype=torch.int64)
+    before = server[COUNTS]["classes"] if COUNTS in server else none
+    total = sum((told["tasks"].sum(0) for told in replies.of(COUNTS).values()), before)
+    return server | {COUNTS: Arrays({"classes": total})}, {}
 
 
-def minority(counts: Tensor, fraction: float) -> Tensor:
-    """The ⌊fraction·K⌋ classes with the fewest samples, bool [K]; none if all have equally many.
+def aggregate_prototypes(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    """g^k ← mean of c^k over the clients that uploaded class k.
 
-    Of classes of equal size the one with the larger number is in the minority, as in
-    :func:`flcore.data.imbalance.minority_classes`.
-
-    Args:
-        counts: int64 ``[K]``.
-        fraction: of the classes, 0 to 1.
+    Facts: how many classes have one; mean and largest norm of the *uploads*, among which a client whose features grow
+    without bound shows, as it does not in g.
     """
-    few = torch.zeros(len(counts), dtype=torch.bool)
-    if int(counts.min()) == int(counts.max()):
-        return few
-    order = sorted(range(len(counts)), key=lambda label: (int(counts[label]), -label))
-    few[order[: math.floor(fraction * len(counts) + 1e-9)]] = True  # 0.29 · 100 is 28.999... in binary
-    return few
-
-
-def average_linkage(points: Tensor, num_clusters: int) -> Clusters:
-    """At most ``num_clusters`` clusters of points [n, d], merged by the mean Euclidean distance of their members."""
-    from scipy.cluster.hierarchy import fcluster, linkage  # here, because it takes long
-
-    if len(points) == 1:
-        return Clusters(points.clone(), torch.zeros(1, dtype=torch.int64))
-    tree = linkage(points.numpy().astype(np.float64), method="average")
-    found = fcluster(tree, num_clusters, criterion="maxclust").astype(np.int64)
-    return clusters_of(points, torch.from_numpy(found))
+    after = server | fused_prototypes(server, replies)
+    facts = {"classes_known": float(after[PROTOTYPES].present.sum())}
+    sent = [upload.means[upload.present] for upload in replies.of(PROTOTYPES).values()]
+    norms = torch.cat(sent).double().norm(dim=1)
+    if len(norms):
+        facts |= {"prototype_norm_mean": float(norms.mean()), "prototype_norm_max": float(norms.max())}
+    return after, facts
 
 
 def without_classes(logits: Tensor, absent: Tensor) -> Tensor:
@@ -452,11 +399,8 @@ def nearest_prototype(model: LocalModel, images: Tensor, server: Record, classes
 
     A class without prototype scores 1 less than the farthest. ``classes`` plays no part.
     """
-    features = model.features(images)
-    prototypes = payload_of(Prototypes, server, "prototypes")
-    if not prototypes.present.any():
-        return model.classify(features)
-    # Distances from differences: by matrix products they would depend on how many images are asked about at once.
-    distances = torch.cdist(features, prototypes.means, compute_mode="donot_use_mm_for_euclid_dist")
-    farthest = distances.masked_fill(~prototypes.present, 0).amax(1, keepdim=True)
-    return -torch.where(prototypes.present, distances, farthest + 1)
+    features, prototypes = model.features(images), server[PROTOTYPES]
+    apart = distances(features, prototypes.means)
+    farthest = apart.masked_fill(~prototypes.present, 0).amax(1, keepdim=True)
+    nearest = -torch.where(prototypes.present, apart, farthest + 1)
+    return torch.where(prototypes.present.any(), nearest, model.classify(features))

@@ -5,20 +5,21 @@ entries); z_g those of the received model in evaluation mode, without gradient. 
 
 There is no factor τ², as in the authors' code; ``tau_squared`` brings it in (others have it; the same at τ = 1). With
 two classes one logit is left and the term is zero everywhere: the run is FedAvg's and the server says so in a warning.
-Without augmentation z_g is constant in a round; it is computed in every step all the same, one pass forward.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from flcore.losses.alignment import not_true_distillation
 from flcore.losses.basic import cross_entropy
+from flcore.messages import Weights
+from flcore.methods.base import Part, frozen_answer
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.vocabulary import MODEL, Batch, Context, LocalModel, Setting, Turn
 from flcore.params import Search, param
@@ -48,21 +49,22 @@ class FedNTD(FedAvg):
 
     def context(self, turn: Turn) -> Context:
         """The teacher."""
+        return {name: weights.values for name, (_, weights) in self.frozen(turn).items()}
+
+    def frozen(self, turn: Turn) -> Mapping[str, tuple[Part, Weights]]:
+        """What says z_g."""
         if self.beta == 0:
             return {}
-        return {"global": turn.with_statistics(turn.inbox[MODEL]).values}
+        return {"teacher": ("logits", turn.with_statistics(turn.inbox[MODEL]))}
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Cross-entropy and, unless switched off, the distillation."""
         logits = model.classify(model.features(batch.images))
         terms = {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
         if self.beta > 0:
-            received = context["global"]
-            with torch.no_grad():
-                teacher = model.classify(model.features(batch.images, weights=received), weights=received)
             terms["distillation"] = self.beta * not_true_distillation(
                 logits,
-                teacher,
+                frozen_answer(model, batch, context, "teacher", "logits"),
                 batch.labels,
                 temperature=self.tau,
                 tau_squared=self.tau_squared,

@@ -32,9 +32,8 @@ those that clients have reported so far, the server looks at nobody's data.
 ``ad_cap`` bounds L_ad, which is otherwise unbounded: with the defaults generated features run far away from the
 prototypes (``generator_distance`` in the history, the RMS of ‖G(ε, ỹ) − φ^ỹ‖ over a batch). Training survives that.
 
-Privacy: prototypes of rare classes are nearly single features, and label counts are sent as they are. ``min_count``
-withholds prototypes of small classes; ``proto_clip`` and ``proto_noise`` bound and blur them, see
-`flcore/prototypes/release.py` for what that protects and what it does not: weights and counts still leave the client.
+Prototypes of rare classes are nearly single features, which ``min_count``, ``proto_clip`` and ``proto_noise`` withhold,
+bound and blur (`flcore/prototypes/release.py`); label counts are sent as they are.
 """
 
 from __future__ import annotations
@@ -48,28 +47,51 @@ from torch import Tensor
 
 from flcore.generators.features import diversity_loss, fidelity_loss, frozen_head_logits, prototype_pull
 from flcore.losses.basic import cross_entropy
-from flcore.messages import Arrays, Prototypes
-from flcore.methods.fedavg import aggregate
-from flcore.methods.fedgen import (
+from flcore.messages import Arrays
+from flcore.methods.class_prototypes import (
+    ReleasesPrototypes,
+    fused_prototypes,
+    no_prototypes,
+    received_prototypes,
+    refuse_running_samples,
+)
+from flcore.methods.feature_generator import (
     FLOOR,
+    GENERATOR,
+    LABEL_COUNTS,
+    LABEL_DISTRIBUTION,
     FeatureGeneratorMethod,
     Heads,
     Objective,
-    Terms,
+    generated_cross_entropy,
     reported,
     uniform_distribution,
 )
-from flcore.methods.vocabulary import Batch, Context, LocalModel, Phase, Setting, Stage, TrainedClient, Turn
+from flcore.methods.server_training import Terms
+from flcore.methods.vocabulary import (
+    PROTOTYPES,
+    Batch,
+    Context,
+    Exchange,
+    Facts,
+    LocalModel,
+    Phase,
+    Replies,
+    Setting,
+    Stage,
+    TrainedClient,
+    Turn,
+)
 from flcore.params import Search, param
-from flcore.prototypes import class_means
-from flcore.prototypes.fusion import weighted_class_means
-from flcore.prototypes.release import clip_to_norm, frequent_classes, noisy_means, privacy_spent
-from flcore.records import Record, payload_of
-from flcore.schedules import decayed_weight
+from flcore.records import Payloads, Record, Slot
+from flcore.schedules import Exponential
+
+KNOWN_COUNTS = Slot("known_counts", Arrays)
+"""``held`` int64 [N, K]: every client's latest label counts, which the server sends to nobody."""
 
 
 @dataclass(frozen=True)
-class FedPA(FeatureGeneratorMethod):
+class FedPA(ReleasesPrototypes, FeatureGeneratorMethod):
     """FedAvg with generated features for the head and prototypes for the encoder."""
 
     name: ClassVar[str] = "fedpa"
@@ -119,24 +141,12 @@ class FedPA(FeatureGeneratorMethod):
     proto_mode: Literal["final", "running"] = param(
         "final", "class means of the trained model, or of all mini-batches' features during training"
     )
-    min_count: int = param(1, "samples that a class needs for its prototype to be sent", low=0)
-    proto_clip: float | None = param(None, "largest norm of what prototypes are made of; null: any", above=0)
-    proto_noise: float = param(0.0, "Gaussian noise on prototypes in units of their sensitivity", low=0)
-    proto_unit: Literal["sample", "client"] = param(
-        "sample", "what clipping and noise protect: one sample, or all of a client's"
-    )
-    proto_delta: float = param(1e-5, "δ of the (ε, δ) account of noisy prototypes in metrics.json", above=0, below=1)
 
     def __post_init__(self) -> None:
-        """Refuse noise without a bound on what it hides, and choices that the preset would replace."""
-        super().__post_init__()
-        if self.proto_noise > 0 and self.proto_clip is None:
-            raise ValueError("proto_noise needs proto_clip, the norm that the noise is measured against")
-        if self.running and self.proto_clip is not None and self.proto_unit == "sample":
-            raise ValueError(
-                "proto_unit = sample clips the features of single samples once, which running prototypes have several "
-                "times; set proto_mode = final or proto_unit = client"
-            )
+        """Refuse what preset and prototypes do not allow."""
+        FeatureGeneratorMethod.__post_init__(self)
+        ReleasesPrototypes.__post_init__(self)
+        refuse_running_samples(self, running=self.running)
 
     @property
     def running(self) -> bool:
@@ -158,38 +168,39 @@ class FedPA(FeatureGeneratorMethod):
         """Whether L_ad is on."""
         return self.generates and self.use_ad and self.gamma_ad > 0
 
+    @property
+    def sends_prototypes(self) -> bool:
+        """Whether anybody looks at prototypes."""
+        return self.pulls or self.pushes
+
     def phases(self) -> tuple[Phase, ...]:
         """One, whose features are averaged where prototypes are running ones."""
-        return (Phase(note="all" if self.running and (self.pulls or self.pushes) else "none"),)
+        return (Phase(note="all" if self.running and self.sends_prototypes else "none"),)
 
-    def start_server(self, setting: Setting) -> Record:
+    def start_server(self, setting: Setting) -> Payloads:
         """The initial model, an untrained generator and no prototypes, each if it is used."""
         server = super().start_server(setting)
-        if not (self.pulls or self.pushes):
-            return server
-        return {**server, "prototypes": Prototypes.empty(setting.num_classes, setting.feature_dim)}
+        return {**server, **no_prototypes(setting)} if self.sends_prototypes else server
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The global model, the trained generator with the label distribution, and the prototypes if they pull."""
         message = super().broadcast(server, client, exchange)
-        return {**message, "prototypes": server["prototypes"]} if self.pulls else message
+        return {**message, PROTOTYPES: server[PROTOTYPES]} if self.pulls else message
 
     def context(self, turn: Turn) -> Context:
         """The weights of the two terms and the prototypes, fixed during the round."""
-        passed = turn.round - 1
         context: dict[str, Any] = {}
-        if "generator" in turn.inbox:
-            weight = decayed_weight(self.lambda_ge0, self.decay, passed, FLOOR)
-            context["lambda_ge"] = weight * self.generated_share(turn)
-        if self.pulls and passed > 0:
-            prototypes = payload_of(Prototypes, turn.inbox, "prototypes")
-            context["lambda_po"] = decayed_weight(self.lambda_po0, self.decay, passed, self.lambda_po_floor)
-            context |= {"prototypes": prototypes.means, "present": prototypes.present}
+        if GENERATOR in turn.inbox:
+            weight = Exponential(self.lambda_ge0, self.decay, FLOOR)
+            context["lambda_ge"] = weight(turn.passed) * self.generated_share(turn)
+        if self.pulls and turn.passed > 0:
+            weight = Exponential(self.lambda_po0, self.decay, self.lambda_po_floor)
+            context |= {"lambda_po": weight(turn.passed), **received_prototypes(turn)}
         return context
 
     def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """Generated features with their labels."""
-        return self.generated(turn, steps, generator) if "generator" in turn.inbox else {}
+        return self.generated(turn, steps, generator) if GENERATOR in turn.inbox else {}
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Cross-entropy, that of generated features (L_ge), and the distance to prototypes (L_po)."""
@@ -197,21 +208,14 @@ class FedPA(FeatureGeneratorMethod):
         model.note(features)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if "lambda_ge" in context:
-            generated = model.beside().classify(batch.draws["features"])
-            terms["generated"] = context["lambda_ge"] * cross_entropy(generated, batch.draws["labels"])
+            terms["generated"] = context["lambda_ge"] * generated_cross_entropy(model, batch)
         if "lambda_po" in context:
-            pull = prototype_pull(
-                features,
-                batch.labels,
-                context["prototypes"],
-                context["present"],
-                self.po_form,
-                weight=batch.weight,
-            )
+            known = context["means"], context["present"]
+            pull = prototype_pull(features, batch.labels, *known, self.po_form, weight=batch.weight)
             terms["prototype_pull"] = context["lambda_po"] * pull
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights with n_k, prototypes and label counts; nothing is remembered.
 
         Counts: ``held``, of all training samples, weigh prototypes and tell which labels exist; ``drawn``, of the
@@ -219,79 +223,42 @@ class FedPA(FeatureGeneratorMethod):
         """
         message, memory = super().reply(turn, trained)
         counts: dict[str, Tensor] = {}
-        if self.pulls or self.pushes:
-            message = {**message, "prototypes": self.own_prototypes(turn, trained)}
+        if self.sends_prototypes:
+            message = {**message, PROTOTYPES: self.own_prototypes(turn, trained, running=self.running)}
             counts["held"] = turn.counts
         if self.generates:
             counts |= {"held": turn.counts, "drawn": trained.drawn_labels()}
-        return ({**message, "label_counts": Arrays(counts)} if counts else message), memory
-
-    def own_prototypes(self, turn: Turn, trained: TrainedClient) -> Prototypes:
-        """The mean feature of each class with at least ``min_count`` samples, clipped and noisy if asked for."""
-        if self.running:
-            own = trained.noted_means()
-        else:
-            features, labels = trained.features()
-            if self.proto_clip is not None and self.proto_unit == "sample":
-                features = clip_to_norm(features, self.proto_clip)
-            own = class_means(features, labels, turn.setting.num_classes)
-        released = frequent_classes(own.present, turn.counts, self.min_count)
-        if self.proto_clip is None:
-            return Prototypes(torch.where(released.unsqueeze(1), own.means, 0.0), released)
-        means = noisy_means(
-            own.means,
-            turn.counts,
-            released,
-            turn.stream("prototype noise"),
-            max_norm=self.proto_clip,
-            noise_multiplier=self.proto_noise,
-            unit=self.proto_unit,
-        )
-        return Prototypes(means, released)
-
-    def privacy(self, releases: int) -> Mapping[str, Any] | None:
-        """(ε, δ) of the noisy prototypes alone; weights and counts, which are sent too, are not covered."""
-        if self.proto_noise == 0 or not (self.pulls or self.pushes):
-            return None
-        return {
-            "epsilon": privacy_spent(self.proto_noise, releases, self.proto_delta),
-            "delta": self.proto_delta,
-            "unit": self.proto_unit,
-            "releases": releases,
-            "covers": "prototypes alone; weights and label counts are sent beside them, unprotected",
-        }
+        return ({**message, LABEL_COUNTS: Arrays(counts)} if counts else message), memory
 
     def stages(self) -> Mapping[str, Stage]:
         """Prototypes, generator, aggregate, each if it is used; with ``gen_proto: old`` prototypes come last."""
-        fuse: dict[str, Stage] = {"fuse-prototypes": fuse_prototypes} if self.pulls or self.pushes else {}
+        fuse: dict[str, Stage] = {"fuse-prototypes": fuse_prototypes} if self.sends_prototypes else {}
         train: dict[str, Stage] = {"train-generator": self.train_generator} if self.generates else {}
         if self.chosen.gen_proto == "old":
-            return {**train, "aggregate": aggregate, **fuse}
-        return {**fuse, **train, "aggregate": aggregate}
+            return {**train, **super().stages(), **fuse}
+        return {**fuse, **train, **super().stages()}
 
-    def known_labels(self, server: Record, replies: Mapping[int, Record], setting: Setting) -> Record:
-        """``label_distribution``: uniform over the labels that anyone has reported, or by their frequency.
-
-        For frequencies the server keeps every client's latest counts, int64 [N, K], which it sends to nobody.
-        """
+    def known_labels(self, server: Record, replies: Replies, setting: Setting) -> Payloads:
+        """``label_distribution``: uniform over the labels that anyone has reported, or by their frequency."""
         held = reported(replies, "held")
         if self.gen_label_dist == "uniform":
-            return {"label_distribution": uniform_distribution(server, held)}
-        known = torch.zeros(setting.num_clients, setting.num_classes, dtype=torch.int64)
-        if "known_counts" in server:
-            known = payload_of(Arrays, server, "known_counts")["held"].clone()
-        known[sorted(replies)] = held
+            return {LABEL_DISTRIBUTION: uniform_distribution(server, held)}
+        nobody = torch.zeros(setting.num_clients, setting.num_classes, dtype=torch.int64)
+        known = server.get(KNOWN_COUNTS, Arrays({"held": nobody}))["held"].clone()
+        known[list(replies)] = held
         chances = known.sum(dim=0).double()
         return {
-            "known_counts": Arrays({"held": known}),
-            "label_distribution": Arrays({"p": (chances / chances.sum()).float()}),
+            KNOWN_COUNTS: Arrays({"held": known}),
+            LABEL_DISTRIBUTION: Arrays({"p": (chances / chances.sum()).float()}),
         }
 
-    def objective(self, server: Record, heads: Heads, round_number: int) -> Objective:
-        """γ_fid · L_fid + γ_div · L_div − γ_ad · L_ad."""
-        passed = round_number - 1
-        gamma_fid = decayed_weight(self.gamma_fid0, self.decay, passed, FLOOR)
-        prototypes = payload_of(Prototypes, server, "prototypes") if self.pushes and passed > 0 else None
+    def objective(self, server: Record, heads: Heads, passed: int) -> Objective:
+        """γ_fid · L_fid + γ_div · L_div − γ_ad · L_ad.
+
+        ``distance``, only looked at: the RMS of ‖G(ε, ỹ) − φ^ỹ‖ over the samples whose class has a prototype.
+        """
+        gamma_fid = Exponential(self.gamma_fid0, self.decay, FLOOR)(passed)
+        prototypes = server.get(PROTOTYPES)
 
         def terms(outputs: Tensor, noise: Tensor, labels: Tensor) -> Terms:
             logits = frozen_head_logits(outputs, heads.weight, heads.bias)
@@ -299,33 +266,22 @@ class FedPA(FeatureGeneratorMethod):
             if self.gamma_div > 0:
                 diversity = diversity_loss(outputs, noise, labels, self.div_mask, self.div_metric)
                 found["diversity"] = (self.gamma_div, diversity)
-            if prototypes is not None:
-                means, present = prototypes.means, prototypes.present
+            if prototypes is None:
+                return found
+            means, present = prototypes.means, prototypes.present
+            if self.pushes and passed > 0:
                 away = prototype_pull(outputs, labels, means, present, self.po_form, cap=self.ad_cap)
                 found["adversarial"] = (-self.gamma_ad, away)
+            known = present[labels]
+            if known.any():
+                apart = outputs.detach()[known] - means[labels[known]]
+                found["distance"] = (0.0, apart.square().sum(dim=1).mean().sqrt())
             return found
 
         return terms
 
-    def generator_facts(self, server: Record, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """``distance``: the RMS of ‖G(ε, ỹ) − φ^ỹ‖ over the samples whose class has a prototype."""
-        if "prototypes" not in server:
-            return {}
-        prototypes = payload_of(Prototypes, server, "prototypes")
-        known = prototypes.present[labels]
-        if not known.any():
-            return {}
-        apart = outputs[known] - prototypes.means[labels[known]]
-        return {"generator_distance": apart.square().sum(dim=1).mean().sqrt().item()}
 
-
-def fuse_prototypes(server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int) -> Record:
+def fuse_prototypes(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
     """φ^c ← Σ_k n_{k,c} φ_k^c / Σ_k n_{k,c} over the clients that sent class c; the others keep theirs."""
-    uploads = [payload_of(Prototypes, replies[client], "prototypes") for client in sorted(replies)]
-    sent = torch.stack([upload.present for upload in uploads])
-    means, present = weighted_class_means(
-        torch.stack([upload.means for upload in uploads]).double(), reported(replies, "held") * sent
-    )
-    previous = payload_of(Prototypes, server, "prototypes")
-    fused = torch.where(present.unsqueeze(1), means.float(), previous.means)
-    return {**server, "prototypes": Prototypes(fused, previous.present | present)}
+    held = {client: counts["held"] for client, counts in replies.of(LABEL_COUNTS).items()}
+    return server | fused_prototypes(server, replies, held), {}

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from flcore.losses.basic import cross_entropy, prototype_distance
+from flcore.losses.vectors import distances
 from flcore.methods.base import Method
 from flcore.methods.class_prototypes import (
     ReleasesPrototypes,
@@ -107,15 +108,15 @@ class FedProto(ReleasesPrototypes, Method):
         return {"aggregate-prototypes": aggregate_prototypes}
 
     def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
-        """Logits of the own head, or minus the mean squared distance to each usable prototype."""
+        """Logits of the own head, also where no prototype is usable; or minus the mean squared distance to each."""
         features = model.features(images)
+        logits = model.classify(features)
+        if self.inference == "classifier":
+            return logits
         prototypes = server[PROTOTYPES]
-        usable = prototypes.present if classes is None else prototypes.present & classes
-        if self.inference == "classifier" or not usable.any():
-            return model.classify(features)
-        # Distances from differences: by matrix products they would depend on how many images are asked about at once.
-        distances = torch.cdist(features, prototypes.means, compute_mode="donot_use_mm_for_euclid_dist")
-        return (-distances.square() / features.shape[1]).masked_fill(~usable, -torch.inf)
+        usable = prototypes.present if classes is None else prototypes.present & classes.to(features.device)
+        nearest = (-distances(features, prototypes.means).square() / features.shape[1]).masked_fill(~usable, -torch.inf)
+        return torch.where(usable.any(), nearest, logits)
 
 
 def aggregate_prototypes(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:

@@ -33,15 +33,17 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from flcore.messages import Arrays, Count, Facts, Weights
-from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import Leg, Setting, Stage
+from flcore.messages import Arrays, Weights
+from flcore.methods.fedavg import FedAvg, sample_counts
+from flcore.methods.vocabulary import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage
 from flcore.models.averaging import average_weights
 from flcore.params import Search, param
-from flcore.records import Record, payload_of
-from flcore.rng import numpy_stream
+from flcore.records import Payloads, Record, Slot
 
 Models = Mapping[int, Weights]
+
+ASSIGNMENT = Slot("assignment", Arrays)
+"""``centre`` int64 [K]: the centre of each client; −1 for who never answered."""
 
 MOST_ITERATIONS = 50
 """Of the first k-means; models of clients settle in a few."""
@@ -59,11 +61,15 @@ class FeSEM(FedAvg):
     centres: int = param(3, "J, global models side by side", low=1, high=1000, search=Search(choices=(2, 3, 4)))
     weighted: bool = param(False, "weigh clients by their samples in the mean of their cluster")
 
-    def start_server(self, setting: Setting) -> Record:
-        """J times the initial model, and an assignment that says of everybody −1, not known."""
-        centres = {centre_name(j): copied(setting.initial) for j in range(self.centres)}
-        unknown = torch.full((setting.num_clients,), -1, dtype=torch.int64)
-        return {**centres, "assignment": Arrays({"centre": unknown})}
+    @property
+    def answers_from_memory(self) -> bool:
+        """No: centres stand at the server."""
+        return False
+
+    def start_server(self, setting: Setting) -> Payloads:
+        """J times the initial model; of nobody the centre is known."""
+        unknown = Arrays({"centre": torch.full((setting.num_clients,), -1, dtype=torch.int64)})
+        return {ASSIGNMENT: unknown, **{centre_slot(j): setting.initial for j in range(self.centres)}}
 
     def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
         """One leg; in round 1 everybody takes part, unless there is only one centre to belong to."""
@@ -71,86 +77,66 @@ class FeSEM(FedAvg):
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The client's centre."""
-        return {"model": own_centre(server, client)}
+        return {MODEL: own_centre(server, client)}
 
     def stages(self) -> Mapping[str, Stage]:
         """E-step, M-step."""
         return {"assign-clients": self.assign_clients, "aggregate": self.aggregate}
 
-    def assign_clients(
-        self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int
-    ) -> Record:
-        """Server stage, E: ``assignment``, int64 [K], the centre of each client; −1 for who never answered."""
-        models = uploaded(replies)
-        before = assignment_of(server)
+    def assign_clients(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+        """Server stage, E: the centre of each client that answered."""
+        models, before = replies.of(MODEL), assignment_of(server)
         if all(centre < 0 for centre in before):
-            found = kmeans(models, self.centres, numpy_stream(setting.seed, "fesem centres", round_number))
+            found = kmeans(models, self.centres, exchange.numpy_stream("fesem centres"))
         else:
             absent = Counter(centre for k, centre in enumerate(before) if k not in models and centre >= 0)
             found = assign(models, self.centres_of(server), absent)
         after = [found.get(client, centre) for client, centre in enumerate(before)]
         moved = sum(before[client] not in (-1, centre) for client, centre in found.items())
         assignment = Arrays({"centre": torch.tensor(after, dtype=torch.int64)})
-        return {**server, "assignment": assignment, "facts": Facts({"moved": float(moved)})}
+        return server | {ASSIGNMENT: assignment}, {"moved": float(moved)}
 
-    def aggregate(self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int) -> Record:
+    def aggregate(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
         """Server stage, M: each centre is the mean of the models of its members in this round."""
-        models, assignment = uploaded(replies), assignment_of(server)
-        sizes = {
-            client: payload_of(Count, message, "num_samples").value if self.weighted else 1
-            for client, message in replies.items()
-        }
+        models, assignment = replies.of(MODEL), assignment_of(server)
+        sizes = sample_counts(replies) if self.weighted else dict.fromkeys(models, 1)
         own = {client: assignment[client] for client in models}
         centres = {**self.centres_of(server), **cluster_means(models, own, sizes)}
-        facts = dict(payload_of(Facts, server, "facts").values)
         members = Counter(assignment)
-        facts |= {f"cluster_size_{j}": float(members[j]) for j in range(self.centres)}
+        facts = {f"cluster_size_{j}": float(members[j]) for j in range(self.centres)}
         facts["objective"] = sum(squared_distance(models[client], centres[j]) for client, j in own.items())
-        return {**server, **{centre_name(j): centre for j, centre in centres.items()}, "facts": Facts(facts)}
+        return server | {centre_slot(j): centre for j, centre in centres.items()}, facts
 
     def centres_of(self, server: Record) -> dict[int, Weights]:
         """v_j by number."""
-        return {j: payload_of(Weights, server, centre_name(j)) for j in range(self.centres)}
+        return {j: server[centre_slot(j)] for j in range(self.centres)}
 
     def global_model(self, server: Record, setting: Setting) -> Weights | None:
         """The mean over centres, weighted by their members."""
         members = Counter(centre for centre in assignment_of(server) if centre >= 0)
         if not members:
             return setting.initial
-        return average_weights({j: payload_of(Weights, server, centre_name(j)) for j in members}, members)
+        return average_weights({j: server[centre_slot(j)] for j in members}, members)
 
     def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
         """The client's centre."""
         return own_centre(server, client)
 
 
-def centre_name(number: int) -> str:
-    """Name of a centre in the server's record."""
-    return f"centre_{number:04d}"
+def centre_slot(number: int) -> Slot[Weights]:
+    """Where a centre stands at the server."""
+    return Slot(f"centre_{number:04d}", Weights)
 
 
 def assignment_of(server: Record) -> list[int]:
     """The centre of each client, −1 where it is not known."""
-    assignment: list[int] = payload_of(Arrays, server, "assignment")["centre"].tolist()
+    assignment: list[int] = server[ASSIGNMENT]["centre"].tolist()
     return assignment
 
 
 def own_centre(server: Record, client: int) -> Weights:
     """v_{r_k}; the first centre for a client that has none yet."""
-    return payload_of(Weights, server, centre_name(max(assignment_of(server)[client], 0)))
-
-
-def uploaded(replies: Mapping[int, Record]) -> dict[int, Weights]:
-    """The trained models, in order of the clients' ids."""
-    return {client: payload_of(Weights, replies[client], "model") for client in sorted(replies)}
-
-
-def copied(weights: Weights) -> Weights:
-    """Equal weights in memory of their own: a record is stored without sharing."""
-    return Weights(
-        {name: tensor.clone() for name, tensor in weights.params.items()},
-        {name: tensor.clone() for name, tensor in weights.buffers.items()},
-    )
+    return server[centre_slot(max(assignment_of(server)[client], 0))]
 
 
 def squared_distance(first: Weights, second: Weights) -> float:

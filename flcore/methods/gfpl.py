@@ -9,8 +9,8 @@ Exchange, in rounds t (from 0) with t ≥ t1 and t mod S_T = 0, after local trai
 
 1. a client fits a mixture of at most n diagonal Gaussians to its features of each class and sends means, deviations,
    weights and sample counts: no weights of the model ever travel;
-2. the server (stage ``fuse-prototypes``) merges, class by class, components whose Bhattacharyya distance to all others
-   of their group is below S_C (Algorithm 1), by moment matching;
+2. the server merges, class by class, components whose Bhattacharyya distance to all others of their group is below S_C
+   (Algorithm 1), by moment matching;
 3. every client draws r pseudo-features of *every* class from the fused mixtures and trains g and l on them for one
    pass, with the same loss and a fresh optimiser; the body is frozen.
 
@@ -23,23 +23,17 @@ in every mini-batch (Algorithm 2's indentation). Components: min(n, N/2), at lea
 variances (scikit-learn's ``reg_covar``). Components of a class weigh π·N over clients (``use_counts``; without it
 nobody tells how many samples it has), normalised over the class at the end; of a merged covariance the diagonal is
 kept. ``retrain_source: own`` draws from the client's own mixtures, and nothing is sent at all. Where there is nothing
-to draw from (nobody's mixtures came in time) the retraining changes nothing.
-
-``projection_dim`` null: as long as the feature, but from K to 128: 50 for MNIST and 128 for CIFAR, as in the paper; its
-80 for FEMNIST has to be said. ``retrain_lr_factor`` multiplies the loss of the retraining, which with SGD without decay
-and clipping is a learning rate of its own: 10 is 0.1 where ``local.lr`` is 0.01. ImageNet weights (``pretrained``) are
-a matter of the model, not of the method.
-
-What is scored: the head ``head`` among all classes, or among the client's own (``eval_classes``); beside it the other
-heads, the other set of classes, and, as ``before_retraining``, the heads as they were after local training and before
-the retraining. Those are kept as constants next to the model, since a round is scored when its last leg is over; in
-rounds without an exchange both are the same.
+to draw from the retraining changes nothing. ``retrain_lr_factor`` multiplies the loss of the retraining, which with SGD
+without decay and clipping is a learning rate of its own: 10 is 0.1 where ``local.lr`` is 0.01. ImageNet weights
+(``pretrained``) are a matter of the model, not of the method.
 
 Traffic per exchange, d the feature's length: up n·(2d + 1) scalars per (client, class), 404 for n = 4 and d = 50; down
-the same per fused component, to every client; ids and counts are integers, in bytes only. The paper counts the way up
-alone (``scalars_up``), spread over S_T rounds; ``bytes_up`` and ``bytes_down`` are both ways.
+the same per fused component, to every client. The paper counts the way up alone (``scalars_up``), over S_T rounds.
 
-Privacy: means and deviations of classes with a few samples are nearly single features, and counts are told as they are.
+Privacy: means and deviations of a class with a few samples are nearly single features; ``min_count`` withholds it.
+``proto_clip`` and ``proto_noise`` act on the means and deviations sent, each a vector, and protect all of a client's
+samples at once (for one sample EM has no bound); the account counts exchanges. Not covered, and told as they are: the
+components' weights and numbers, the classes held and (``use_counts``) the sample counts.
 """
 
 from __future__ import annotations
@@ -47,25 +41,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcore.errors import ConfigError
 from flcore.losses.alignment import dot_regression
 from flcore.losses.basic import cross_entropy
-from flcore.losses.contrastive import unit_vectors
-from flcore.messages import Arrays, Facts, Mixtures, Weights
+from flcore.losses.vectors import unit_vectors
+from flcore.messages import Arrays, Mixtures
 from flcore.methods.base import Method
+from flcore.methods.class_prototypes import ReleasesVectors
 from flcore.methods.vocabulary import (
+    MODEL,
     Batch,
+    Before,
     Context,
+    Exchange,
+    Facts,
     Leg,
     LocalModel,
     Phase,
     Predict,
+    Replies,
     Setting,
     Stage,
     TrainedClient,
@@ -73,23 +72,26 @@ from flcore.methods.vocabulary import (
 )
 from flcore.params import Search, param
 from flcore.prototypes.etf import simplex_etf
-from flcore.prototypes.mixtures import Mixture, fit_class_mixtures, fuse_mixtures, sample_classes
-from flcore.records import Record, payload_of
-from flcore.rng import numpy_stream, torch_stream
+from flcore.prototypes.mixtures import Mixture, fit_class_mixtures, fuse_uploads, packed, sample_classes, unpacked
+from flcore.records import Payloads, Record, Slot
+from flcore.rng import torch_stream
+
+RETRAIN_LEG = "retrain-heads"
 
 Head = Literal["linear", "etf", "sum"]
-HEADS: tuple[Head, ...] = ("linear", "etf", "sum")
+HEADS: tuple[Head, ...] = get_args(Head)
 
-LOCAL_LEG, RETRAIN_LEG = "train-clients", "retrain-heads"
+MIXTURES = Slot("mixtures", Mixtures)
+"""In a message those of a client or the fused ones; in a memory, between the legs, the client's own."""
 
-# (what is trained, its copy of before the retraining)
-HEAD = ("head.", "extra.head_before.")
-PROJECTION = ("extra.projection.", "extra.projection_before.")
-_WIDEST_PROJECTION = 128
+FRAME = Slot("frame", Arrays)
+"""``frame`` float32 [d_p, K] at the server, for scoring."""
+
+_WIDEST_PROJECTION = 128  # as long as the feature, but from K to this: 50 for MNIST, 128 for CIFAR, as in the paper
 
 
 @dataclass(frozen=True)
-class GFPL(Method):
+class GFPL(ReleasesVectors, Method):
     """Personal models with two heads, retrained on features drawn from everybody's mixtures."""
 
     name: ClassVar[str] = "gfpl"
@@ -98,6 +100,7 @@ class GFPL(Method):
     )
     citation: ClassVar[str] = "Lu, He, Li, Wang, Gong: GFPL, Generative Federated Prototype Learning"
     has_global_model: ClassVar[bool] = False
+    covers: ClassVar[str] = "means and deviations alone; weights and numbers of components, counts and classes are not"
 
     use_dcs: bool = param(True, "the second head: projection, frame and dot regression", switch=True)
     use_pfg: bool = param(True, "the exchange and the retraining on pseudo-features", switch=True)
@@ -136,9 +139,11 @@ class GFPL(Method):
         "linear", "answer with the linear head, the frame, or the sum softmax + cosine"
     )
     eval_classes: Literal["all", "own"] = param("all", "answer among all classes, or those the client holds")
+    min_count: int = param(1, "samples that a class needs for its mixture to be sent", low=0)
 
     def __post_init__(self) -> None:
         """Refuse to answer with a head that is not there."""
+        super().__post_init__()
         if self.head != "linear" and not self.dual:
             raise ValueError(f"head = {self.head} needs use_dcs and a weight above 0")
 
@@ -148,7 +153,7 @@ class GFPL(Method):
         return self.use_dcs and self.weight > 0
 
     @property
-    def sends(self) -> bool:
+    def sends_prototypes(self) -> bool:
         """Whether anything travels."""
         return self.use_pfg and self.retrain_source == "global"
 
@@ -158,44 +163,38 @@ class GFPL(Method):
         return self.use_pfg and passed >= self.first_exchange and passed % self.interval == 0
 
     def extra_layers(self, feature_dim: int, num_classes: int, encoded_dim: int) -> Mapping[str, nn.Module]:
-        """The projection l, and copies of the heads for scoring.
+        """The projection l; the paper's length of 80 for FEMNIST has to be said.
 
         Raises:
             ConfigError: a projection too short for the frame.
         """
+        if not self.dual:
+            return {}
         dim = self.projection_dim or max(num_classes, min(feature_dim, _WIDEST_PROJECTION))
-        layers: dict[str, nn.Module] = {}
-        if self.dual:
-            if dim < num_classes:
-                raise ConfigError(f"method.projection_dim = {dim}: a frame of {num_classes} classes needs as many")
-            layers["projection"] = nn.Linear(feature_dim, dim)
-        if self.use_pfg:
-            layers["head_before"] = ConstantLinear(feature_dim, num_classes)
-            if self.dual:
-                layers["projection_before"] = ConstantLinear(feature_dim, dim)
-        return layers
+        if dim < num_classes:
+            raise ConfigError(f"method.projection_dim = {dim}: a frame of {num_classes} classes needs as many")
+        return {"projection": nn.Linear(feature_dim, dim)}
 
     def frame(self, setting: Setting) -> Tensor:
         """Z [d_p, K], the same for everybody who knows the seed."""
         dim = len(setting.initial.params["extra.projection.bias"])
         return simplex_etf(dim, setting.num_classes, torch_stream(setting.seed, "simplex frame"))
 
-    def start_server(self, setting: Setting) -> Record:
+    def start_server(self, setting: Setting) -> Payloads:
         """The frame, for scoring."""
-        return {"frame": Arrays({"frame": self.frame(setting)})} if self.dual else {}
+        return {FRAME: Arrays({"frame": self.frame(setting)})} if self.dual else {}
 
     def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
         """Local training; in rounds with an exchange also the retraining of the heads."""
         if not self.exchanges(round_number):
-            return (Leg(LOCAL_LEG, stages=()),)
+            return (Leg(stages=()),)
         heads = ("head.", "extra.")
         retraining = Phase(heads, epochs=self.retrain_epochs, source="pseudo", loss=self.retrain_loss)
-        fuse, end = (("fuse-prototypes",), ("end-exchange",)) if self.sends else ((), ())
-        return (Leg(LOCAL_LEG, stages=fuse), Leg(RETRAIN_LEG, phases=(retraining,), stages=end))
+        return (Leg(stages=tuple(self.stages())), Leg(RETRAIN_LEG, phases=(retraining,), stages=()))
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
-        """The fused mixtures, while an exchange is under way; else nothing."""
-        return {"mixtures": server["mixtures"]} if "mixtures" in server else {}
+        """The fused mixtures, for the retraining; else nothing."""
+        return server.only(MIXTURES) if exchange.leg == RETRAIN_LEG else {}
 
     def context(self, turn: Turn) -> Context:
         """The frame; for the retraining the pseudo-features and the factor of their loss."""
@@ -205,8 +204,8 @@ class GFPL(Method):
             return context
         mixtures = self.retraining_mixtures(turn)
         if mixtures:
-            stream, clip = turn.stream("pseudo-features"), self.clip_nonneg
-            inputs, labels = sample_classes(mixtures, self.samples_per_class, stream, clip_nonnegative=clip)
+            stream = turn.stream("pseudo-features")
+            inputs, labels = sample_classes(mixtures, self.samples_per_class, stream, clip_nonnegative=self.clip_nonneg)
         else:
             inputs, labels = torch.zeros(1, turn.setting.feature_dim), torch.zeros(1, dtype=torch.int64)
         pseudo = {"inputs": inputs.to(device), "labels": labels.to(device)}
@@ -215,10 +214,8 @@ class GFPL(Method):
 
     def retraining_mixtures(self, turn: Turn) -> dict[int, Mixture]:
         """What a client draws from, by class."""
-        record = turn.inbox if self.retrain_source == "global" else turn.memory
-        if "mixtures" not in record:
-            return {}
-        mixtures = unpacked(payload_of(Mixtures, record, "mixtures"))
+        found = (turn.inbox if self.retrain_source == "global" else turn.memory).get(MIXTURES)
+        mixtures = {} if found is None else unpacked(found)
         if self.retrain_classes == "all":
             return mixtures
         return {label: mixture for label, mixture in mixtures.items() if turn.counts[label] > 0}
@@ -241,102 +238,77 @@ class GFPL(Method):
             terms["dot_regression"] = self.weight * regression
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """In an exchange the mixtures of the client's classes; its model stays with it."""
-        if turn.leg == RETRAIN_LEG:
-            return {}, {"model": trained.weights}
-        memory: Record = {"model": self.with_heads_kept(trained.weights)}
-        if not self.exchanges(turn.round):
+        memory: Payloads = {MODEL: trained.weights}
+        if turn.leg == RETRAIN_LEG or not self.exchanges(turn.round):
             return {}, memory
-        mixtures = {"mixtures": self.own_mixtures(turn, trained)}
-        return (mixtures, memory) if self.sends else ({}, {**memory, **mixtures})
+        own: Payloads = {MIXTURES: self.own_mixtures(turn, trained)}
+        return (own, memory) if self.sends_prototypes else ({}, {**memory, **own})
 
     def own_mixtures(self, turn: Turn, trained: TrainedClient) -> Mixtures:
-        """A mixture of the features of each of the client's classes."""
-        keys = (turn.round, turn.client)
-        features, labels = trained.features()
+        """A mixture of the features of each of the client's classes; released, if they leave it."""
+        features, labels = (values.cpu() for values in trained.features())
+        kept = (turn.counts >= (self.min_count if self.sends_prototypes else 0))[labels]
         fitted = fit_class_mixtures(
-            features,
-            labels,
+            features[kept],
+            labels[kept],
             self.components,
-            lambda label: numpy_stream(turn.setting.seed, "mixtures", *keys, label),
+            lambda label: turn.numpy_stream("mixtures", label),
             variance_floor=self.variance_floor,
         )
-        return packed(fitted, turn.counts if self.use_counts else None)
+        own = packed(fitted, turn.counts if self.use_counts else None, turn.setting.feature_dim)
+        if self.bound is None or not self.sends_prototypes:
+            return own
+        means, deviations = self.release_vectors(turn, torch.cat([own.means, own.deviations])).tensor_split(2)
+        return replace(own, means=means, deviations=deviations.clamp_min(self.variance_floor**0.5))
 
-    def with_heads_kept(self, weights: Weights) -> Weights:
-        """Weights whose copies of the heads are those of now."""
-        copies = {
-            copy + part: weights.params[own + part].clone()  # what is stored shares no memory
-            for own, copy in (HEAD, PROJECTION)
-            for part in ("weight", "bias")
-            if copy + part in weights.buffers
-        }
-        return replace(weights, buffers={**weights.buffers, **copies})
-
-    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights:
-        """The client's own; the initial one before its first turn."""
-        return payload_of(Weights, memory, "model") if "model" in memory else self.with_heads_kept(setting.initial)
+    def privacy(self, releases: int) -> Mapping[str, Any] | None:
+        """The account after so many rounds, of those that had an exchange."""
+        return super().privacy(sum(map(self.exchanges, range(1, releases + 1))))
 
     def stages(self) -> Mapping[str, Stage]:
-        """Fuse the mixtures before the heads are retrained; afterwards the exchange is over."""
-        return {"fuse-prototypes": self.fuse_prototypes, "end-exchange": end_exchange} if self.sends else {}
+        """Fuse the mixtures, between the two legs of an exchange."""
+        return {"fuse-prototypes": self.fuse_prototypes} if self.sends_prototypes else {}
 
-    def fuse_prototypes(
-        self, server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int
-    ) -> Record:
-        """Server stage: per class Algorithm 1 on the union of all clients' Gaussians, in order of their ids."""
-        uploads = {client: payload_of(Mixtures, replies[client], "mixtures") for client in sorted(replies)}
-        opened = {client: unpacked(upload) for client, upload in uploads.items()}
-        fused: dict[int, Mixture] = {}
-        for label in sorted({label for mixtures in opened.values() for label in mixtures}):
-            holders = {client: mixtures[label] for client, mixtures in opened.items() if label in mixtures}
-            counts = {client: class_count(uploads[client], label) for client in holders} if self.use_counts else None
-            fused[label] = fuse_mixtures(holders, counts, self.merge_distance, per_dimension=self.bd_per_dim)
-        mixtures = packed(fused, None)
-        facts = {
-            "components_uploaded": float(sum(len(upload.weights) for upload in uploads.values())),
-            "components": float(len(mixtures.weights)),
-            "classes": float(len(mixtures.classes)),
+    def fuse_prototypes(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+        """Per class Algorithm 1 on the union of all clients' Gaussians, in order of their ids."""
+        uploads = replies.of(MIXTURES)
+        merged = fuse_uploads(uploads, self.merge_distance, per_dimension=self.bd_per_dim)
+        fused = packed(merged, None, exchange.setting.feature_dim)
+        return server | {MIXTURES: fused}, {
+            "components_uploaded": sum(len(upload.weights) for upload in uploads.values()),
+            "components": len(fused.weights),
+            "classes": len(fused.classes),
         }
-        return {**server, "mixtures": mixtures, "facts": Facts(facts)}
+
+    def score_before(self) -> Mapping[str, Before]:
+        """The models as local training left them."""
+        return {"before_retraining": Before(RETRAIN_LEG)} if self.use_pfg else {}
 
     def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
         """Scores of the chosen head; of classes that do not count -inf."""
-        return self.scores(model, images, server, classes, self.head, self.eval_classes)
+        return self.scores(model, images, server, classes, head=self.head, among=self.eval_classes)
 
     def alternatives(self) -> Mapping[str, Predict]:
-        """The other heads, the other set of classes, and the chosen head before the last retraining."""
+        """The other heads, and the other set of classes."""
         heads = [head for head in HEADS if head != self.head] if self.dual else []
         other = "own" if self.eval_classes == "all" else "all"
-        ways: dict[str, Predict] = {
-            f"{head}_head": partial(self.scores, head=head, eval_classes=self.eval_classes) for head in heads
+        return {
+            **{f"{head}_head": partial(self.scores, head=head, among=self.eval_classes) for head in heads},
+            f"{other}_classes": partial(self.scores, head=self.head, among=other),
         }
-        ways[f"{other}_classes"] = partial(self.scores, head=self.head, eval_classes=other)
-        if self.use_pfg:
-            ways["before_retraining"] = partial(
-                self.scores, head=self.head, eval_classes=self.eval_classes, before=True
-            )
-        return ways
 
     def scores(
-        self,
-        model: LocalModel,
-        images: Tensor,
-        server: Record,
-        classes: Tensor | None,
-        head: Head,
-        eval_classes: str,
-        before: bool = False,
+        self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None, *, head: Head, among: str
     ) -> Tensor:
         """Scores [B, K] of one head: logits, cosines to the frame, or softmax + cosines."""
         features = model.features(images)
-        logits = model.apply_extra("head_before", features) if before else model.classify(features)
+        logits = model.classify(features)
         if head != "linear":
-            layer = "projection_before" if before else "projection"
-            cosines = unit_vectors(model.apply_extra(layer, features)) @ payload_of(Arrays, server, "frame")["frame"]
+            cosines = unit_vectors(model.apply_extra("projection", features)) @ server[FRAME]["frame"]
             logits = cosines if head == "etf" else logits.softmax(dim=1) + cosines
-        if eval_classes == "all" or classes is None:
+        if among == "all" or classes is None:
             return logits
         return logits.masked_fill(~classes.to(logits.device), -torch.inf)
 
@@ -344,74 +316,8 @@ class GFPL(Method):
         self, server: Record, setting: Setting, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
         """Draws from the fused mixtures of the last exchange."""
-        name = "mixtures" if "mixtures" in server else "last_mixtures"
-        if name not in server:
+        mixtures = unpacked(server[MIXTURES]) if MIXTURES in server else {}
+        if not mixtures:
             return None
-        mixtures = unpacked(payload_of(Mixtures, server, name))
         features, labels = sample_classes(mixtures, count, generator, clip_nonnegative=self.clip_nonneg)
         return features.to(setting.device), labels.to(setting.device)
-
-
-class ConstantLinear(nn.Module):
-    """A linear layer without parameters: its weight and bias are buffers, which no optimiser moves."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        """Zeros, until other values are loaded."""
-        super().__init__()
-        self.register_buffer("weight", torch.zeros(outputs, inputs))
-        self.register_buffer("bias", torch.zeros(outputs))
-
-    def forward(self, values: Tensor) -> Tensor:
-        """[B, inputs] to [B, outputs]."""
-        return F.linear(values, self.weight, self.bias)
-
-
-def end_exchange(server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int) -> Record:
-    """Server stage: the fused mixtures are kept, and no longer sent."""
-    kept = {name: payload for name, payload in server.items() if name != "mixtures"}
-    return {**kept, "last_mixtures": server["mixtures"]} if "mixtures" in server else kept
-
-
-def packed(mixtures: Mapping[int, Mixture], counts: Tensor | None) -> Mixtures:
-    """Mixtures by class as they travel.
-
-    Args:
-        mixtures: class to mixture, at least one.
-        counts: int64 [K], samples per class; None to leave them out.
-    """
-    classes = sorted(mixtures)
-    ordered = [mixtures[label] for label in classes]
-    return Mixtures(
-        classes=torch.tensor(classes, dtype=torch.int64),
-        components=torch.tensor([len(mixture.weights) for mixture in ordered], dtype=torch.int64),
-        weights=torch.cat([mixture.weights for mixture in ordered]).float(),
-        means=torch.cat([mixture.means for mixture in ordered]).float(),
-        deviations=torch.cat([mixture.variances.sqrt() for mixture in ordered]).float(),
-        counts=None if counts is None else counts[classes],
-    )
-
-
-def unpacked(payload: Mixtures) -> dict[int, Mixture]:
-    """Mixtures by class, on the CPU: the inverse of :func:`packed`, to float32."""
-    parts = [
-        torch.split(values.cpu(), payload.components.tolist())
-        for values in (payload.weights, payload.means, payload.deviations.square())
-    ]
-    return {
-        label: Mixture(weights, means, variances)
-        for label, weights, means, variances in zip(payload.classes.tolist(), *parts, strict=True)
-    }
-
-
-def class_count(payload: Mixtures, label: int) -> float:
-    """How many samples of a class there are, as told.
-
-    Raises:
-        ValueError: the sender did not tell.
-    """
-    if payload.counts is None:
-        raise ValueError("a client sent mixtures without counts")
-    return float(payload.counts[payload.classes == label].item())

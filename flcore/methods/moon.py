@@ -10,12 +10,12 @@ Both are asked in evaluation mode and get no gradient. Server: FedAvg of everyth
 
 Deviations from the authors' code: a client without a previous turn has no z_prev and its term is exactly 0 (the code
 has an empty pool in the first round and other clients' initial models later); sampled clients alone are averaged, with
-shares of their own sum (the code divides by all clients' samples). Without augmentation z_g and z_prev are constant in
-a round; they are computed in every step all the same, which costs two passes forward.
+shares of their own sum (the code divides by all clients' samples).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from flcore.losses.basic import cross_entropy
 from flcore.losses.contrastive import model_contrast
 from flcore.messages import Weights
+from flcore.methods.base import Part, frozen_answer
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.vocabulary import MODEL, Batch, Context, LocalModel, TrainedClient, Turn
 from flcore.params import Search, param
@@ -51,29 +52,29 @@ class Moon(FedAvg):
     tau: float = param(0.5, "temperature τ of the contrast", above=0, search=Search(0.1, 1.0, log=True))
 
     def context(self, turn: Turn) -> Context:
-        """Both frozen models from the second round on; before it nobody has a previous one.
+        """Both frozen models, and whether there is a previous one."""
+        models = {name: weights.values for name, (_, weights) in self.frozen(turn).items()}
+        if not models:
+            return {}
+        return {"present": torch.tensor([PREVIOUS in turn.memory], device=turn.setting.device), **models}
+
+    def frozen(self, turn: Turn) -> Mapping[str, tuple[Part, Weights]]:
+        """What says z_g and z_prev, from the second round on; before it nobody has a previous model.
 
         Where this client has none, the received one stands in and does not count.
         """
         if self.mu == 0 or turn.round == 1:
             return {}
-        received = turn.inbox[MODEL]
-        known = PREVIOUS in turn.memory
-        previous = turn.memory.get(PREVIOUS, received)
-        return {
-            "present": torch.tensor([known], device=turn.setting.device),
-            "global": turn.with_statistics(received).values,
-            "previous": turn.with_statistics(previous).values,
-        }
+        received = turn.with_statistics(turn.inbox[MODEL])
+        previous = turn.with_statistics(turn.memory[PREVIOUS]) if PREVIOUS in turn.memory else received
+        return {"global": ("features", received), "previous": ("features", previous)}
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Cross-entropy and, unless switched off, μ·ℓ_con."""
         features = model.features(batch.images)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
-        if "global" in context:
-            with torch.no_grad():
-                shared = model.features(batch.images, weights=context["global"])
-                own = model.features(batch.images, weights=context["previous"])
+        if "present" in context:
+            shared, own = (frozen_answer(model, batch, context, name, "features") for name in ("global", "previous"))
             contrast = model_contrast(
                 features, shared, own.unsqueeze(0), context["present"], self.tau, weight=batch.weight
             )

@@ -48,9 +48,10 @@ class Fitted:
     values: dict[str, Tensor]
     terms: Sequence[Mapping[str, Tensor]] = field(default_factory=list)
 
-    def facts(self, prefix: str, step: int = -1) -> dict[str, float]:
-        """The terms of a step, by default of the last one, as facts ``<prefix><term>``; none without steps."""
-        return {f"{prefix}{name}": float(value) for name, value in self.terms[step].items()} if self.terms else {}
+    def facts(self, prefix: str, step: int = -1, suffix: str = "") -> dict[str, float]:
+        """The terms of a step, by default of the last one, as facts ``<prefix><term><suffix>``; none without steps."""
+        terms = self.terms[step] if self.terms else {}
+        return {f"{prefix}{name}{suffix}": float(value) for name, value in terms.items()}
 
 
 def leaves(values: Mapping[str, Tensor], device: str | None = None) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """VHL (Tang, Zhang, Shi, He, Han, Chu, ICML 2022): one fixed set of noise images, the same for all clients.
 
 Virtual set: per class a random mean map, images around it (Gaussian; `flcore/generators/virtual.py`), sent once to
-every client, at its first participation, as uint8 in order of classes (labels follow from the order).
+every client, at its first participation, as uint8 in order of classes (labels follow from the order). It follows from
+the seed, so that here nobody stores it, and the server only notes who has received it: whoever needs it draws it again.
 
 Client, on B real and B_v virtual images: CE(x, y) + λ_v · CE(x', ỹ) + λ_a · [SC(f(x) ∪ sg f(x')) + a · SC(f(x'))], the
 contrastive part (temperature 0.07) in the first ``align_epochs`` local passes only. Label ỹ of class c: its own output
@@ -18,26 +19,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from flcore.generators.virtual import gaussian_virtual_images
-from flcore.messages import Arrays, Weights
+from flcore.messages import Arrays
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.virtual_images import (
+    VIRTUAL,
     VirtualLoss,
-    as_input,
     class_major_labels,
     cycled_positions,
-    pixel_map,
+    global_features,
     virtual_context,
 )
-from flcore.methods.vocabulary import Batch, Context, LocalModel, Setting, Stage, TrainedClient, Turn
+from flcore.methods.vocabulary import (
+    MODEL,
+    Batch,
+    Context,
+    Exchange,
+    Facts,
+    LocalModel,
+    Replies,
+    Setting,
+    Stage,
+    Turn,
+)
 from flcore.params import Search, param
-from flcore.records import Record, payload_of
+from flcore.records import Payloads, Record, Slot, on_device
 from flcore.rng import torch_stream
+
+HOLDERS = Slot("holders", Arrays)
+"""``clients`` bool [K]: who has received the virtual set."""
 
 
 @dataclass(frozen=True)
@@ -94,34 +110,30 @@ class VHL(FedAvg):
         """C, or 2C with outputs of virtual classes."""
         return 2 * num_classes if self.has_extra_outputs else num_classes
 
-    def start_server(self, setting: Setting) -> Record:
-        """The initial model, the virtual set, and who has it: nobody."""
+    def virtual_set(self, setting: Setting) -> Tensor:
+        """uint8 [C·M, ...] on the setting's device, class by class: a function of the seed."""
+        shape, device = setting.image_shape, setting.device
+        return _virtual_set(setting.seed, setting.num_classes, self.per_class, shape, self.map_size, self.std, device)
+
+    def start_server(self, setting: Setting) -> Payloads:
+        """The initial model, and who has the virtual set: nobody."""
         server = super().start_server(setting)
         if not self.client_loss.is_on:
             return server
-        images = gaussian_virtual_images(
-            setting.num_classes,
-            self.per_class,
-            setting.image_shape,
-            torch_stream(setting.seed, "vhl images"),
-            map_size=self.map_size,
-            std=self.std,
-        )
-        holders = torch.zeros(setting.num_clients, dtype=torch.bool)
-        return {**server, "virtual": Arrays({"images": images}), "holders": Arrays({"clients": holders})}
+        return {**server, HOLDERS: Arrays({"clients": torch.zeros(setting.num_clients, dtype=torch.bool)})}
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The global model, and the virtual set for a client that does not have it."""
         message = super().broadcast(server, client, exchange)
-        if "virtual" not in server or bool(payload_of(Arrays, server, "holders")["clients"][client]):
+        if not self.client_loss.is_on or bool(server[HOLDERS]["clients"][client]):
             return message
-        return {**message, "virtual": server["virtual"]}
+        return {**message, VIRTUAL: Arrays({"images": self.virtual_set(exchange.setting)})}
 
     def context(self, turn: Turn) -> Context:
-        """The virtual set, received or kept."""
+        """The virtual set, which every client has by now."""
         if not self.client_loss.is_on:
             return {}
-        images = _virtual_set(turn)["images"]
+        images = self.virtual_set(turn.setting)
         labels = class_major_labels(turn.setting.num_classes, images)
         outputs = labels + turn.setting.num_classes if self.has_extra_outputs else labels
         return {"virtual": virtual_context(turn.setting, images, labels, outputs)}
@@ -134,8 +146,7 @@ class VHL(FedAvg):
         size = turn.setting.num_classes * self.per_class
         drawn = {"virtual": cycled_positions(size, self.virtual_batch, steps, generator)}
         if loss.contrast > 0:
-            aligned = torch.arange(steps) < self.align_epochs * _steps_of_a_pass(turn)
-            drawn["aligned"] = aligned.to(torch.float32)
+            drawn["aligned"] = (torch.arange(steps) < self.align_epochs * turn.steps_per_pass).to(torch.float32)
         return drawn
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
@@ -147,14 +158,6 @@ class VHL(FedAvg):
             terms["contrast"] = batch.draws["aligned"] * terms["contrast"]
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Record, Record]:
-        """The trained weights with n_k; the virtual set is remembered."""
-        message, memory = super().reply(turn, trained)
-        # An empty record leaves a memory as it is: the set is written once, unless something else was kept beside it.
-        if not self.client_loss.is_on or set(turn.memory) == {"virtual"}:
-            return message, memory
-        return message, {**memory, "virtual": _virtual_set(turn)}
-
     def stages(self) -> Mapping[str, Stage]:
         """Aggregate, then note who has the virtual set."""
         return {**super().stages(), "note-holders": note_holders} if self.client_loss.is_on else super().stages()
@@ -164,32 +167,33 @@ class VHL(FedAvg):
         logits = super().predict(model, images, server, classes)
         return logits[:, : logits.shape[1] // 2] if self.has_extra_outputs else logits
 
+    def virtual_images(self, server: Record, setting: Setting) -> Tensor | None:
+        """The set."""
+        return self.virtual_set(setting) if self.client_loss.is_on else None
+
     def generated_features(
         self, server: Record, setting: Setting, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
         """Features of the first ``count`` virtual images of every class, by the global model."""
-        if "virtual" not in server:
+        if not self.client_loss.is_on:
             return None
-        images = payload_of(Arrays, server, "virtual")["images"]
+        images = self.virtual_set(setting)
         images = images.reshape(setting.num_classes, -1, *images.shape[1:])[:, :count].flatten(0, 1)
-        scaled = as_input(images, *pixel_map(setting, images.dtype, images.device))
-        features = setting.network.features(scaled, payload_of(Weights, server, "model").values)
-        return features, class_major_labels(setting.num_classes, images)
+        model = on_device(server.only(MODEL), setting.device)[MODEL]
+        return global_features(setting, images, model), class_major_labels(setting.num_classes, images)
 
 
-def note_holders(server: Record, replies: Mapping[int, Record], setting: Setting, round_number: int) -> Record:
-    """Who answered has received the virtual set, and kept it."""
-    holders = payload_of(Arrays, server, "holders")["clients"].clone()
-    holders[sorted(replies)] = True
-    return {**server, "holders": Arrays({"clients": holders})}
+def note_holders(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    """Who answered has received the virtual set."""
+    holders = server[HOLDERS]["clients"].clone()
+    holders[list(replies)] = True
+    return server | {HOLDERS: Arrays({"clients": holders})}, {}
 
 
-def _virtual_set(turn: Turn) -> Arrays:
-    return payload_of(Arrays, turn.inbox if "virtual" in turn.inbox else turn.memory, "virtual")
-
-
-def _steps_of_a_pass(turn: Turn) -> int:
-    """Mini-batches of one pass over the client's data; BatchNorm skips a last one of a single sample."""
-    samples, size = int(turn.counts.sum()), turn.setting.batch_size
-    steps = -(-samples // size)
-    return steps - 1 if turn.setting.initial.buffers and samples % size == 1 else steps
+@lru_cache(maxsize=2)
+def _virtual_set(
+    seed: int, num_classes: int, per_class: int, shape: tuple[int, int, int], map_size: int, std: float, device: str
+) -> Tensor:
+    """Drawn once in a process, and the same tensor for all its clients: what is shared is not stacked."""
+    stream = torch_stream(seed, "vhl images")
+    return gaussian_virtual_images(num_classes, per_class, shape, stream, map_size=map_size, std=std).to(device)

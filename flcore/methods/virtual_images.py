@@ -12,18 +12,23 @@ ones when a mini-batch is drawn.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flcore.losses.basic import cross_entropy
 from flcore.losses.contrastive import supervised_contrastive
-
-if TYPE_CHECKING:  # methods import this module
-    from flcore.methods.vocabulary import Batch, Context, LocalModel, Setting
+from flcore.messages import Arrays, Weights
+from flcore.methods.vocabulary import Batch, Context, LocalModel, Setting
+from flcore.records import Slot
 
 PixelRange = Literal["data", "authors"]
+
+VIRTUAL = Slot("virtual", Arrays)
+"""``images`` [K·n, C, H, W] as pixels, class by class, equally many of each; FedPG's with ``labels`` int64 [K·n]."""
+
+_BLOCK = 256  # images that go through a network at a time
 
 
 def cycled_positions(size: int, batch: int, steps: int, generator: torch.Generator) -> Tensor:
@@ -85,6 +90,14 @@ def virtual_context(
     scale, shift = pixel_map(setting, images.dtype, images.device, pixel_range)
     outputs = labels if outputs is None else outputs
     return {"images": images, "labels": labels, "outputs": outputs, "scale": scale, "shift": shift}
+
+
+@torch.no_grad()
+def global_features(setting: Setting, images: Tensor, model: Weights, pixel_range: PixelRange = "data") -> Tensor:
+    """Features [N, d] of virtual images [N, C, H, W], pixels as they travel, by a model on their device."""
+    scale, shift = pixel_map(setting, images.dtype, images.device, pixel_range)
+    blocks = (as_input(block, scale, shift) for block in torch.split(images, _BLOCK))
+    return torch.cat([setting.network.features(block, model.values) for block in blocks])
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,9 @@ class Turn(Exchange):
             task under a blocked one; 0 throughout where data do not change.
         task_counts: int64 [T, C], its training samples per task of the whole stream and class; one row, that of
             ``counts``, where data do not change.
+        learning_rate: of local training in this round.
+        steps_per_pass: mini-batches that one pass over the data has in the phase under way, those that BatchNorm skips
+            left out; for :meth:`flcore.methods.base.Method.draws`, 0 elsewhere.
     """
 
     client: int = 0
@@ -133,6 +136,8 @@ class Turn(Exchange):
     task: int | None = None
     stretch: int = 0
     task_counts: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
+    learning_rate: float = 0.0
+    steps_per_pass: int = 0
 
     def stream(self, purpose: str, *keys: int) -> torch.Generator:
         """A torch generator of this client's and round's own, for one purpose of the method."""
@@ -206,12 +211,15 @@ class Batch:
         labels: int64 [B].
         weight: float [B], 1 for a sample, 0 for padding; None where nothing is padded.
         draws: the random numbers of the step, from :meth:`flcore.methods.base.Method.draws`.
+        frozen: what the frozen models of :meth:`flcore.methods.base.Method.frozen` say of these images, [B, ...] each;
+            a name is missing where the engine has not looked it up, and the loss computes it.
     """
 
     images: Tensor
     labels: Tensor
     weight: Tensor | None = None
     draws: Mapping[str, Tensor] = field(default_factory=dict)
+    frozen: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 Loss = Callable[[LocalModel, Batch, Context], dict[str, Tensor]]

@@ -8,14 +8,14 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from flcore.models.base import Backbone, Noise, extract_weights, load_weights, widen_head
+from flcore.models.base import Backbone, Drops, extract_weights, load_weights, widen_head
 from flcore.registry import Registry
 
 __all__ = [
     "MODELS",
     "Backbone",
     "ModelSpec",
-    "Noise",
+    "Drops",
     "build_model",
     "extract_weights",
     "load_weights",

@@ -2,7 +2,7 @@
 
 The *feature* is the head's input; methods tap it, and may put layers of their own beside the head. Names of parameters
 begin with ``encoder.``, ``projection.``, ``head.`` or ``extra.``, which is how a method says what is shared, personal
-or frozen. Nothing inside a model draws random numbers: dropout takes its uniform noise as an argument, so that a step
+or frozen. Nothing inside a model draws random numbers: dropout takes its uniform numbers as an argument, so that a step
 gives the same result in any engine.
 """
 
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from flcore.messages import Weights
 
-Noise = Mapping[str, Tensor]
+Drops = Mapping[str, Tensor]
+"""Uniform numbers by dropout site: what is drawn beforehand for the dropout of a step."""
 
 
 class Backbone(nn.Module):
@@ -25,10 +26,10 @@ class Backbone(nn.Module):
     Attributes:
         feature_dim: d, the length of a feature.
         encoded_dim: e, the length of what the projection reads; d where there is none.
-        noise_shapes: per dropout site the shape of one sample's noise; empty for models without dropout.
+        dropout_shapes: per dropout site the shape of one sample's uniform numbers; empty for models without dropout.
     """
 
-    noise_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {}
+    dropout_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {}
 
     def __init__(self, encoder: nn.Module, projection: nn.Module, head: nn.Linear) -> None:
         """Assemble the parts; the head's input is the feature."""
@@ -40,19 +41,19 @@ class Backbone(nn.Module):
         self.encoded_dim = next(reads, head.in_features)
         self.num_classes = head.out_features
 
-    def encode(self, images: Tensor, noise: Noise | None = None) -> Tensor:
-        """Normalised images ``[B, C, H, W]`` to what the projection reads; ``noise`` while training with dropout."""
+    def encode(self, images: Tensor, drops: Drops | None = None) -> Tensor:
+        """Normalised images ``[B, C, H, W]`` to what the projection reads; ``drops`` while training with dropout."""
         return self.encoder(images)
 
-    def project(self, encoded: Tensor, noise: Noise | None = None) -> Tensor:
+    def project(self, encoded: Tensor, drops: Drops | None = None) -> Tensor:
         """Encoded images to features ``[B, d]``."""
         return self.projection(encoded)
 
-    def features(self, images: Tensor, noise: Noise | None = None) -> Tensor:
+    def features(self, images: Tensor, drops: Drops | None = None) -> Tensor:
         """Normalised images ``[B, C, H, W]`` to features ``[B, d]``."""
-        return self.project(self.encode(images, noise), noise)
+        return self.project(self.encode(images, drops), drops)
 
-    def classify(self, features: Tensor, noise: Noise | None = None) -> Tensor:
+    def classify(self, features: Tensor, drops: Drops | None = None) -> Tensor:
         """Features ``[B, d]`` to logits ``[B, K]``."""
         return self.head(features)
 
@@ -60,30 +61,36 @@ class Backbone(nn.Module):
         """Features ``[B, d]`` through the method's own layer ``name``, without dropout."""
         return self.extra[name](features)
 
-    def forward(self, images: Tensor, noise: Noise | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor, drops: Drops | None = None) -> tuple[Tensor, Tensor]:
         """Features and logits of a batch."""
-        features = self.features(images, noise)
-        return features, self.classify(features, noise)
+        features = self.features(images, drops)
+        return features, self.classify(features, drops)
 
 
-def dropout(values: Tensor, noise: Tensor, rate: float) -> Tensor:
-    """Zero where ``noise`` (uniform in [0, 1), shared by trailing dimensions) is below ``rate``; rescale the rest.
+def dropout(values: Tensor, drops: Tensor, rate: float) -> Tensor:
+    """Zero where ``drops`` (uniform in [0, 1), shared by trailing dimensions) is below ``rate``; rescale the rest.
 
-    Rows of ``values`` behind those of the noise stay as they are.
+    Rows of ``values`` behind those of ``drops`` stay as they are.
     """
-    keep = (noise[: values.shape[0]] >= rate).to(values.dtype) / (1.0 - rate)
+    keep = (drops[: values.shape[0]] >= rate).to(values.dtype) / (1.0 - rate)
     behind = values.shape[0] - keep.shape[0]
     if behind:
         keep = torch.cat([keep, keep.new_ones(behind, *keep.shape[1:])])
     return values * keep.reshape(keep.shape + (1,) * (values.ndim - keep.ndim))
 
 
-def extract_weights(module: nn.Module) -> Weights:
-    """A snapshot of a module's parameters and persistent buffers, detached and copied to the CPU."""
-    params = {name: tensor.detach().to("cpu", copy=True) for name, tensor in module.named_parameters()}
+def snapshot(module: nn.Module) -> Weights:
+    """A copy of a module's parameters and persistent buffers as they are now, detached, where they are."""
+    params = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
     persistent = module.state_dict()
     named = ((name, tensor) for name, tensor in module.named_buffers() if name in persistent)
-    buffers = {name: tensor.detach().to("cpu", copy=True) for name, tensor in named}
+    return Weights(params, {name: tensor.detach().clone() for name, tensor in named})
+
+
+def extract_weights(module: nn.Module) -> Weights:
+    """The :func:`snapshot` of a module on the CPU."""
+    own = snapshot(module)
+    params, buffers = ({name: tensor.cpu() for name, tensor in part.items()} for part in (own.params, own.buffers))
     return Weights(params, buffers)
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flcore.models.base import Backbone, Noise, dropout, flat_size
+from flcore.models.base import Backbone, Drops, dropout, flat_size
 from flcore.params import param
 
 
@@ -42,20 +42,20 @@ class FedGenCnn:
 class DropoutCnn(Backbone):
     """FedProto's network: dropout of whole channels inside the encoder and of features behind the tap, both at 0.5."""
 
-    noise_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"channels": (20,), "features": (50,)}
+    dropout_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"channels": (20,), "features": (50,)}
     rate = 0.5
 
-    def encode(self, images: Tensor, noise: Noise | None = None) -> Tensor:
+    def encode(self, images: Tensor, drops: Drops | None = None) -> Tensor:
         """Conv-pool-ReLU twice, then linear with ReLU; channel dropout between convolution 2 and its pooling."""
         first, second, linear = self.encoder.children()
         hidden = second(F.relu(F.max_pool2d(first(images), 2)))
-        if noise is not None:
-            hidden = dropout(hidden, noise["channels"], self.rate)
+        if drops is not None:
+            hidden = dropout(hidden, drops["channels"], self.rate)
         return F.relu(linear(F.relu(F.max_pool2d(hidden, 2)).flatten(1)))
 
-    def classify(self, features: Tensor, noise: Noise | None = None) -> Tensor:
+    def classify(self, features: Tensor, drops: Drops | None = None) -> Tensor:
         """The head sees the feature after dropout; methods see it before (baselines.md section 15)."""
-        return self.head(features if noise is None else dropout(features, noise["features"], self.rate))
+        return self.head(features if drops is None else dropout(features, drops["features"], self.rate))
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,15 @@ class FedProtoCnn:
 class ThreeConvDropoutCnn(Backbone):
     """FedMLP's network: three convolutions, dropout of whole channels at 0.5 behind the second, none behind the tap."""
 
-    noise_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"channels": (20,)}
+    dropout_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"channels": (20,)}
     rate = 0.5
 
-    def encode(self, images: Tensor, noise: Noise | None = None) -> Tensor:
+    def encode(self, images: Tensor, drops: Drops | None = None) -> Tensor:
         """Conv-pool-ReLU twice, conv-ReLU, then linear with ReLU; channel dropout between convolution 2 and pooling."""
         first, second, third, linear = self.encoder.children()
         hidden = second(F.relu(F.max_pool2d(first(images), 2)))
-        if noise is not None:
-            hidden = dropout(hidden, noise["channels"], self.rate)
+        if drops is not None:
+            hidden = dropout(hidden, drops["channels"], self.rate)
         return F.relu(linear(F.relu(third(F.relu(F.max_pool2d(hidden, 2)))).flatten(1)))
 
 

@@ -8,23 +8,23 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from flcore.models.base import Backbone, Noise, dropout
+from flcore.models.base import Backbone, Drops, dropout
 
 
 class TwiceDroppedCnn(Backbone):
     """Dropout of single values behind the pooling (0.25) and in front of the head (0.5)."""
 
     # 64 maps of 14×14, which is what two unpadded 3×3 convolutions and a pooling leave of 32×32.
-    noise_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"maps": (64 * 14 * 14,), "features": (128,)}
+    dropout_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"maps": (64 * 14 * 14,), "features": (128,)}
 
-    def encode(self, images: Tensor, noise: Noise | None = None) -> Tensor:
+    def encode(self, images: Tensor, drops: Drops | None = None) -> Tensor:
         """Images [B, C, 32, 32] to flattened maps [B, 12544]."""
         maps = self.encoder(images)
-        return maps if noise is None else dropout(maps, noise["maps"], 0.25)
+        return maps if drops is None else dropout(maps, drops["maps"], 0.25)
 
-    def classify(self, features: Tensor, noise: Noise | None = None) -> Tensor:
+    def classify(self, features: Tensor, drops: Drops | None = None) -> Tensor:
         """The head sees the feature after dropout; methods see it before."""
-        return self.head(features if noise is None else dropout(features, noise["features"], 0.5))
+        return self.head(features if drops is None else dropout(features, drops["features"], 0.5))
 
 
 @dataclass(frozen=True)

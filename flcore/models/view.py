@@ -11,12 +11,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from flcore.models.base import Backbone, Noise
+from flcore.models.base import Backbone, Drops
 from flcore.models.network import Network, Values
 
 
 class View(ABC):
-    """The parts of a model; dropout noise of a step is inside. The same for one client or a stack of many.
+    """The parts of a model; the dropout of a step is inside. The same for one client or a stack of many.
 
     Every part takes other ``weights`` (parameters and buffers by name, constants of the context) to ask a frozen model
     instead, in evaluation mode; names that are not given are those of the initial model.
@@ -66,13 +66,13 @@ class View(ABC):
 class ModuleView(View):
     """A module as a loss sees it.
 
-    ``noise`` is the dropout noise of the step, None in evaluation; ``noted`` what the loss noted in it.
+    ``drops`` are the uniform numbers of the step's dropout, None in evaluation; ``noted`` what the loss noted in it.
     """
 
-    def __init__(self, module: Backbone, network: Network, params: Values, noise: Noise | None = None) -> None:
+    def __init__(self, module: Backbone, network: Network, params: Values, drops: Drops | None = None) -> None:
         """View a module whose parameters are ``params``; other weights are asked through ``network``."""
         self._module, self._network, self._params = module, network, params
-        self.noise = noise
+        self.drops = drops
         self.noted: Tensor | None = None
 
     @property
@@ -86,7 +86,7 @@ class ModuleView(View):
         if weights is None:
             if part != name:
                 return self._module.apply_extra(name, inputs)
-            own: Tensor = getattr(self._module, part)(inputs, self.noise)
+            own: Tensor = getattr(self._module, part)(inputs, self.drops)
             return own
         if part != name:
             return self._network.apply_extra(name, inputs, weights)
@@ -94,7 +94,7 @@ class ModuleView(View):
         return others
 
     def beside(self) -> ModuleView:
-        """The same module without dropout noise; one client alone has no padding."""
+        """The same module without dropout; one client alone has no padding."""
         return ModuleView(self._module, self._network, self._params)
 
     def note(self, features: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Clusters of features and of prototypes: k-means (FedCSPC, FedMLP) and the first partition of FINCH (FedMLP).
+"""Clusters of features and of prototypes: k-means (FedCSPC, FedMLP), average linkage, FINCH's first partition (FedMLP).
 
 Server and end-of-round arithmetic, not part of a loss. Sums run in float64, scikit-learn in one thread, and clusters
 are numbered by their first member, so that a result depends on points, their order and the generator alone.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache, partial
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 
@@ -31,6 +34,21 @@ class Clusters:
     def sizes(self) -> Tensor:
         """Number of members, int64 ``[k]``."""
         return torch.bincount(self.labels, minlength=len(self.centres))
+
+
+def one_thread() -> AbstractContextManager[object]:
+    """Keeps scikit-learn, and what it calls, to one thread: faster for small problems, the same sums on any machine."""
+    limit: AbstractContextManager[object] = _native_libraries().limit(limits=1)
+    return limit
+
+
+@cache
+def _native_libraries() -> ThreadpoolController:
+    # Looked up once: that takes as long as fitting a small mixture, a limit a few microseconds. What is not loaded by
+    # now is not found, so scikit-learn, which brings libraries of its own, has to be.
+    import sklearn.cluster  # noqa: F401
+
+    return ThreadpoolController()
 
 
 def clusters_of(points: Tensor, assignment: Tensor) -> Clusters:
@@ -79,7 +97,7 @@ def kmeans(
     array = points.numpy().astype(np.float64)
     count = min(num_clusters, num_distinct(array))
     seed = int(generator.integers(2**31))
-    with threadpool_limits(1):
+    with one_thread():
         model = KMeans(count, init="k-means++", n_init=restarts, max_iter=max_iterations, random_state=seed)
         assignment = model.fit(array).labels_
     return merge_small(points, clusters_of(points, torch.from_numpy(assignment.astype(np.int64))), min_size)
@@ -210,6 +228,41 @@ def finch(points: Tensor, *, centred: bool = False) -> Clusters:
     return clusters_of(points, torch.from_numpy(component.astype(np.int64)))
 
 
+def average_linkage(points: Tensor, num_clusters: int) -> Clusters:
+    """At most ``num_clusters`` clusters of points [n, d], merged by the mean Euclidean distance of their members."""
+    from scipy.cluster.hierarchy import fcluster, linkage  # here, because it takes long
+
+    if len(points) == 1:
+        return Clusters(points.clone(), torch.zeros(1, dtype=torch.int64))
+    tree = linkage(points.numpy().astype(np.float64), method="average")
+    found = fcluster(tree, num_clusters, criterion="maxclust").astype(np.int64)
+    return clusters_of(points, torch.from_numpy(found))
+
+
+Partition = Callable[[Tensor], Clusters]
+"""What clusters points [n, d], n >= 1."""
+
+Clustering = Literal["finch", "centred", "kmeans", "agglomerative", "none"]
+
+
+def partition_by(name: Clustering, num_clusters: int, generator: np.random.Generator) -> Partition:
+    """A clustering by name: FINCH by cosine, likewise after centring, k-means, average linkage, each point its own.
+
+    Args:
+        name: of these.
+        num_clusters: for k-means, of which the best of ten starts counts, and average linkage.
+        generator: of the starts.
+    """
+    ways: dict[Clustering, Partition] = {
+        "finch": finch,
+        "centred": partial(finch, centred=True),
+        "kmeans": partial(kmeans, num_clusters=num_clusters, generator=generator, restarts=10),
+        "agglomerative": partial(average_linkage, num_clusters=num_clusters),
+        "none": lambda points: Clusters(points, torch.arange(len(points))),
+    }
+    return ways[name]
+
+
 @dataclass(frozen=True)
 class ClassClusters:
     """Clusters of class prototypes over fixed shapes, ready for a loss.
@@ -224,13 +277,13 @@ class ClassClusters:
     count: int
 
 
-def cluster_classes(means: Tensor, present: Tensor, partition: Callable[[Tensor], Clusters]) -> ClassClusters:
+def cluster_classes(means: Tensor, present: Tensor, partition: Partition) -> ClassClusters:
     """FedMLP's semantic prototypes: cluster the class prototypes that exist and pad the result to K rows.
 
     Args:
         means: ``[K, d]``.
         present: bool ``[K]``; with no class present there is no cluster.
-        partition: such as :func:`finch`, or :func:`kmeans` with its arguments bound.
+        partition: such as :func:`finch`, or one of :func:`partition_by`.
     """
     centres = torch.zeros_like(means)
     assignment = torch.zeros(len(means), dtype=torch.int64)

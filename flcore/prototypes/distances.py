@@ -9,9 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flcore.losses.vectors import distances
+
 
 def class_distances(features: Tensor, labels: Tensor) -> dict[str, float]:
-    """Spread within classes and distance between them, Euclidean, as values for :class:`flcore.messages.Facts`.
+    """Spread within classes and distance between them, Euclidean, as facts of a run.
 
     Args:
         features: ``[n, d]``, floating.
@@ -29,7 +31,7 @@ def class_distances(features: Tensor, labels: Tensor) -> dict[str, float]:
     # A block of rows at a time: all pairs at once would be gigabytes for a hundred classes.
     sums = torch.zeros(len(classes), len(classes), dtype=torch.float64)
     for row in range(len(classes)):
-        between = _distances(points[position == row], points).sum(0)
+        between = distances(points[position == row], points).sum(0)
         sums[row].index_add_(0, position, between)
     means = torch.stack([points[position == row].mean(0) for row in range(len(classes))])
     values: dict[str, float] = {}
@@ -40,7 +42,7 @@ def class_distances(features: Tensor, labels: Tensor) -> dict[str, float]:
     if len(classes) > 1:
         upper = torch.triu(torch.ones_like(sums, dtype=torch.bool), diagonal=1)
         values["inter"] = float((sums / torch.outer(sizes, sizes))[upper].mean())
-        values["centroid_inter"] = float(_distances(means, means)[upper].mean())
+        values["centroid_inter"] = float(distances(means, means)[upper].mean())
     return values
 
 
@@ -55,23 +57,18 @@ def nearest_real(generated: Tensor, labels: Tensor, real: Tensor, real_labels: T
         ``nearest_distance``: mean Euclidean distance to the nearest real feature of the class; ``nearest_cosine``: mean
         over the same pairs of their cosine (0 where a feature is zero). Empty where no class has both.
     """
-    distances, cosines = [], []
+    lengths, cosines = [], []
     for label in torch.unique(labels).tolist():
         own = generated[labels == label].detach().to("cpu", torch.float64)
         others = real[real_labels == label].detach().to("cpu", torch.float64)
         if len(others) == 0:
             continue
-        nearest = _distances(own, others).min(1)
-        distances.append(nearest.values)
+        nearest = distances(own, others).min(1)
+        lengths.append(nearest.values)
         cosines.append(torch.cosine_similarity(own, others[nearest.indices]))
-    if not distances:
+    if not lengths:
         return {}
     return {
-        "nearest_distance": float(torch.cat(distances).mean()),
+        "nearest_distance": float(torch.cat(lengths).mean()),
         "nearest_cosine": float(torch.cat(cosines).mean()),
     }
-
-
-def _distances(rows: Tensor, columns: Tensor) -> Tensor:
-    # From differences: by matrix products, points that coincide get a distance above 0.
-    return torch.cdist(rows, columns, compute_mode="donot_use_mm_for_euclid_dist")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -30,8 +31,8 @@ def class_gaussians(features: Tensor, labels: Tensor, num_classes: int) -> Class
         num_classes: K.
     """
     dim = features.shape[1]
-    means = torch.zeros(num_classes, dim, dtype=torch.float64)
-    covariances = torch.zeros(num_classes, dim, dim, dtype=torch.float64)
+    means = features.new_zeros(num_classes, dim, dtype=torch.float64)
+    covariances = features.new_zeros(num_classes, dim, dim, dtype=torch.float64)
     counts = torch.bincount(labels, minlength=num_classes)
     for label in counts.nonzero().flatten().tolist():
         own = features[labels == label].double()
@@ -39,6 +40,27 @@ def class_gaussians(features: Tensor, labels: Tensor, num_classes: int) -> Class
         centred = own - means[label]
         covariances[label] = centred.mT @ centred / max(len(own) - 1, 1)
     return ClassGaussians(counts, means, covariances)
+
+
+def class_gaussian(features: Tensor) -> ClassGaussians:
+    """The statistics of a single class, K = 1, of features ``[n, d]``, n >= 1."""
+    return class_gaussians(features, torch.zeros(len(features), dtype=torch.int64, device=features.device), 1)
+
+
+def upper_triangles(covariances: Tensor) -> Tensor:
+    """Symmetric matrices ``[..., d, d]`` as they travel: ``[..., d·(d + 1)/2]``, row by row from the diagonal on."""
+    first, second = torch.triu_indices(covariances.shape[-1], covariances.shape[-1], device=covariances.device)
+    return covariances[..., first, second]
+
+
+def from_upper_triangles(triangles: Tensor) -> Tensor:
+    """The inverse of :func:`upper_triangles`."""
+    dim = (math.isqrt(8 * triangles.shape[-1] + 1) - 1) // 2
+    first, second = torch.triu_indices(dim, dim, device=triangles.device)
+    covariances = triangles.new_zeros(*triangles.shape[:-1], dim, dim)
+    covariances[..., first, second] = triangles
+    covariances[..., second, first] = triangles
+    return covariances
 
 
 def merge_gaussians(uploads: Mapping[int, ClassGaussians]) -> ClassGaussians:

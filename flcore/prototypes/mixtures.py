@@ -1,7 +1,7 @@
-"""Class distributions of features: diagonal Gaussian mixtures (GFPL) and single full Gaussians (CCVR).
+"""Mixtures of diagonal Gaussians, one per class: fitted, sent, fused and drawn from (GFPL).
 
-Server and end-of-round arithmetic, not part of a loss. Everything that adds up over clients runs in float64 and in
-ascending client id; scikit-learn runs in one thread.
+Server and end-of-round arithmetic on the CPU, not part of a loss. Everything that adds up over clients runs in float64
+and in ascending client id; scikit-learn runs in one thread.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from flcore.prototypes.clustering import num_distinct
+from flcore.messages import Mixtures
+from flcore.prototypes.clustering import num_distinct, one_thread
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,6 @@ def fit_mixture(
     Raises:
         ValueError: no feature.
     """
-    from sklearn.exceptions import ConvergenceWarning  # here, because it takes seconds
-    from sklearn.mixture import GaussianMixture
-
     if len(features) < 1:
         raise ValueError("a mixture needs at least one feature")
     # float64: EM's variances are differences of squares.
@@ -66,6 +63,9 @@ def fit_mixture(
     if count == 1:  # in closed form; scikit-learn refuses a single sample
         weights, means, variances = np.ones(1), array.mean(0)[None], array.var(0)[None] + variance_floor
     else:
+        from sklearn.exceptions import ConvergenceWarning  # here, because it takes seconds
+        from sklearn.mixture import GaussianMixture
+
         model = GaussianMixture(
             count,
             covariance_type="diag",
@@ -75,7 +75,7 @@ def fit_mixture(
             init_params="kmeans",
             random_state=seed,
         )
-        with threadpool_limits(1), warnings.catch_warnings():
+        with one_thread(), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a fixed budget of iterations is what is asked for
             model.fit(array)
         weights, means, variances = model.weights_, model.means_, model.covariances_
@@ -126,25 +126,36 @@ def bhattacharyya(
     return distance / means_a.shape[-1] if per_dimension else distance
 
 
-def group_components(distances: Tensor, threshold: float) -> list[list[int]]:
-    """GFPL's Algorithm 1 on a matrix of distances ``[n, n]``: which components are merged.
+def group_components(
+    means: Tensor, variances: Tensor, threshold: float, *, per_dimension: bool = False
+) -> list[list[int]]:
+    """GFPL's Algorithm 1: which of n Gaussians are merged.
 
-    The first component left is a seed; all those left that are nearer than the threshold (strictly) to *every* member
-    join at once, until none does. Members that join together need not be near each other, so the result depends on the
-    order of the components.
+    The first component left is a seed; all those left that are nearer to it than the threshold (strictly) join at once.
+    The algorithm then asks for more that are near *every* member; there are none, since they would be near the seed.
+    Members need not be near each other, so the result depends on the order of the components.
+
+    Distances are those of a seed to the components left: memory grows with n·d, where all at once would take n²·d.
+
+    Args:
+        means: ``[n, d]``.
+        variances: ``[n, d]``, positive.
+        threshold: of the Bhattacharyya distance; 0 merges nothing, infinity everything.
+        per_dimension: divide the distance by d.
 
     Returns:
-        Disjoint lists of indices that together hold 0..n-1, in order of their seeds, members in order of joining.
+        Disjoint lists of indices that together hold 0..n-1, in order of their seeds, each ascending.
     """
-    near = (distances < threshold).tolist()
-    left = list(range(len(near)))
-    groups = []
-    while left:
-        group = [left.pop(0)]
-        while joining := [new for new in left if all(near[new][member] for member in group)]:
-            group += joining
-            left = [index for index in left if index not in joining]
-        groups.append(group)
+    left, groups = torch.arange(len(means)), []
+    while len(left):
+        seed = left[0]
+        near = (
+            bhattacharyya(means[seed], variances[seed], means[left], variances[left], per_dimension=per_dimension)
+            < threshold
+        )
+        near[0] = True  # whatever the threshold
+        groups.append(left[near].tolist())
+        left = left[~near]
     return groups
 
 
@@ -195,17 +206,35 @@ def fuse_mixtures(
     total = torch.cat(weights)
     means = torch.cat([uploads[client].means for client in clients]).double()
     variances = torch.cat([uploads[client].variances for client in clients]).double()
-    distances = bhattacharyya(
-        means.unsqueeze(1),
-        variances.unsqueeze(1),
-        means.unsqueeze(0),
-        variances.unsqueeze(0),
-        per_dimension=per_dimension,
-    )
     union = Mixture(total / total.sum(), means, variances)
-    fused = fuse_components(union, group_components(distances, threshold))
+    groups = group_components(means, variances, threshold, per_dimension=per_dimension)
+    fused = fuse_components(union, groups)
     kept = uploads[clients[0]].means.dtype
     return Mixture(fused.weights.to(kept), fused.means.to(kept), fused.variances.to(kept))
+
+
+def fuse_uploads(
+    uploads: Mapping[int, Mixtures], threshold: float, *, per_dimension: bool = False
+) -> dict[int, Mixture]:
+    """GFPL's server step: :func:`fuse_mixtures` of every class that somebody has, in ascending order of the class.
+
+    Args:
+        uploads: by client id. Clients weigh by the samples of the class that they tell; alike where nobody tells.
+        threshold: S_C.
+        per_dimension: divide the Bhattacharyya distance by d.
+    """
+    opened = {client: unpacked(upload) for client, upload in uploads.items()}
+    told = {
+        client: dict(zip(upload.classes.tolist(), upload.counts.tolist(), strict=True))
+        for client, upload in uploads.items()
+        if upload.counts is not None
+    }
+    fused = {}
+    for label in sorted({label for mixtures in opened.values() for label in mixtures}):
+        holders = {client: mixtures[label] for client, mixtures in opened.items() if label in mixtures}
+        counts = {client: told[client][label] for client in holders} if told else None
+        fused[label] = fuse_mixtures(holders, counts, threshold, per_dimension=per_dimension)
+    return fused
 
 
 def sample_mixture(mixture: Mixture, count: int, generator: torch.Generator) -> Tensor:
@@ -234,3 +263,36 @@ def sample_classes(
     features = torch.cat([sample_mixture(mixtures[label], per_class, generator) for label in classes])
     labels = torch.tensor(classes, dtype=torch.int64).repeat_interleave(per_class)
     return (features.clamp_min(0.0) if clip_nonnegative else features), labels
+
+
+def packed(mixtures: Mapping[int, Mixture], counts: Tensor | None, dim: int) -> Mixtures:
+    """Mixtures by class as they travel.
+
+    Args:
+        mixtures: class to mixture; there may be none.
+        counts: int64 [K], samples per class; None to leave them out.
+        dim: d.
+    """
+    classes = sorted(mixtures)
+    ordered = [mixtures[label] for label in classes]
+    none = torch.zeros(0, dim)
+    return Mixtures(
+        classes=torch.tensor(classes, dtype=torch.int64),
+        components=torch.tensor([len(mixture.weights) for mixture in ordered], dtype=torch.int64),
+        weights=torch.cat([torch.zeros(0), *(mixture.weights for mixture in ordered)]).float(),
+        means=torch.cat([none, *(mixture.means for mixture in ordered)]).float(),
+        deviations=torch.cat([none, *(mixture.variances.sqrt() for mixture in ordered)]).float(),
+        counts=None if counts is None else counts[classes],
+    )
+
+
+def unpacked(payload: Mixtures) -> dict[int, Mixture]:
+    """Mixtures by class, on the CPU: the inverse of :func:`packed`, to float32."""
+    parts = [
+        torch.split(values.cpu(), payload.components.tolist())
+        for values in (payload.weights, payload.means, payload.deviations.square())
+    ]
+    return {
+        label: Mixture(weights, means, variances)
+        for label, weights, means, variances in zip(payload.classes.tolist(), *parts, strict=True)
+    }

@@ -1,10 +1,10 @@
 """Privacy of class means ("prototypes"): clipping, Gaussian noise, suppression of rare classes, and the account.
 
-What stands here covers *one message*: the class means that a client uploads. It covers nothing else that leaves the
-client. Model weights, label counts, the list of classes a client has, second moments, losses and metrics are sent as
-they are, and most of them depend on the same images: a run that also sends weights has **no** differential privacy,
-however strong the noise on its prototypes. See :func:`noisy_means` for the two guarantees on offer and what each
-assumes.
+What stands here covers *one message*: the class means, or other vectors in feature space, that a client uploads. It
+covers nothing else that leaves the client. Model weights, label counts, the list of classes a client has, second
+moments, losses and metrics are sent as they are, and most of them depend on the same images: a run that also sends
+weights has **no** differential privacy, however strong the noise on its prototypes. See :func:`noisy_means` and
+:func:`noisy_vectors` for the guarantees on offer and what each assumes.
 
 Three more limits hold everywhere:
 
@@ -132,6 +132,33 @@ def noisy_means(
     deviation = noise_multiplier * mean_sensitivity(counts, released, max_norm, unit)
     clipped = torch.where(released.unsqueeze(1), clip_to_norm(means, max_norm), 0.0)
     return clipped + deviation.unsqueeze(1) * noise
+
+
+def noisy_vectors(vectors: Tensor, generator: torch.Generator, *, max_norm: float, noise_multiplier: float) -> Tensor:
+    """Any q vectors as a client may upload them: each clipped, with Gaussian noise.
+
+    For what is not one mean per class: centres of clusters, components of mixtures, means of sub-samples.
+
+    Protects all of a client's samples at once (``unit = "client"`` of :func:`noisy_means`), however the vectors were
+    made of them: whatever replaces the samples, each vector moves from anywhere to anywhere in the ball of radius C,
+    all q together by at most Δ = 2·C·√q. Every coordinate gets noise N(0, (noise_multiplier·Δ)²); the account is
+    :func:`privacy_spent`. There is no bound for one sample alone here: clustering lets it move every centre.
+
+    Assumes: q, and whatever says which vector belongs to what (classes, weights, counts), is public.
+
+    Args:
+        vectors: float32 ``[q, d]``.
+        generator: a CPU generator; q·d normal numbers are drawn.
+        max_norm: C > 0.
+        noise_multiplier: z ≥ 0, the standard deviation in units of Δ; 0 clips only.
+
+    Raises:
+        ValueError: ``max_norm`` is not positive or ``noise_multiplier`` is negative.
+    """
+    every = torch.ones(len(vectors), dtype=torch.bool, device=vectors.device)
+    return noisy_means(
+        vectors, every, every, generator, max_norm=max_norm, noise_multiplier=noise_multiplier, unit="client"
+    )
 
 
 def privacy_spent(noise_multiplier: float, releases: int, delta: float) -> float:

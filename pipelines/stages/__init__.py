@@ -3,12 +3,13 @@
 DVC calls them through ``protofl stage``, flows call them as tasks; both give the same bytes.
 """
 
+from flcore.run_folder import is_finished, refuse_other_run
 from pipelines.stages.compare import collect, compare, comparison_runs, partition_folder
 from pipelines.stages.evaluate import evaluate
 from pipelines.stages.partition import partition, partition_table
 from pipelines.stages.prepare import prepare
 from pipelines.stages.report import report
-from pipelines.stages.train import is_finished, refuse_other_run, train
+from pipelines.stages.train import train
 
 __all__ = [
     "collect",

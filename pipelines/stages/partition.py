@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from flcore.config import Config
-from flcore.data.dataset import Dataset
-from flcore.data.dividing import make_partition
 from flcore.data.partition import Partition
 from flcore.data.summary import summarise
+from flcore.running import divide
 
 
 def partition(config: Config, prepared: Path, directory: Path) -> Partition:
@@ -16,19 +15,7 @@ def partition(config: Config, prepared: Path, directory: Path) -> Partition:
 
     The figure lies beside the folder, because its bytes also depend on the version of matplotlib.
     """
-    division = make_partition(
-        Dataset.load(prepared),
-        config.partitioner,
-        num_clients=config.partition.num_clients,
-        seed=config.partition_seed,
-        validation=config.partition.validation,
-        client_test=config.partition.client_test,
-        test_fraction=config.partition.test_fraction,
-        test_shots=config.partition.test_shots,
-        imbalance=config.partition.imbalance,
-    )
-    directory.mkdir(parents=True, exist_ok=True)
-    division.save(directory)
+    division = divide(config, prepared, directory)
     draw_heatmap(directory)
     return division
 

@@ -13,10 +13,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from flcore.plugins import unload
+from flcore.version import VERSION
 from pipelines import cli
 
 TINY = (
@@ -140,7 +143,7 @@ def test_killed_while_training_and_resumed_gives_the_same_bytes(
         assert call(folder, "stage", name, *settings(), "--out", "killed", capsys=capsys)[0] == 0
     command = [sys.executable, "-m", "pipelines.cli", "stage", "train", *settings(), "--out", "killed"]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    state = folder / "killed" / "checkpoint" / "state.safetensors"
+    state = folder / "killed" / "checkpoint" / "state.json"
     deadline = time.monotonic() + 120
     while not state.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -232,7 +235,133 @@ def test_out_below_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_resume_takes_no_other_configuration(tmp_path: Path) -> None:
     done = protofl(tmp_path, "run", "--resume", "--set", "seed=1", "--out", "run")
     assert done.returncode == 2
-    assert "without --params or --set" in done.stderr
+    assert "without --params, --set or --plugin" in done.stderr
+
+
+def test_only_restart_throws_an_unusable_checkpoint_away(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = finished
+    data = ("--prepared", "run/prepared", "--partition", "run/partition")
+    train = ("stage", "train", *settings(), *data, "--out", "damaged")
+    checkpoint = folder / "damaged" / "checkpoint"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text("{")
+    code, _, error = call(folder, *train, capsys=capsys)
+    assert code == 3
+    assert "--restart throws it away" in error
+    assert (checkpoint / "state.json").read_text() == "{"
+    assert call(folder, *train, "--restart", capsys=capsys)[0] == 0
+    assert digest(folder / "damaged" / "model.safetensors") == digest(folder / "run" / "model.safetensors")
+    code, _, error = call(folder, "stage", "evaluate", *settings(), "--restart", capsys=capsys)
+    assert (code, error) == (2, "protofl: --restart: there is nothing to restart in the stage evaluate\n")
+
+
+# ------------------------------------------------------------------------------------------------------------ usage
+
+
+def refusal(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("compare", "--method", "local"), "protofl: unrecognized arguments: --method local; see protofl --help\n"),
+        (("compare", "--seed", "0"), "protofl: unrecognized arguments: --seed 0; see protofl --help\n"),
+        (("run", "--param", "x.yaml"), "protofl: unrecognized arguments: --param x.yaml; see protofl --help\n"),
+        (
+            ("compare", "--seeds", "a"),
+            "protofl compare: argument --seeds: 'a': expected whole numbers separated by commas, such as 0,1,2; "
+            "see protofl compare --help\n",
+        ),
+    ],
+)
+def test_options_go_by_their_whole_names_and_errors_are_a_line(
+    arguments: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(*arguments, capsys=capsys) == error
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert (caught.value.code, capsys.readouterr().out) == (0, f"protofl {VERSION}\n")
+
+
+# --------------------------------------------------------------------------------------------------------- plug-ins
+
+PLUGIN = """
+from dataclasses import dataclass
+from typing import ClassVar
+from flcore.methods.fedprox import FedProx
+
+@dataclass(frozen=True)
+class Mine(FedProx):
+    name: ClassVar[str] = "mine"
+    summary: ClassVar[str] = "FedProx by another name"
+    citation: ClassVar[str] = "nobody"
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "mine.py"
+    path.write_text(PLUGIN)
+    yield path
+    unload("mine")
+
+
+def test_a_plug_in_is_listed_shown_and_trained(
+    plugin: Path,
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, _ = finished
+    own = ("--plugin", str(plugin))
+    assert "\nmine  " in call(folder, "list", "methods", *own, capsys=capsys)[1]
+    shown = json.loads(call(folder, "show", "method", "mine", "--json", *own, capsys=capsys)[1])
+    assert (shown["file"], shown["stages"]) == (str(plugin), ["aggregate"])
+    data = ("--prepared", "run/prepared", "--partition", "run/partition", "--out", "mine")
+    chosen = settings("method.name=mine", "method.mu=0")
+    for stage in ("train", "evaluate"):
+        assert call(folder, "stage", stage, *chosen, *data, *own, capsys=capsys)[0] == 0
+    assert digest(folder / "mine" / "model.safetensors") == digest(folder / "run" / "model.safetensors")
+    # Afterwards its folder is enough.
+    plugin.unlink()
+    unload("mine")
+    data = ("--prepared", "run/prepared", "--partition", "run/partition")
+    assert call(folder, "analyse", "mine", "--analyses", "class_heatmap", *data, capsys=capsys)[0] == 0
+
+
+def test_plug_ins_of_the_parameter_file_stand_relative_to_it(
+    plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "params.yaml").write_text("plugins: [mine.py]\nmethod: {name: mine, mu: 3}\n")
+    (tmp_path / "elsewhere").mkdir()
+    params = ("--params", str(tmp_path / "params.yaml"))
+    code, _, error = call(tmp_path / "elsewhere", "stage", "prepare", *params, *settings(), capsys=capsys)
+    assert code == 0, error
+    assert "mine  " in call(tmp_path, "list", "methods", capsys=capsys)[1]
+
+
+@pytest.mark.parametrize("command", [("run",), ("doctor",), ("show", "method", "fedavg"), ("tune", "--method", "x")])
+def test_a_plug_in_that_cannot_be_used_stops_every_command(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.py").write_text("x = (\n")
+    code, out, error = call(tmp_path, *command, "--plugin", "broken.py", capsys=capsys)
+    assert (code, out) == (2, "")
+    assert error == f"protofl: plug-in {tmp_path}/broken.py:1: '(' was never closed\n"
+
+
+def test_an_unknown_method_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = call(tmp_path, "show", "method", "fedprx", capsys=capsys)
+    assert code == 2
+    assert error.startswith("protofl: fedprx: unknown method; did you mean 'fedprox'?")
 
 
 @pytest.mark.parametrize("kind", ["methods", "datasets", "partitioners", "models", "engines"])

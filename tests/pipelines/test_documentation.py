@@ -17,3 +17,4 @@ def test_the_page_names_every_method_parameter_with_its_range() -> None:
     page = documentation.text()
     assert "| `method.mu` | float | `0.01` | >= 0 | weight μ of the proximal term |" in page
     assert "### `method.name: fedproto`" in page
+    assert "`plugins`" in page

@@ -100,6 +100,20 @@ def test_a_parameters_line_says_type_default_range_and_meaning() -> None:
     assert f"    workers (int or null, default 0, >= 0 and <= 1024): {meaning}" in listing.lines("engines")
 
 
+def test_one_method_is_shown_with_what_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "method", "fedprox"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "fedprox: FedAvg with a proximal term that keeps clients near the global weights  [Li et al., MLSys 2020]",
+        "file: flcore/methods/fedprox.py",
+        "server stages: aggregate",
+        "switches: none",
+        "parameters:",
+        "    mu (float, default 0.01, >= 0): weight μ of the proximal term",
+        "        searched: 0.001 to 1, on a logarithmic scale",
+    ]
+    assert listing.method_lines(listing.describe_method("local"))[-1] == "parameters: none"
+
+
 def test_an_unknown_kind_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["list", "planets"])

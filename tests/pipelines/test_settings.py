@@ -10,7 +10,7 @@ import yaml
 
 from flcore.config import Config
 from flcore.errors import ConfigError
-from pipelines.settings import for_entry, load_config, override, read_params
+from pipelines.settings import for_entry, load_config, override, read_params, with_plugins
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,18 @@ def test_files_that_cannot_be_used(empty_folder: Path, content: bytes | None, me
     with pytest.raises(ConfigError, match=message) as caught:
         read_params(Path("given.yaml"))
     assert "\n" not in str(caught.value)
+
+
+def test_plug_ins_stand_relative_to_their_file_and_those_of_the_command_follow(empty_folder: Path) -> None:
+    (empty_folder / "below").mkdir()
+    (empty_folder / "below" / "given.yaml").write_text("plugins: [own.py, /elsewhere/other.py]\n")
+    raw = read_params(Path("below/given.yaml"))
+    own = [str(empty_folder / "below" / "own.py"), "/elsewhere/other.py"]
+    assert raw == {"plugins": own}
+    assert with_plugins(raw, [Path("more.py")]) == {"plugins": [*own, str(empty_folder / "more.py")]}
+    assert with_plugins({"seed": 1}, []) == {"seed": 1}
+    with pytest.raises(ConfigError, match=r"plugins = own\.py: expected a list of files"):
+        with_plugins({"plugins": "own.py"}, [Path("more.py")])
 
 
 def test_every_value_survives_being_written_and_read() -> None:

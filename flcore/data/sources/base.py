@@ -5,16 +5,34 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 
 from flcore.errors import DataError
 
-if TYPE_CHECKING:
-    from flcore.data.sources.imagefiles import ImageFiles
-
 _SPLIT_SEED = 0
+
+
+class Encoded(Protocol):
+    """Images that are not decoded yet, such as `flcore/data/sources/imagefiles.py` has them."""
+
+    def __len__(self) -> int:
+        """Number of images."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array that :meth:`decode` gives."""
+
+    def take(self, positions: np.ndarray) -> Self:
+        """The images at ``positions``, int64 [M]."""
+
+    def decode(self) -> np.ndarray:
+        """All images, uint8 NxHxW for one channel, else NxHxWx3.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
 
 
 @dataclass(frozen=True)
@@ -24,7 +42,7 @@ class RawSplit:
     Images may also be files that are not decoded yet. A group is the writer or user a sample comes from.
     """
 
-    images: np.ndarray | ImageFiles
+    images: np.ndarray | Encoded
     labels: np.ndarray
     groups: np.ndarray | None = None
 

@@ -17,13 +17,15 @@ from typing import Any
 
 import torch
 
-from flcore.engine.client import Worker
-from flcore.engine.cohort import select_cohort, stacks
+from flcore.engine.client import TurnRunner
+from flcore.engine.client_data import ClientData
+from flcore.engine.cohort import select_cohort, stacks, taking_part
 from flcore.engine.local.serial import SerialTrainer, Trainer
 from flcore.engine.local.stacked import StackedTrainer
-from flcore.engine.rounds import code_fingerprint
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
+from flcore.files import write_json
+from flcore.provenance import code_fingerprint
 from flcore.records import Record
 
 _WORTH = 1.1  # stack only where it clearly pays
@@ -53,10 +55,7 @@ def decide(experiment: Experiment, cache: Path, clock: Callable[[], float] = tim
     if key in known:
         return StackDecision(**known[key])
     decision = measure(experiment, clock)
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    temporary = cache.with_name(f".{cache.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(known | {key: vars(decision)}, sort_keys=True, indent=1))
-    temporary.replace(cache)
+    write_json(cache, known | {key: vars(decision)})
     return decision
 
 
@@ -77,7 +76,7 @@ def _key(experiment: Experiment) -> str:
         "stack_size": [config.engine.stack_size, config.engine.stack_memory_mb],
         "device": torch.cuda.get_device_name() if cuda else torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
-        "code": code_fingerprint(),
+        "code": code_fingerprint(config),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -89,18 +88,19 @@ def measure(experiment: Experiment, clock: Callable[[], float] = time.perf_count
     leg = next((leg for leg in experiment.method.legs(1, experiment.setting) if leg.phases), None)
     if leg is None:
         return StackDecision(False, None, None, "nothing is trained in the first round")
-    group = stacks(stacked_run, 1, leg, select_cohort(experiment, 1, leg).trainers)
+    group = stacks(stacked_run, 1, leg, taking_part(experiment, leg, select_cohort(experiment, 1), ()))
     if not group or len(group[0]) < 2:
         return StackDecision(False, None, None, "no two clients fit into a stack")
-    worker = Worker(serial_run)
+    runner = TurnRunner(serial_run)
     server = Record(experiment.method.start_server(experiment.setting))
-    turns = [worker.receive(1, leg, client, server, Record()) for client in group[0]]
+    turns = [runner.receive(1, leg, client, server, Record()) for client in group[0]]
     starts = [turn.with_statistics(experiment.method.begin(turn)) for turn in turns]
+    data = ClientData.of(experiment, group[0], 1)
 
     def seconds(trainer: Trainer, count: int, steps: int) -> float:
         phases = [replace(leg.phases[0], steps=steps, epochs=None)]
         begin = clock()
-        trainer.train(turns[:count], starts[:count], phases, 0)
+        trainer.train(turns[:count], data[:count], starts[:count], phases, 0, {})
         return clock() - begin
 
     serial, stacked = SerialTrainer(serial_run), StackedTrainer(stacked_run)

@@ -1,70 +1,97 @@
-"""Where mini-batches come from: a client's images, or inputs that the method made."""
+"""What the mini-batches of a phase are taken from: a client's samples, or inputs that the method made.
+
+With both may come *tables*: one row per sample of what a frozen model says, looked up instead of computed in every step
+(:meth:`flcore.methods.base.Method.frozen`).
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from flcore.data.images import normalise
-from flcore.experiment import Experiment
+from flcore.engine.client_data import ClientData, Gathered
+from flcore.methods.vocabulary import Context, Phase
 
 
 class Samples(Protocol):
-    """Inputs and labels that batches are taken from, on the device."""
+    """Inputs and labels that batches are taken from, on the device; perhaps of several clients behind one another."""
 
-    def __len__(self) -> int:
-        """How many."""
+    @property
+    def labels(self) -> Tensor:
+        """int64 [n]."""
 
-    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs [n, ...] and labels [n] at positions [n]."""
+    @property
+    def tables(self) -> Mapping[str, Tensor]:
+        """By name one row per sample, [n, ...]."""
 
-
-class ClientImages:
-    """Training images of one client, or of several behind one another: normalised once where memory allows.
-
-    Normalising is element-wise, so when it is done changes no bit.
-    """
-
-    _MOST_BYTES = 256 * 2**20
-
-    def __init__(self, experiment: Experiment, indices: Tensor) -> None:
-        """Take the samples at ``indices`` of the training set."""
-        self._experiment = experiment
-        self._indices = indices.to(experiment.config.engine.device)
-        self._labels = experiment.resident_train.labels.index_select(0, self._indices)
-        size = 4 * len(indices) * math.prod(experiment.dataset.meta.shape)
-        self._normalised = self._load(self._indices) if size <= self._MOST_BYTES else None
-
-    def _load(self, indices: Tensor) -> Tensor:
-        meta = self._experiment.dataset.meta
-        return normalise(self._experiment.resident_train.images.index_select(0, indices), meta.mean, meta.std)
-
-    def __len__(self) -> int:
-        """How many."""
-        return len(self._indices)
-
-    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised images and labels at positions [n]."""
-        labels = self._labels.index_select(0, positions)
-        if self._normalised is None:
-            return self._load(self._indices.index_select(0, positions)), labels
-        return self._normalised.index_select(0, positions), labels
+    def inputs(self, rows: Tensor) -> Tensor:
+        """Inputs [n, ...] at rows int64 [n]."""
 
 
-@dataclass(frozen=True)
+@dataclass
+class ImageSamples:
+    """Images that a stack gathered, with the tables of its clients behind one another."""
+
+    gathered: Gathered
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 [n]."""
+        return self.gathered.labels
+
+    def inputs(self, rows: Tensor) -> Tensor:
+        """Normalised images."""
+        return self.gathered.images(rows)
+
+
+@dataclass
 class GivenSamples:
     """Inputs that the method made itself, such as pseudo-features."""
 
-    inputs: Tensor
+    given: Tensor
     labels: Tensor
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def __len__(self) -> int:
-        """How many."""
-        return len(self.labels)
+    def inputs(self, rows: Tensor) -> Tensor:
+        """As they were made."""
+        return self.given.index_select(0, rows)
 
-    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels at positions [n]."""
-        return self.inputs.index_select(0, positions), self.labels.index_select(0, positions)
+
+def phase_samples(
+    phase: Phase, data: Sequence[ClientData], contexts: Sequence[Context], tables: Mapping[str, Sequence[Tensor]]
+) -> tuple[Samples, list[int]]:
+    """What a phase goes through, for all clients of a stack behind one another, and how much of it is whose.
+
+    Args:
+        phase: images, or a source of the method's own.
+        data: the clients' samples, gathered together.
+        contexts: of the clients, where the method's sources stand.
+        tables: by name and client.
+    """
+    if phase.source is None:
+        rows = {name: torch.cat(list(own)) for name, own in tables.items()}
+        return ImageSamples(data[0].gathered, rows), [len(own) for own in data]
+    given = [context[phase.source] for context in contexts]
+    inputs, labels = (torch.cat([own[name] for own in given]) for name in ("inputs", "labels"))
+    return GivenSamples(inputs, labels), [len(own["labels"]) for own in given]
+
+
+def drawn_labels(positions: Tensor, sizes: Sequence[int], labels: Tensor, num_classes: int) -> Tensor:
+    """int64 [C] on the CPU: how often each class was in the mini-batches of a tape.
+
+    Args:
+        positions: int64 [S, B], rows of the client's samples.
+        sizes: how many of each row count.
+        labels: int64 [n], of the client's samples.
+        num_classes: C.
+    """
+    if not len(sizes):
+        return torch.zeros(num_classes, dtype=torch.int64)
+    real = torch.arange(positions.shape[1]) < torch.tensor(sizes)[:, None]
+    taken = labels[positions[real.to(positions.device)]]
+    return torch.bincount(taken.cpu(), minlength=num_classes)

@@ -19,25 +19,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flcore.engine.client_data import ClientData
 from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable, refuse_single_batches, uses_batch_statistics
-from flcore.engine.local.serial import (
-    Outcome,
+from flcore.engine.local.samples import drawn_labels, phase_samples
+from flcore.engine.local.serial import Outcome, Tables
+from flcore.engine.local.stacked_inputs import StackedBatch, StackedBatches, StackedContext
+from flcore.engine.local.step import (
     added,
     augmented,
     class_sums,
-    drawn_labels,
     loss_context,
+    make_optimizer,
     precision,
     set_mode,
 )
-from flcore.engine.local.stacked_inputs import StackedBatch, StackedContext, StackedSamples, StackedTapes
-from flcore.engine.local.step import make_optimizer
-from flcore.engine.local.tape import Tape, record_tape
+from flcore.engine.local.tape import record_tape
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
 from flcore.messages import Weights
 from flcore.methods.vocabulary import Batch, Phase, Turn
-from flcore.models import Backbone, Noise
+from flcore.models.base import Backbone, Drops
 from flcore.models.network import Bound, Network, Values
 from flcore.models.view import ModuleView
 from flcore.optim import clip_gradients
@@ -51,11 +52,11 @@ class _StackedView(ModuleView):
         module: Backbone,
         network: Network,
         params: Values,
-        noise: Noise | None,
+        drops: Drops | None,
         layers: Sequence[MaskedBatchNorm],
         mask: Tensor | None,
     ) -> None:
-        super().__init__(module, network, params, noise)
+        super().__init__(module, network, params, drops)
         self._layers, self._mask = layers, mask
 
     def ask(self, part: str, inputs: Tensor, weights: Values | None) -> Tensor:
@@ -80,7 +81,13 @@ class StackedTrainer:
         refuse_single_batches(experiment, self.module)
 
     def train(
-        self, turns: Sequence[Turn], starts: Sequence[Weights], phases: Sequence[Phase], first_phase: int
+        self,
+        turns: Sequence[Turn],
+        data: Sequence[ClientData],
+        starts: Sequence[Weights],
+        phases: Sequence[Phase],
+        first_phase: int,
+        tables: Tables,
     ) -> list[Outcome]:
         """One outcome per turn, in the order given.
 
@@ -93,16 +100,18 @@ class StackedTrainer:
         sums: list[dict[str, float]] = [{} for _ in turns]
         counts: list[Counter[str]] = [Counter() for _ in turns]
         steps = [0] * len(turns)
-        drawn = [torch.zeros(turn.setting.num_classes, dtype=torch.int64) for turn in turns]
+        num_classes = turns[0].setting.num_classes
+        drawn = [torch.zeros(num_classes, dtype=torch.int64) for _ in turns]
         noted: list[tuple[Tensor, Tensor] | None] = [None for _ in turns]
         for number, phase in enumerate(phases, start=first_phase):
             set_mode(self.module, phase, self.experiment.batchnorm)
-            samples = StackedSamples(self.experiment, turns, phase, contexts)
+            samples, lengths = phase_samples(phase, data, contexts, tables)
             skip = uses_batch_statistics(self.module)
             tapes = [
-                record_tape(self.experiment, self.module, turn, phase, number, len(own), skip_single=skip)
-                for turn, own in zip(turns, samples.parts, strict=True)
+                record_tape(self.experiment, self.module, turn, phase, number, length, skip_single=skip)
+                for turn, length in zip(turns, lengths, strict=True)
             ]
+            offsets = [sum(lengths[:position]) for position in range(len(lengths))]
             order = sorted(range(len(turns)), key=lambda position: -len(tapes[position]))
             place = torch.tensor(order, device=self.experiment.config.engine.device)
             arranged = {name: value.index_select(0, place) for name, value in {**params, **buffers}.items()}
@@ -111,17 +120,20 @@ class StackedTrainer:
                 [turns[position] for position in order],
                 self.experiment.method.name,
             )
-            terms, found = self._run_phase(
-                phase, turns[0].round, arranged, [tapes[i] for i in order], samples, order, context
+            batches = StackedBatches(
+                [tapes[position] for position in order], [offsets[position] for position in order], samples
             )
+            terms, found = self._run_phase(phase, turns[0].round, arranged, batches, context)
             back = torch.argsort(place)
             params = {name: arranged[name].detach().index_select(0, back) for name in params}
             buffers = {name: arranged[name].index_select(0, back) for name in buffers}
             for rank, position in enumerate(order):
-                tape = tapes[position]
+                tape, offset = tapes[position], offsets[position]
                 steps[position] += len(tape)
-                drawn[position] += drawn_labels(tape, samples.parts[position], len(drawn[position]))
-                noted[position] = added(noted[position], found[rank])
+                own = samples.labels[offset : offset + lengths[position]]
+                drawn[position] += drawn_labels(tape.positions, tape.sizes, own, num_classes)
+                if found is not None:
+                    noted[position] = added(noted[position], (found[0][rank], found[1][rank]))
                 for name, totals in terms.items() if len(tape) else ():
                     sums[position][name] = sums[position].get(name, 0.0) + totals[rank]
                     counts[position][name] += len(tape)
@@ -146,42 +158,33 @@ class StackedTrainer:
         phase: Phase,
         round_number: int,
         values: dict[str, Tensor],
-        tapes: Sequence[Tape],
-        samples: StackedSamples,
-        order: Sequence[int],
+        batches: StackedBatches,
         context: StackedContext,
-    ) -> tuple[dict[str, list[float]], list[tuple[Tensor, Tensor] | None]]:
+    ) -> tuple[dict[str, list[float]], tuple[Tensor, Tensor] | None]:
         """Train one phase in place.
 
         Returns:
-            Per client of the stack the sum over its steps of every loss term; and what it noted.
+            Per client of the stack the sum over its steps of every loss term; and sums and counts of what the clients
+            noted, [A, C, d] and [A, C], None where nobody noted anything.
         """
         config, device = self.experiment.config, self.experiment.config.engine.device
         moving = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
         optimizer = make_optimizer(config.local, round_number, config.federation.rounds)
         sums: dict[str, Tensor] = {}
-        noted: list[tuple[Tensor, Tensor] | None] = [None for _ in tapes]
-        sizes = torch.tensor([list(tape.sizes) + [0] * (len(tapes[0]) - len(tape)) for tape in tapes]).reshape(
-            len(tapes), -1
-        )
-        reader = StackedTapes(tapes, samples, order, device)
-        active = len(tapes)
-        for step in range(len(tapes[0])):
-            still = int((sizes[:, step] > 0).sum())
+        noted: tuple[Tensor, Tensor] | None = None
+        active = len(batches)
+        for step in range(batches.steps):
+            still = batches.active(step)
             if still < active:
                 optimizer.keep(still)
                 active = still
-            width = int(sizes[:active, step].max())
-            weight: list[Tensor] = []
-            if int(sizes[:active, step].min()) < width:
-                weight = [(torch.arange(width) < sizes[:active, step, None]).to(torch.float32).to(device)]
             leaves = {name: values[name][:active].detach().requires_grad_(name in moving) for name in values}
-            batch = reader.read(step, active, width) | {"weight": weight}
-            images = augmented(self.experiment, batch["images"], reader.augmentation(step, active, width))
-            batch["images"] = images.reshape(active, width, *images.shape[1:])
-            noting = [rank for rank in range(active) if step >= tapes[rank].noted_from]
+            batch, augmentation = batches.read(step)
+            images = augmented(self.experiment, batch["images"], augmentation)
+            batch["images"] = images.reshape(active, -1, *images.shape[1:])
+            noting = batches.noting(step)
             with precision(self.experiment):
-                terms, features = self._losses(phase, leaves, batch, context, active, noting=bool(noting))
+                terms, features = self._losses(phase, leaves, batch, context, active, noting=noting is not None)
             total = torch.stack(tuple(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values())).sum()
             inputs = [leaves[name] for name in moving]
             grads = list(torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True))
@@ -190,13 +193,17 @@ class StackedTrainer:
             optimizer.step([values[name][:active] for name in moving], grads)
             for name, term in terms.items():
                 if name not in sums:
-                    sums[name] = torch.zeros(len(tapes), device=device)
+                    sums[name] = torch.zeros(len(batches), device=device)
                 sums[name][:active] += term.detach().float()
-            if noting:
-                classes, padding = self.experiment.setting.num_classes, weight[0] if weight else None
-                totals, counts = class_sums(features[0], batch["labels"], classes, padding)
-                for rank in noting:
-                    noted[rank] = added(noted[rank], (totals[rank], counts[rank]))
+            if noting is not None:
+                weight = noting if not batch["weight"] else noting * batch["weight"][0]
+                classes = self.experiment.setting.num_classes
+                totals, counts = class_sums(features[0], batch["labels"], classes, weight)
+                if noted is None:
+                    everybody = (len(batches), *totals.shape[1:])
+                    noted = totals.new_zeros(everybody), counts.new_zeros(everybody[:2])
+                noted[0][:active] += totals
+                noted[1][:active] += counts
         return {name: total.tolist() for name, total in sums.items()}, noted
 
     def _losses(
@@ -223,11 +230,11 @@ class StackedTrainer:
         ) -> tuple[dict[str, Tensor], list[Tensor]]:
             (weight,) = batch["weight"] or (None,)
             params = {name: values[name] for name in parameters}
-            seen = Batch(batch["images"], batch["labels"], weight, batch["draws"])
+            seen = Batch(batch["images"], batch["labels"], weight, batch["draws"], batch["frozen"])
 
             def run(module: Any) -> tuple[dict[str, Tensor], list[Tensor]]:
-                noise = batch["noise"] or None
-                view = _StackedView(module, network, params, noise, self._batchnorm_layers, weight)
+                drops = batch["drops"] or None
+                view = _StackedView(module, network, params, drops, self._batchnorm_layers, weight)
                 terms = loss(view, seen, context.rebuild(own))
                 return terms, [view.take_noted(method.name)] if noting else []
 
@@ -252,7 +259,7 @@ class StackedTrainer:
 
 
 def _row(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], index: int) -> Weights:
-    def own(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value[index].to("cpu", copy=True) for name, value in values.items()}
-
-    return Weights(own(params), own(buffers))
+    # Rows of the stack as they are: copied when they leave, as what leaves is.
+    return Weights(
+        {name: value[index] for name, value in params.items()}, {name: value[index] for name, value in buffers.items()}
+    )

@@ -3,88 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flcore.engine.local.samples import ClientImages, GivenSamples, Samples
+from flcore.engine.local.samples import Samples
 from flcore.engine.local.tape import Tape
 from flcore.errors import ConfigError
-from flcore.experiment import Experiment
-from flcore.methods.vocabulary import Context, Phase, Turn
+from flcore.methods.vocabulary import Context, Turn
 
 StackedBatch = dict[str, Any]
+"""Images, labels, drops, draws, frozen, and ``weight`` as a list of one tensor or none: vmap takes tensors only."""
 
 
-"""Images, labels, noise, draws, and ``weight`` as a list of one tensor or none: vmap takes tensors only."""
+class StackedBatches:
+    """The mini-batches of a phase for a stack whose clients are ordered by their number of steps, a step at a time."""
 
+    def __init__(self, tapes: Sequence[Tape], offsets: Sequence[int], samples: Samples) -> None:
+        """Lay tapes side by side.
 
-class StackedSamples:
-    """Samples of all clients behind one another; ``parts`` are the single clients'."""
-
-    def __init__(
-        self, experiment: Experiment, turns: Sequence[Turn], phase: Phase, contexts: Sequence[Context]
-    ) -> None:
-        if phase.source is None:
-            indices = [experiment.training_indices(turn.client, turn.round) for turn in turns]
-            self._all: Samples = ClientImages(experiment, torch.cat(indices))
-            lengths = [len(own) for own in indices]
-        else:
-            given = [context[phase.source] for context in contexts]
-            self._all = GivenSamples(
-                torch.cat([own["inputs"] for own in given]), torch.cat([own["labels"] for own in given])
-            )
-            lengths = [len(own["labels"]) for own in given]
-        self.offsets = [sum(lengths[:position]) for position in range(len(lengths))]
-        self.parts: list[Samples] = [
-            _Part(self._all, offset, length) for offset, length in zip(self.offsets, lengths, strict=True)
-        ]
-
-    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels at rows of the whole."""
-        return self._all.take(rows)
-
-
-@dataclass(frozen=True)
-class _Part:
-    whole: Samples
-    offset: int
-    length: int
-
-    def __len__(self) -> int:
-        return self.length
-
-    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self.whole.take(positions + self.offset)
-
-
-class StackedTapes:
-    """Tapes of a stack, read a step at a time."""
-
-    def __init__(self, tapes: Sequence[Tape], samples: StackedSamples, order: Sequence[int], device: str) -> None:
+        Args:
+            tapes: of the clients, the longest first.
+            offsets: where each client's samples begin in ``samples``.
+            samples: of all clients.
+        """
         self._samples = samples
-        rows = [tape.positions + samples.offsets[client] for tape, client in zip(tapes, order, strict=True)]
-        self._rows = _padded(rows)
-        self._noise = {site: _padded([tape.noise[site] for tape in tapes]) for site in tapes[0].noise}
+        self._device = tapes[0].positions.device
+        self.steps = len(tapes[0])
+        sizes = [list(tape.sizes) + [0] * (self.steps - len(tape)) for tape in tapes]
+        self._sizes = torch.tensor(sizes, dtype=torch.int64).reshape(len(tapes), -1)
+        self._noted_from = torch.tensor([tape.noted_from for tape in tapes])
+        self._rows = _padded([tape.positions + offset for tape, offset in zip(tapes, offsets, strict=True)])
+        self._drops = {site: _padded([tape.drops[site] for tape in tapes]) for site in tapes[0].drops}
         self._draws = {name: _padded([tape.draws[name] for tape in tapes]) for name in tapes[0].draws}
         names = tapes[0].augmentation
         self._augmentation = {name: _padded([tape.augmentation[name] for tape in tapes]) for name in names}
 
-    def read(self, step: int, active: int, width: int) -> StackedBatch:
-        """Images [A·W, ...], labels [A, W], noise per site [A, W, ...] and the method's draws [A, ...]."""
-        images, labels = self._samples.take(self._rows[step, :active, :width].reshape(-1))
-        return {
-            "images": images,
-            "labels": labels.reshape(active, width),
-            "noise": {site: values[step, :active, :width] for site, values in self._noise.items()},
-            "draws": {name: values[step, :active] for name, values in self._draws.items()},
-        }
+    def __len__(self) -> int:
+        """A, the clients of the stack."""
+        return len(self._sizes)
 
-    def augmentation(self, step: int, active: int, width: int) -> dict[str, Tensor]:
-        """Draws for the images, each [A·W, ...]."""
-        return {name: draw[step, :active, :width].flatten(0, 1) for name, draw in self._augmentation.items()}
+    def active(self, step: int) -> int:
+        """How many clients, the first ones, still have this step."""
+        return int((self._sizes[:, step] > 0).sum())
+
+    def read(self, step: int) -> tuple[StackedBatch, dict[str, Tensor]]:
+        """Images [A·W, ...], the rest by client ([A, W, ...], draws [A, ...]), and draws for images [A·W, ...]."""
+        active = self.active(step)
+        sizes = self._sizes[:active, step]
+        width = int(sizes.max())
+        weight: list[Tensor] = []
+        if int(sizes.min()) < width:
+            weight = [(torch.arange(width) < sizes[:, None]).to(torch.float32).to(self._device)]
+        rows = self._rows[step, :active, :width].reshape(-1)
+
+        def by_client(values: Tensor) -> Tensor:
+            return values.reshape(active, width, *values.shape[1:])
+
+        batch = {
+            "images": self._samples.inputs(rows),
+            "labels": by_client(self._samples.labels.index_select(0, rows)),
+            "drops": {site: values[step, :active, :width] for site, values in self._drops.items()},
+            "draws": {name: values[step, :active] for name, values in self._draws.items()},
+            "frozen": {
+                name: by_client(rows_of.index_select(0, rows)) for name, rows_of in self._samples.tables.items()
+            },
+            "weight": weight,
+        }
+        augmentation = {name: draw[step, :active, :width].flatten(0, 1) for name, draw in self._augmentation.items()}
+        return batch, augmentation
+
+    def noting(self, step: int) -> Tensor | None:
+        """float [A, 1], 1 for the clients whose features of this step are averaged; None where nobody's are."""
+        wanted = self._noted_from[: self.active(step)] <= step
+        return wanted.to(torch.float32).unsqueeze(1).to(self._device) if bool(wanted.any()) else None
 
 
 def _padded(parts: Sequence[Tensor]) -> Tensor:

@@ -1,28 +1,102 @@
-"""What a step of local training is made of besides the loss: the optimiser of a round."""
+"""What a step of local training is made of besides the loss, the same for one client and for a stack."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
+import torch
+from torch import Tensor, nn
+
+from flcore.data.augment import augment
+from flcore.experiment import Experiment
+from flcore.methods.vocabulary import Context, Phase
+from flcore.models.base import Backbone
 from flcore.optim import Adam, Optimizer, Sgd
+from flcore.schedules import Constant, Cosine, Exponential, Schedule
 from flcore.sections import LocalConfig
 
 
 def make_optimizer(local: LocalConfig, round_number: int, rounds: int) -> Optimizer:
     """A fresh optimiser with the learning rate of a round (1-based)."""
-    lr = learning_rate(local, round_number, rounds)
+    rate = learning_rate(local, round_number, rounds)
     if local.optimizer == "adam":
-        return Adam(lr, local.weight_decay)
-    return Sgd(lr, local.momentum, local.weight_decay)
+        return Adam(rate, local.weight_decay)
+    return Sgd(rate, local.momentum, local.weight_decay)
 
 
 def learning_rate(local: LocalConfig, round_number: int, rounds: int) -> float:
     """The learning rate of round ``round_number`` (1-based, so that round 1 has ``local.lr``)."""
-    passed = round_number - 1
-    if local.schedule == "exponential":
-        return local.lr * local.decay**passed
-    if local.schedule == "step":
-        return local.lr * local.decay ** (passed // local.decay_every)
-    if local.schedule == "cosine":
-        return local.lr * 0.5 * (1 + math.cos(math.pi * passed / rounds))
-    return local.lr
+    schedules: dict[str, Schedule] = {
+        "constant": Constant(local.lr),
+        "exponential": Exponential(local.lr, local.decay),
+        "step": Exponential(local.lr, local.decay, every=local.decay_every),
+        "cosine": Cosine(local.lr, rounds),
+    }
+    return schedules[local.schedule](round_number - 1)
+
+
+def loss_context(context: Context, phases: Sequence[Phase]) -> Context:
+    """The context without the samples of phases, which no loss reads."""
+    sources = {phase.source for phase in phases}
+    return {name: value for name, value in context.items() if name not in sources}
+
+
+def set_mode(module: Backbone, phase: Phase, batchnorm: str) -> None:
+    """Training mode for what a phase moves; the rest is frozen, BatchNorm statistics included."""
+    module.train()
+    for name, layer in module.named_modules():
+        moves = any(f"{name}.".startswith(prefix) for prefix in phase.trainable)
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (batchnorm == "frozen" or not moves):
+            layer.eval()
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(any(name.startswith(prefix) for prefix in phase.trainable))
+
+
+def augmented(experiment: Experiment, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+    """Images [n, C, H, W] augmented by their draws; outside is black, as if padded before normalising."""
+    if not draws:
+        return images
+    meta = experiment.dataset.meta
+    black = -torch.tensor(meta.mean) / torch.tensor(meta.std)
+    return augment(images, experiment.config.data.augmentation, draws, fill=black)
+
+
+def precision(experiment: Experiment) -> AbstractContextManager[object]:
+    """bfloat16 where the engine is told to: parameters, gradients and messages stay float32."""
+    engine = experiment.config.engine
+    if engine.precision == "bf16":
+        return torch.autocast(engine.device, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+def compile_parts(module: Backbone, mode: str) -> None:
+    """Compile the model's parts (`torch.compile`; ``reduce-overhead`` records CUDA graphs)."""
+    for name in ("encode", "project", "classify"):
+        compiled = torch.compile(getattr(module, name), mode=None if mode == "default" else mode)
+        setattr(module, name, compiled)
+
+
+def class_sums(
+    features: Tensor, labels: Tensor, num_classes: int, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sums of features by class, float64 [..., C, d], and how many they are, float64 [..., C].
+
+    Args:
+        features: [..., B, d].
+        labels: int64 [..., B].
+        num_classes: C.
+        weight: [..., B], 1 for samples, 0 for padding; None for all.
+    """
+    # By a product, not by adding rows to places: that has no fixed order on a GPU.
+    member = (labels.unsqueeze(-1) == torch.arange(num_classes, device=labels.device)).double()
+    if weight is not None:
+        member = member * weight.unsqueeze(-1)
+    return member.mT @ features.double(), member.sum(-2)
+
+
+def added(first: tuple[Tensor, Tensor] | None, second: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+    """Sums and counts of both; None is nothing."""
+    if first is None or second is None:
+        return first or second
+    return first[0] + second[0], first[1] + second[1]

@@ -7,7 +7,7 @@ it is trained alone or in a stack: each kind of draw has a stream of (seed, roun
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class Tape:
     Attributes:
         positions: int64 [S, B], rows of the client's samples; a row of fewer than B is padded with zeros.
         sizes: how many of each row count.
-        noise: per dropout site uniform noise [S, B, ...].
+        drops: per dropout site uniform numbers [S, B, ...].
         augmentation: draws of `flcore.data.augment`, each [S, B, ...]; empty without augmentation.
         draws: of the method, each [S, ...].
         noted_from: first step whose features are averaged by class (:attr:`Phase.note`); S for none.
@@ -35,7 +35,7 @@ class Tape:
 
     positions: Tensor
     sizes: tuple[int, ...]
-    noise: Mapping[str, Tensor]
+    drops: Mapping[str, Tensor]
     augmentation: Mapping[str, Tensor]
     draws: Mapping[str, Tensor]
     noted_from: int
@@ -68,21 +68,23 @@ def record_tape(
     for step, row in enumerate(rows):
         positions[step, : len(row)] = row
     steps, images = len(rows), phase.source is None
-    noise_generator = torch_stream(config.seed, "dropout", *keys)
-    noise = {
-        site: torch.rand(steps, batch_size, *shape, generator=noise_generator)
-        for site, shape in module.noise_shapes.items()
+    dropout_generator = torch_stream(config.seed, "dropout", *keys)
+    drops = {
+        site: torch.rand(steps, batch_size, *shape, generator=dropout_generator)
+        for site, shape in module.dropout_shapes.items()
     }
     augmentation: Mapping[str, Tensor] = {}
     if images and config.data.augmentation != "none":
         augment_generator = torch_stream(config.seed, "augmentation", *keys)
         flat = draw_augmentation(steps * batch_size, config.data.augmentation, augment_generator)
         augmentation = {name: draw.reshape(steps, batch_size, *draw.shape[1:]) for name, draw in flat.items()}
-    draws = experiment.method.draws(turn, steps, torch_stream(config.seed, "draws", *keys))
+    single = skip_single and size % batch_size == 1
+    planned = replace(turn, steps_per_pass=-(-size // batch_size) - single)
+    draws = experiment.method.draws(planned, steps, torch_stream(config.seed, "draws", *keys))
     return Tape(
         positions=positions.to(device),
         sizes=tuple(len(row) for row in rows),
-        noise={name: draw.to(device) for name, draw in noise.items()},
+        drops={name: draw.to(device) for name, draw in drops.items()},
         augmentation={name: draw.to(device) for name, draw in augmentation.items()},
         draws={name: draw.to(device) for name, draw in draws.items()},
         noted_from=sum(kept[:before]),

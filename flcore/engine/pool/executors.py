@@ -1,7 +1,8 @@
-"""Where clients are trained: in this process, or by long-lived workers. Same interface, same bytes.
+"""Where clients are trained: in this process, or by long-lived workers. Same interface, same bytes, same errors.
 
-An executor is handed a task, that is some stacks of clients, and returns their results by client id. Results are on
-disk before they are returned, and a result found there is not computed again.
+An executor is handed a group, that is some stacks of clients, and returns their results by client id. A result that is
+there already is not computed again. Workers write results to the disk; a process of its own may hold them in memory
+until the leg is committed (``engine.durability: leg``).
 """
 
 from __future__ import annotations
@@ -10,25 +11,63 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import ClassVar, Protocol, TypeVar
+
+from torch import Tensor
 
 from flcore.engine.checkpoint import Checkpoint, RunState
-from flcore.engine.client import Failure, Reply, Worker, download, failed
+from flcore.engine.client import TurnRunner, download
+from flcore.engine.failures import TurnError, failed, turn_part
+from flcore.engine.turns import Failure, Reply
+from flcore.errors import RunError
+from flcore.evaluation.scoring import Part, Request
 from flcore.experiment import Experiment
+from flcore.messages import Size
+from flcore.records import Record
 
-Task = Sequence[Sequence[int]]
-Replies = Mapping[int, Reply | Failure]
+Group = Sequence[Sequence[int]]
+"""Stacks of clients that are trained one after the other by the same worker."""
+
+Results = Mapping[int, Reply | Failure]
+Answer = TypeVar("Answer")
 
 
 class Executor(Protocol):
-    """Trains tasks; safe to call from several threads."""
+    """Trains groups of stacks; safe to call from several threads."""
 
-    def train(self, state: RunState, task: Task) -> Replies:
-        """Results of the leg after ``state`` for the clients of a task."""
+    def train(self, state: RunState, group: Group) -> Results:
+        """Results of the leg after ``state`` for the clients of a group.
+
+        Raises:
+            RunError: a client failed and ``federation.on_client_error`` is ``stop``; or the executor is closed.
+        """
+
+    def score(
+        self, server: Record, legs: Mapping[int, int], request: Request, parts: Sequence[Part]
+    ) -> Sequence[Mapping[str, Tensor]] | None:
+        """Answers to the parts of a scoring, in their order; None where that is better done by who asks.
+
+        Args:
+            server: what the server holds. legs: per client the leg that left its memory.
+            request: what is scored. parts: of it.
+        """
 
     def close(self) -> None:
-        """End workers."""
+        """End workers, and work that is under way on other threads."""
+
+
+class StoppedError(RunError):
+    """Work that was broken off, or not begun, because its executor is closed."""
+
+    def __init__(self) -> None:
+        """Say so."""
+        super().__init__("training was stopped")
+
+
+# ---- in this process ---------------------------------------------------------------------------------------------
 
 
 class InlineExecutor:
@@ -36,77 +75,170 @@ class InlineExecutor:
 
     def __init__(self, experiment: Experiment, checkpoint: Checkpoint) -> None:
         """Build the one worker."""
-        self._worker = Worker(experiment)
+        self._runner = TurnRunner(experiment)
         self._checkpoint = checkpoint
+        self._hold = experiment.config.engine.durability == "leg"
         self._one_at_a_time = threading.Lock()
+        self._closed = False
 
-    def train(self, state: RunState, task: Task) -> Replies:
-        """Train the task on this thread."""
+    def train(self, state: RunState, group: Group) -> Results:
+        """Train the group on this thread."""
         with self._one_at_a_time:
-            return train_task(self._worker, self._checkpoint, state, task)
+            return train_group(self._runner, self._checkpoint, state, group, lambda: self._closed, hold=self._hold)
+
+    def score(
+        self, server: Record, legs: Mapping[int, int], request: Request, parts: Sequence[Part]
+    ) -> Sequence[Mapping[str, Tensor]] | None:
+        """None: who asks is in the same process."""
+        return None
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Begin no other stack."""
+        self._closed = True
 
 
-def train_task(worker: Worker, checkpoint: Checkpoint, state: RunState, task: Task) -> dict[int, Reply | Failure]:
-    """Results of a task in the leg after ``state``: those on disk, else trained now and put there.
+def train_group(
+    runner: TurnRunner,
+    checkpoint: Checkpoint,
+    state: RunState,
+    group: Group,
+    stopped: Callable[[], bool],
+    *,
+    hold: bool = False,
+) -> dict[int, Reply | Failure]:
+    """Results of a group in the leg after ``state``: those that are there, else trained now and kept.
+
+    Args:
+        runner: carries out turns.
+        checkpoint: of the run. state: what it says.
+        group: of stacks.
+        stopped: whether nobody waits for results any more; asked before and after every stack.
+        hold: keep results in memory until the leg is committed, instead of on the disk.
 
     Raises:
-        RunError: a client failed and ``federation.on_client_error`` is ``stop``.
+        RunError: a client failed and ``federation.on_client_error`` is ``stop``. StoppedError: nobody waits.
     """
-    leg, drop = state.legs + 1, worker.experiment.config.federation.on_client_error == "drop"
-    replies: dict[int, Reply | Failure] = {}
-    for stack in task:
-        found = {client: checkpoint.load_reply(leg, client, state.run) for client in stack}
-        if all(reply is not None for reply in found.values()):
-            replies |= {client: reply for client, reply in found.items() if reply is not None}
+    leg, run, drop = state.legs + 1, state.run.digest, _drops(runner.experiment)
+    results: dict[int, Reply | Failure] = {}
+    for stack in group:
+        found = {client: checkpoint.load_reply(leg, client, run) for client in stack}
+        if all(result is not None for result in found.values()):
+            results |= {client: result for client, result in found.items() if result is not None}
             continue
+        if stopped():
+            raise StoppedError
         memories = partial(checkpoint.memory, memories=state.memories)
         # A stack with a reply missing is trained whole: the same bytes again for those that are there.
-        for client, result in worker.train(state.place, stack, state.server, memories).items():
-            if isinstance(result, Failure):
-                if not drop:
-                    raise failed(state.place, client, result.cause)
-                checkpoint.save_failure(leg, client, result, state.run)
-                replies[client] = result
+        turns = _turns(runner, state, stack, memories)
+        if stopped():  # another run may have begun in this folder
+            raise StoppedError
+        for client, turn in turns.items():
+            result, memory = (turn, Record()) if isinstance(turn, Failure) else turn
+            if isinstance(result, Failure) and not drop:
+                raise failed(state.place, _leg_name(runner.experiment, state), client, result)
+            if hold:
+                checkpoint.hold(leg, client, result, memory)
+            elif isinstance(result, Failure):
+                checkpoint.save_failure(leg, client, result, run)
             else:
-                checkpoint.save_reply(leg, client, *result, state.run)
-                replies[client] = result[0]
-    return replies
+                checkpoint.save_reply(leg, client, result, memory, run)
+            results[client] = result
+    return results
+
+
+def _turns(
+    runner: TurnRunner, state: RunState, stack: Sequence[int], memories: Callable[[int], Record]
+) -> dict[int, tuple[Reply, Record] | Failure]:
+    """The turns of a stack. Whoever's turn raises an error has failed, and the others are trained without it."""
+    experiment = runner.experiment
+    results: dict[int, tuple[Reply, Record] | Failure] = {}
+    waiting = list(stack)
+    while waiting:
+        try:
+            with turn_part(state.place, _leg_name(experiment, state), waiting, ""):
+                return results | runner.train(state.place, waiting, state.server, memories)
+        except TurnError as error:
+            if not _drops(experiment):
+                raise
+            blamed = [client for client in waiting if client in error.clients] or waiting
+            for client in blamed:
+                down = _sent(state, client, experiment)
+                results[client] = Failure(error.cause, down, error.part, error.details)
+            waiting = [client for client in waiting if client not in blamed]
+    return results
+
+
+def _drops(experiment: Experiment) -> bool:
+    return experiment.config.federation.on_client_error == "drop"
+
+
+def _leg_name(experiment: Experiment, state: RunState) -> str:
+    return experiment.method.legs(state.place.round, experiment.setting)[state.place.leg].name
+
+
+def _sent(state: RunState, client: int, experiment: Experiment) -> dict[str, Size]:
+    """What a client that failed had been sent: nothing, where making its message is what failed."""
+    try:
+        return download(state.server, client, experiment, state.place)
+    except Exception:
+        return {}
+
+
+# ---- by workers --------------------------------------------------------------------------------------------------
 
 
 class WorkerLostError(Exception):
-    """A worker died while it had work."""
+    """A worker died while it had work; says how."""
 
 
 class WorkerHandle(ABC):
     """A long-lived worker somewhere, as a pool sees it."""
 
     @abstractmethod
-    def train(self, state: RunState, task: Task) -> None:
-        """Have a task trained and its results on disk.
+    def train(self, state: RunState, group: Group) -> None:
+        """Have a group trained and its results on disk.
 
         Raises:
-            WorkerLostError: the worker died. RunError: training failed.
+            WorkerLostError: the worker died. Exception: what was raised there, as it would be raised here.
         """
+
+    shares_scoring: ClassVar[bool] = False
+    """Whether :meth:`score` is there to be asked."""
+
+    def score(self, folder: Path, number: int, request: Request, part: Part) -> Mapping[str, Tensor]:
+        """Answer a part of a scoring.
+
+        Args:
+            folder: with what is scored, see :meth:`flcore.engine.checkpoint.Checkpoint.show`.
+            number: of what lies there now; each is another state.
+            request: what is scored. part: of it.
+
+        Raises:
+            WorkerLostError: the worker died. Exception: what was raised there, as it would be raised here.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def dismiss(self) -> None:
+        """Have the worker leave; if it is at work, at once."""
 
     @abstractmethod
     def end(self) -> None:
-        """End the worker, dead or alive."""
+        """See to it that the worker, dismissed or dead, is gone."""
 
 
 class PoolExecutor:
     """Trains on workers that load the data once and live as long as the run.
 
-    A worker that dies is replaced and its task trained again, without what is on disk already; after a second death the
-    task's clients are tried one stack at a time, and a stack that costs two more workers is what fails.
+    A worker that dies is replaced and its group trained again, without what is on disk already; after a second death
+    the group's clients are tried one stack at a time, and a stack that costs two more workers is what fails. An error
+    is no death: it comes back as a message, and the worker lives on.
     """
 
     def __init__(
         self, start: Callable[[int], WorkerHandle], workers: int, experiment: Experiment, checkpoint: Checkpoint
     ) -> None:
-        """Start the workers; they load their data while the caller goes on.
+        """Start the workers.
 
         Args:
             start: makes the worker in a place from 0 to ``workers`` - 1.
@@ -114,60 +246,119 @@ class PoolExecutor:
             experiment: the run. checkpoint: its folder.
         """
         self._start, self._experiment, self._checkpoint = start, experiment, checkpoint
-        self._idle: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._lock, self._closed = threading.Lock(), False
+        self._scorings = 0
+        self._idle: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._workers = {place: start(place) for place in range(workers)}
         for place in range(workers):
             self._idle.put(place)
 
-    def train(self, state: RunState, task: Task) -> Replies:
-        """Hand the task to the next idle worker and wait for it."""
-        if not self._try_twice(state, task):
-            for stack in task:
-                if not self._missing(state, stack) or self._try_twice(state, [stack]):
+    def train(self, state: RunState, group: Group) -> Results:
+        """Hand the group to the next idle worker and wait for it."""
+        if self._deaths(state, group):
+            for stack in group:
+                if all(result is not None for result in self._found(state, stack).values()):
                     continue
-                self._give_up(state, stack)
-        return self._collect(state, task)
+                deaths = self._deaths(state, [stack])
+                if deaths:
+                    self._give_up(state, stack, deaths[-1])
+        return self._collect(state, group)
 
-    def _try_twice(self, state: RunState, task: Task) -> bool:
-        """Train a task, once more if the worker dies; False if the second one died too."""
-        for _ in range(2):
-            place = self._idle.get()
+    def score(
+        self, server: Record, legs: Mapping[int, int], request: Request, parts: Sequence[Part]
+    ) -> Sequence[Mapping[str, Tensor]] | None:
+        """Hand out the parts one by one to whoever is idle; None where workers share no disk with this process."""
+        if not all(worker.shares_scoring for worker in self._workers.values()):
+            return None
+        self._scorings += 1
+        folder, number = self._checkpoint.show(server, legs), self._scorings
+
+        def answer(part: Part) -> Mapping[str, Tensor]:
             try:
-                self._workers[place].train(state, task)
+                return self.on_worker(lambda worker: worker.score(folder, number, request, part))
             except WorkerLostError:
-                self._workers[place].end()
-                self._workers[place] = self._start(place)
-                continue
+                return self.on_worker(lambda worker: worker.score(folder, number, request, part))
+
+        try:
+            with ThreadPoolExecutor(len(self._workers)) as threads:
+                return list(threads.map(answer, parts))
+        except WorkerLostError as error:
+            raise RunError(f"a worker died twice while it scored, the last one {error}: memory may be short") from error
+
+    def _deaths(self, state: RunState, group: Group) -> list[str]:
+        """Have a group trained, a second time if the worker dies; how workers died where both did, else nothing."""
+        deaths: list[str] = []
+        for _ in range(2):
+            try:
+                self.on_worker(lambda worker: worker.train(state, group))
+            except WorkerLostError as error:
+                deaths.append(str(error))
             else:
-                return True
-            finally:
-                self._idle.put(place)
-        return False
+                return []
+        return deaths
 
-    def _missing(self, state: RunState, stack: Sequence[int]) -> bool:
-        return any(self._checkpoint.load_reply(state.legs + 1, client, state.run) is None for client in stack)
+    def on_worker(self, work: Callable[[WorkerHandle], Answer]) -> Answer:
+        """Have something done by the next idle worker.
 
-    def _give_up(self, state: RunState, stack: Sequence[int]) -> None:
+        Raises:
+            WorkerLostError: it died, and another one has taken its place. StoppedError: the pool is closed.
+        """
+        place = self._idle.get()
+        if place is None:
+            self._idle.put(None)  # for the next one who waits
+            raise StoppedError
+        try:
+            return work(self._worker(place))
+        except WorkerLostError:
+            self._replace(place)
+            raise
+        finally:
+            self._idle.put(place)
+
+    def _worker(self, place: int) -> WorkerHandle:
+        with self._lock:
+            if self._closed:
+                raise StoppedError
+            return self._workers[place]
+
+    def _replace(self, place: int) -> None:
+        with self._lock:
+            if self._closed:
+                raise StoppedError
+            self._workers[place].end()
+            self._workers[place] = self._start(place)
+
+    def _found(self, state: RunState, stack: Sequence[int]) -> dict[int, Reply | Failure | None]:
+        return {client: self._checkpoint.load_reply(state.legs + 1, client, state.run.digest) for client in stack}
+
+    def _give_up(self, state: RunState, stack: Sequence[int], death: str) -> None:
         cause = (
-            "workers died again and again training it; see their output above, or, if there is none, memory was short: "
-            "try a smaller engine.workers or engine.stack_size"
+            f"workers died again and again training it, the last one {death}; see their output above, or, if there is "
+            "none, memory was short: try a smaller engine.workers or engine.stack_size"
         )
-        if self._experiment.config.federation.on_client_error == "stop":
-            raise failed(state.place, stack[0], cause)
         for client in stack:
-            down = download(state.server, client, self._experiment, state.place)
-            self._checkpoint.save_failure(state.legs + 1, client, Failure(cause, down), state.run)
+            failure = Failure(cause, _sent(state, client, self._experiment))
+            if not _drops(self._experiment):
+                raise failed(state.place, _leg_name(self._experiment, state), client, failure)
+            self._checkpoint.save_failure(state.legs + 1, client, failure, state.run.digest)
 
-    def _collect(self, state: RunState, task: Task) -> dict[int, Reply | Failure]:
-        replies: dict[int, Reply | Failure] = {}
-        for client in (client for stack in task for client in stack):
-            reply = self._checkpoint.load_reply(state.legs + 1, client, state.run)
-            if reply is None:
-                raise failed(state.place, client, "the worker's reply is missing on disk")
-            replies[client] = reply
-        return replies
+    def _collect(self, state: RunState, group: Group) -> dict[int, Reply | Failure]:
+        results: dict[int, Reply | Failure] = {}
+        for client, result in self._found(state, [client for stack in group for client in stack]).items():
+            if result is None:
+                missing = Failure("the worker's reply is missing on disk", {})
+                raise failed(state.place, _leg_name(self._experiment, state), client, missing)
+            results[client] = result
+        return results
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers; whoever waits for one is told that training was stopped."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._idle.put(None)
+        for worker in self._workers.values():
+            worker.dismiss()
         for worker in self._workers.values():
             worker.end()

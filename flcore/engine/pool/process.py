@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property, partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint, RunState
-from flcore.engine.client import Worker
-from flcore.engine.pool.executors import PoolExecutor, Task, WorkerHandle, WorkerLostError, train_task
+from flcore.engine.client import TurnRunner
+from flcore.engine.failures import located, packed, unpacked
+from flcore.engine.pool.executors import (
+    Group,
+    PoolExecutor,
+    StoppedError,
+    WorkerHandle,
+    WorkerLostError,
+    train_group,
+)
 from flcore.engine.pool.workers import worker_count
-from flcore.errors import ProtoflError, RunError
+from flcore.evaluation.scoring import Part, Request, Scorer
 from flcore.experiment import Experiment
+from flcore.records import Record
+
+_SECONDS_TO_LEAVE = 5
+_SECONDS_BETWEEN_LOOKS = 1
 
 
 def local_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint: Checkpoint) -> PoolExecutor:
@@ -36,65 +54,142 @@ def local_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoi
 
 
 class _Process(WorkerHandle):
+    shares_scoring = True
+
     def __init__(self, context: Any, arguments: tuple[Any, ...]) -> None:
         self._pipe: Connection
         self._pipe, theirs = context.Pipe()
+        self._at_work = threading.Lock()
         self._process: BaseProcess = context.Process(target=_serve, args=(theirs, *arguments), daemon=True)
-        self._process.start()
+        with _deaf_children():
+            self._process.start()
         theirs.close()
 
-    def train(self, state: RunState, task: Task) -> None:
-        try:
-            self._pipe.send((state.legs, [list(stack) for stack in task]))
-            failure = self._pipe.recv()
-        except (EOFError, OSError) as error:
-            raise WorkerLostError from error
-        if failure is not None:
-            raise RunError(failure)
+    def train(self, state: RunState, group: Group) -> None:
+        self._ask("train", state.legs, [list(stack) for stack in group])
+
+    def score(self, folder: Path, number: int, request: Request, part: Part) -> dict[str, Tensor]:
+        answers = self._ask("score", str(folder), number, request, part)
+        return {name: torch.from_numpy(values) for name, values in answers.items()}
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        with self._at_work:
+            try:
+                self._pipe.send((what, *arguments))
+                while not self._pipe.poll(_SECONDS_BETWEEN_LOOKS):
+                    # A process that it started itself may hold its end of the pipe open.
+                    if not self._process.is_alive() and not self._pipe.poll():
+                        raise EOFError
+                error, answer = self._pipe.recv()
+            except (EOFError, OSError) as broken:
+                raise WorkerLostError(self._how_it_died()) from broken
+        if error is not None:
+            raise unpacked(error)
+        return answer
+
+    def _how_it_died(self) -> str:
+        self._process.join(_SECONDS_BETWEEN_LOOKS)
+        code = self._process.exitcode
+        if code is None:
+            return "without closing"
+        return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+    def dismiss(self) -> None:
+        if self._at_work.acquire(blocking=False):
+            self._pipe.close()
+            self._at_work.release()
+        else:
+            self._process.kill()  # what it has answered lies on the disk
 
     def end(self) -> None:
-        self._pipe.close()
-        self._process.join(timeout=5)
+        self._process.join(_SECONDS_TO_LEAVE)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
+        self._pipe.close()
 
 
-def _serve(
-    pipe: Connection,
-    place: int,
-    config: Mapping[str, Any],
-    stacked: bool,
-    prepared: str,
-    partition: str,
-    folder: str,
-) -> None:
-    """A worker's life: load, then answer requests until the parent is gone.
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes that this thread starts do not hear Ctrl-C, not even while they are still loading Python.
 
-    What the user can mend goes back as a message; anything else ends the process, with its traceback on standard error.
+    It reaches every process of a terminal; what becomes of the workers is for their parent to decide.
     """
-    run_config, checkpoint = Config.from_mapping(config), Checkpoint(Path(folder))
-    prepare_process(place, run_config.engine.precision)
-    worker: Worker | None = None
-    state: RunState | None = None
+    resource_tracker.ensure_running()  # which is started with the first process, and would undo the mask
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(pipe: Connection, place: int, *arguments: Any) -> None:
+    """A worker's life: answer requests until the parent is gone. What goes wrong goes back as a message."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    worker = _Worker(place, *arguments)
     while True:
         try:
-            legs, task = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+            what, *arguments = pipe.recv()
+        except (EOFError, OSError):
             return
-        failure = None
+        error: Mapping[str, Any] | None = None
+        answer: Mapping[str, Any] | None = None
         try:
-            if worker is None:
-                worker = Worker(Experiment.open(run_config, Path(prepared), Path(partition), stack=stacked))
-            if state is None or state.legs != legs:
-                state = checkpoint.read_state()
-            train_task(worker, checkpoint, state, task)
-        except ProtoflError as error:
-            failure = str(error)
+            if what == "train":
+                legs, group = arguments
+                # Between a request and its answer the parent says nothing: whatever can be read is the pipe's end.
+                worker.train(legs, group, pipe)
+            else:
+                folder, number, request, part = arguments
+                answer = worker.score(folder, number, request, part)
+        except StoppedError:
+            return
+        except Exception as raised:
+            error = packed(raised)
         try:
-            pipe.send(failure)
+            pipe.send((error, answer))
         except OSError:
             return  # the parent is gone; what was trained lies on the disk
+
+
+class _Worker:
+    """What a worker process keeps between requests; loaded with the first one, whose errors go back like any."""
+
+    def __init__(
+        self, place: int, config: Mapping[str, Any], stacked: bool, prepared: str, partition: str, folder: str
+    ) -> None:
+        self._place, self._config, self._stacked = place, config, stacked
+        self._data = Path(prepared), Path(partition)
+        self._checkpoint = Checkpoint(Path(folder))
+        self._runner: TurnRunner | None = None
+        self._state: RunState | None = None
+        self._scorer: Scorer | None = None
+        self._shown: tuple[int, Record, Mapping[int, int]] | None = None
+
+    @cached_property
+    def _experiment(self) -> Experiment:
+        config = Config.from_mapping(self._config)
+        prepare_process(self._place, config.engine.precision)
+        return Experiment.open(config, *self._data, stack=self._stacked)
+
+    def score(self, folder: str, number: int, request: Request, part: Part) -> dict[str, Any]:
+        with located("scoring"):
+            if self._scorer is None:
+                self._scorer = Scorer(self._experiment)
+            if self._shown is None or self._shown[0] != number:
+                self._shown = (number, *self._checkpoint.shown(Path(folder)))
+            _, server, legs = self._shown
+            memories = partial(self._checkpoint.memory, memories=legs)
+            answers = self._scorer.answer(request, part, server, memories)
+            return {name: values.numpy() for name, values in answers.items()}
+
+    def train(self, legs: int, group: Group, pipe: Connection) -> None:
+        with located("a worker's start"):
+            if self._runner is None:
+                self._runner = TurnRunner(self._experiment)
+        if self._state is None or self._state.legs != legs:
+            self._state = self._checkpoint.read_state()
+        train_group(self._runner, self._checkpoint, self._state, group, pipe.poll)
 
 
 def set_precision(name: str) -> None:

@@ -1,8 +1,9 @@
 """Workers as Ray actors: on this machine, or on a cluster that shares no disk with it.
 
-An actor asks for one CPU and a share of a GPU, loads the data once and lives as long as the run. The state travels once
-per leg and node through Ray's object store; a client's memory goes with its task, its reply and new memory come back
-and are written here. The bytes are those of the local pool. Ray is imported here alone, and only when it is used.
+An actor asks for one CPU and a share of a GPU, loads the data once and lives as long as the run. Data are sent only to
+where they do not lie already. The state travels once per leg and node through Ray's object store, without what has not
+changed; a client's memory goes with its group, its reply and new memory come back and are written here. The bytes are
+those of the local pool. Ray is imported here alone, and only when it is used.
 """
 
 from __future__ import annotations
@@ -12,20 +13,32 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint, RunState
-from flcore.engine.client import Worker
-from flcore.engine.pool.executors import PoolExecutor, Task, WorkerHandle, WorkerLostError, train_task
+from flcore.engine.client import TurnRunner
+from flcore.engine.failures import LocatedError, located, packed, unpacked
+from flcore.engine.pool.executors import (
+    Group,
+    PoolExecutor,
+    WorkerHandle,
+    WorkerLostError,
+    train_group,
+)
 from flcore.engine.pool.process import prepare_process
 from flcore.engine.pool.workers import worker_count
-from flcore.errors import ConfigError, ProtoflError, RunError
+from flcore.errors import ConfigError
 from flcore.experiment import Experiment
+from flcore.files import replace_file
+from flcore.plugins import brought
 
 Files = Mapping[str, bytes]
+References = Mapping[str, Sequence[Any]]
+"""Ray's references by name of file, each in a list of its own: bare ones would be resolved on the way."""
 
 
 def ray_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint: Checkpoint) -> PoolExecutor:
@@ -35,14 +48,14 @@ def ray_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint
         ConfigError: Ray is not installed, or there is no cluster at ``engine.ray_address``.
     """
     ray = _connect(experiment.config)
-    shared = _Shared(ray, checkpoint)
-    data = ray.put({"prepared": _read_folder(prepared), "partition": _read_folder(partition)})
+    shared = _Shared(ray, checkpoint, {"prepared": prepared, "partition": partition})
     engine = experiment.config.engine
     actor = ray.remote(num_cpus=1, num_gpus=engine.gpus_per_worker, max_restarts=0)(RayWorker)
-    arguments = (experiment.config.to_mapping(), experiment.stacked, str(prepared), str(partition))
+    config, stacked = experiment.config.to_mapping(), experiment.stacked
+    sources = {plugin.name: plugin.source for plugin in experiment.config.plugins}
 
     def start(place: int) -> WorkerHandle:
-        return _Actor(ray, actor.remote(place, *arguments, [data]), shared)
+        return _Actor(ray, actor.remote(place, config, stacked, sources), shared)
 
     return PoolExecutor(start, worker_count(engine), experiment, checkpoint)
 
@@ -69,40 +82,63 @@ def _connect(config: Config) -> Any:
     return ray
 
 
-def _read_folder(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
-
-
 class _Shared:
-    """The state of the leg under way in Ray's object store, put there once for all actors."""
+    """What all actors get, in Ray's object store, put there once."""
 
-    def __init__(self, ray: Any, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, ray: Any, checkpoint: Checkpoint, folders: Mapping[str, Path]) -> None:
+        self.checkpoint, self.folders = checkpoint, folders
         self._ray, self._lock = ray, threading.Lock()
-        self._legs, self._reference = -1, None
+        self._legs, self._references = -1, dict[str, list[Any]]()
 
-    def state(self, legs: int) -> Any:
-        """A reference to the committed state's bytes."""
+    @cached_property
+    def descriptions(self) -> dict[str, Files]:
+        """By folder, what describes its content; small."""
+        return {name: _content(sorted(folder.glob("*.json"))) for name, folder in self.folders.items()}
+
+    def data(self) -> Any:
+        """A reference to all files, for nodes without them."""
+        with self._lock:
+            return self._data
+
+    @cached_property
+    def _data(self) -> Any:
+        files = {name: [path for path in folder.iterdir() if path.is_file()] for name, folder in self.folders.items()}
+        return self._ray.put({name: _content(paths) for name, paths in files.items()})
+
+    def state(self, legs: int) -> References:
+        """References to the files of the committed state; those of files that have not changed stay the same."""
         with self._lock:
             if self._legs != legs:
-                self._reference = self._ray.put(self.checkpoint.state_file.read_bytes())
-                self._legs = legs
-            return self._reference
+                found: dict[str, list[Any]] = {}
+                for path in self.checkpoint.state_files():
+                    known = None if path == self.checkpoint.state_file else self._references.get(path.name)
+                    found[path.name] = known or [self._ray.put(path.read_bytes())]
+                self._legs, self._references = legs, found
+            return self._references
+
+
+def _content(paths: Iterable[Path]) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in paths}
 
 
 class _Actor(WorkerHandle):
     def __init__(self, ray: Any, actor: Any, shared: _Shared) -> None:
         self._ray, self._actor, self._shared = ray, actor, shared
+        self._has_data, self._dismissed = False, False
 
-    def train(self, state: RunState, task: Task) -> None:
-        checkpoint, leg = self._shared.checkpoint, state.legs + 1
+    def train(self, state: RunState, group: Group) -> None:
+        checkpoint, leg, run = self._shared.checkpoint, state.legs + 1, state.run.digest
         missing = [
-            list(stack)
-            for stack in task
-            if any(checkpoint.load_reply(leg, client, state.run) is None for client in stack)
+            list(stack) for stack in group if any(checkpoint.load_reply(leg, client, run) is None for client in stack)
         ]
         if not missing:
             return
+        if not self._has_data:
+            shared = self._shared
+            places = {name: str(folder.absolute()) for name, folder in shared.folders.items()}
+            if not self._ask(self._actor.find_data.remote(places, shared.descriptions)):
+                self._ask(self._actor.take_data.remote([shared.data()]))
+            self._has_data = True
         memories = {
             path.relative_to(checkpoint.directory).as_posix(): path.read_bytes()
             for stack in missing
@@ -110,16 +146,28 @@ class _Actor(WorkerHandle):
             if client in state.memories
             for path in (checkpoint.memory_file(client, state.memories[client]),)
         }
-        request = self._actor.train.remote(state.legs, [self._shared.state(state.legs)], memories, missing)
-        try:
-            failure, files = self._ray.get(request)
-        except self._ray.exceptions.RayError as error:
-            # The actor died, or something nobody foresaw went wrong in it: said as a process of the local pool says it.
-            print(error, file=sys.stderr)
-            raise WorkerLostError from error
+        error, files = self._ask(
+            self._actor.train.remote(state.legs, self._shared.state(state.legs), memories, missing)
+        )
         _write(checkpoint.directory, files)
-        if failure is not None:
-            raise RunError(failure)
+        if error is not None:
+            raise unpacked(error)
+
+    def _ask(self, request: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(request)
+        except errors.RayTaskError as error:
+            first = next(iter(str(error.cause).splitlines()), "")
+            raise LocatedError(f"a Ray actor: {type(error.cause).__name__}: {first}", str(error)) from error
+        except errors.RayError as error:
+            if not self._dismissed:
+                print(error, file=sys.stderr)
+            raise WorkerLostError(f"as Ray says: {type(error).__name__}") from error
+
+    def dismiss(self) -> None:
+        self._dismissed = True
+        self._ray.kill(self._actor)
 
     def end(self) -> None:
         self._ray.kill(self._actor)
@@ -128,72 +176,83 @@ class _Actor(WorkerHandle):
 def _write(directory: Path, files: Files) -> None:
     """Put files below a directory, each all or nothing, memories before the replies that name them."""
     for name in sorted(files):  # clients/... comes before legs/...
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        with temporary.open("wb") as file:
-            file.write(files[name])
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        content = files[name]
+        replace_file(directory / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
 
 
 class RayWorker:
     """What runs in an actor: a worker with a checkpoint folder of its own."""
 
-    def __init__(
-        self, place: int, config: Mapping[str, Any], stacked: bool, prepared: str, partition: str, data: Sequence[Any]
-    ) -> None:
-        """Load the data, from this node's disk where the same files lie there, else as they were sent."""
-        import ray
-
-        run_config = Config.from_mapping(config)
-        prepare_process(place, run_config.engine.precision)
+    def __init__(self, place: int, config: Mapping[str, Any], stacked: bool, plugins: Files) -> None:
+        """Keep what it is told; whatever may fail comes later, with a request that can answer."""
+        self._place, self._config, self._stacked, self._plugins = place, config, stacked, plugins
         self._folder = tempfile.TemporaryDirectory(prefix="protofl-ray-")
-        root = Path(self._folder.name)
-        sent: Mapping[str, Files] = ray.get(data[0])
-        folders = {
-            "prepared": _found_or_written(Path(prepared), root / "prepared", sent["prepared"]),
-            "partition": _found_or_written(Path(partition), root / "partition", sent["partition"]),
-        }
-        del sent
-        experiment = Experiment.open(run_config, folders["prepared"], folders["partition"], stack=stacked)
-        self._worker = Worker(experiment)
-        self._checkpoint = Checkpoint(root / "checkpoint")
-        (self._checkpoint.directory / "clients").mkdir(parents=True)
+        self._root = Path(self._folder.name)
+        self._data: Mapping[str, Path] = {}
+        self._checkpoint = Checkpoint(self._root / "checkpoint")
+        self._runner: TurnRunner | None = None
         self._state: RunState | None = None
 
-    def train(
-        self, legs: int, reference: Sequence[Any], memories: Files, task: Task
-    ) -> tuple[str | None, dict[str, bytes]]:
-        """Train a task in the leg after ``legs``: what went wrong, and the files of replies and memories."""
+    def find_data(self, folders: Mapping[str, str], descriptions: Mapping[str, Files]) -> bool:
+        """Look whether folders with the same description files lie on this node's disk."""
+        self._data = {name: Path(folder) for name, folder in folders.items()}
+        return all(_is_described(folder, descriptions[name]) for name, folder in self._data.items())
+
+    def take_data(self, reference: Sequence[Any]) -> None:
+        """Write the folders as they are sent."""
         import ray
 
-        checkpoint = self._checkpoint
-        if self._state is None or self._state.legs != legs:
-            _write(checkpoint.directory, {checkpoint.state_file.name: ray.get(reference[0])})
-            self._state = checkpoint.read_state()
-        _write(checkpoint.directory, memories)
-        failure = None
+        self._data = {name: self._root / name for name in self._data}
+        for name, files in ray.get(reference[0]).items():
+            _write(self._data[name], files)
+
+    def train(
+        self, legs: int, state: References, memories: Files, group: Group
+    ) -> tuple[dict[str, Any] | None, dict[str, bytes]]:
+        """Train a group in the leg after ``legs``: what went wrong, and the files of replies and memories."""
+        error = None
         try:
-            train_task(self._worker, checkpoint, self._state, task)
-        except ProtoflError as error:
-            failure = str(error)
+            _write(self._checkpoint.directory, memories)
+            train_group(self._opened(), self._checkpoint, self._updated(legs, state), group, lambda: False)
+        except Exception as raised:
+            error = packed(raised)
         files: dict[str, bytes] = {}
-        for path in sorted(checkpoint.directory.rglob("*.*")):
-            name = path.relative_to(checkpoint.directory).as_posix()
-            if path == checkpoint.state_file or not path.is_file():
-                continue
-            if name not in memories:
-                files[name] = path.read_bytes()
-            path.unlink()  # the next task brings its own
-        return failure, files
+        for folder in ("clients", "legs"):
+            for path in sorted((self._checkpoint.directory / folder).rglob("*.*")):
+                name = path.relative_to(self._checkpoint.directory).as_posix()
+                if name not in memories:
+                    files[name] = path.read_bytes()
+                path.unlink()  # the next group brings its own
+        return error, files
+
+    def _opened(self) -> TurnRunner:
+        if self._runner is None:
+            with located("a worker's start"):
+                config = Config.from_mapping(brought(self._config, self._plugins, self._root))
+                prepare_process(self._place, config.engine.precision)
+                experiment = Experiment.open(
+                    config, self._data["prepared"], self._data["partition"], stack=self._stacked
+                )
+                self._runner = TurnRunner(experiment)
+        return self._runner
+
+    def _updated(self, legs: int, references: References) -> RunState:
+        """The committed state; of its files only those are fetched that are not here."""
+        import ray
+
+        if self._state is None or self._state.legs != legs:
+            directory, current = self._checkpoint.directory, self._checkpoint.state_file.name
+            fetched = [name for name in references if name == current or not (directory / name).exists()]
+            contents: Any = ray.get([references[name][0] for name in fetched])
+            _write(directory, dict(zip(fetched, contents, strict=True)))
+            self._state = self._checkpoint.read_state()
+            for path in directory.glob("server.*"):
+                if path.name not in references:
+                    path.unlink()
+        return self._state
 
 
-def _found_or_written(here: Path, copy: Path, sent: Files) -> Path:
-    """A folder of this node with the same description files as those sent, else a copy of what was sent."""
-    described = [name for name in sent if name.endswith(".json")]
-    if described and all((here / name).is_file() and (here / name).read_bytes() == sent[name] for name in described):
-        return here
-    _write(copy, sent)
-    return copy
+def _is_described(folder: Path, description: Files) -> bool:
+    return bool(description) and all(
+        (folder / name).is_file() and (folder / name).read_bytes() == content for name, content in description.items()
+    )

@@ -5,51 +5,47 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flcore.engine.client import Worker
-from flcore.evaluation.scoring import Memories, Scorer
-from flcore.experiment import Experiment
+from flcore.evaluation.analyses.base import FinishedRun
+from flcore.evaluation.answering import global_model, own_model
+from flcore.evaluation.forward import Forward, StoredImages
+from flcore.evaluation.scored_data import scored_data
 from flcore.messages import Weights
 from flcore.methods.vocabulary import with_statistics
-from flcore.models import Backbone, load_weights
-from flcore.records import Record, on_device, payload_of
+from flcore.models.base import Backbone
+from flcore.records import Record, on_device
 
-BEFORE_CALIBRATION = ("uncalibrated", "model_before")
-"""Names in a server's record of the global model (or the changed part of it) as it was before a calibration."""
-
-
-def name_before(server: Record) -> str | None:
-    """The one of :data:`BEFORE_CALIBRATION` that a record has; None where there was no calibration."""
-    return next((name for name in BEFORE_CALIBRATION if name in server), None)
+BEFORE_CALIBRATION = "before_calibration"
+"""Label of the state in front of a server's calibration (:meth:`flcore.methods.base.Method.score_before`)."""
 
 
-class Answers(Scorer):
-    """A scorer that shows its models and their answers instead of scores: analyses look at what is scored.
+class Answers:
+    """A run's models and their answers: what analyses look at is what is scored.
 
     Attributes:
         images: the global test images (with ``evaluation.split: validation`` the clients' validation images), uint8.
         labels: theirs, int64.
     """
 
-    def __init__(self, experiment: Experiment, server: Record, memories: Memories) -> None:
+    def __init__(self, run: FinishedRun) -> None:
         """Build a model; nothing is computed yet."""
-        super().__init__(Worker(experiment))
-        self.server = on_device(server, experiment.config.engine.device)
-        self._memories = memories
+        self._run, self._experiment = run, run.experiment
+        self._forward = Forward(run.experiment)
+        self._data = scored_data(run.experiment)
+        self.server = on_device(run.server, run.experiment.config.engine.device)
         self.images = self._data.images[: self._data.num_shared]
         self.labels = self._data.shared_labels
 
     def memory(self, client: int) -> Record:
         """What a client remembers; nothing where the only trainer stands at the server."""
-        return Record() if self._experiment.method.data_scope == "union" else self._memories(client)
+        return Record() if self._experiment.method.data_scope == "union" else self._run.memories(client)
 
     def global_model(self) -> Weights | None:
         """The model that answers for everybody, with the statistics it is scored with; None where there is none."""
-        model = self._global_model(self.server, self.memory)
-        return None if model is None else with_statistics(model, {}, self._experiment.setting)
+        return global_model(self._experiment, self.server, self.memory)
 
     def own_model(self, client: int) -> Weights | None:
         """The model that answers for this client alone; None where the global one does."""
-        return self._own_model(self.server, client, self.memory(client))
+        return own_model(self._experiment, self.server, client, self.memory(client))
 
     def reference_model(self) -> tuple[Weights, str]:
         """The model whose features are looked at where one is enough, and its name in words."""
@@ -61,12 +57,11 @@ class Answers(Scorer):
         return own, "client 0's model (there is no global one)"
 
     def uncalibrated_model(self) -> Weights | None:
-        """The global model before the server's calibration, where the server kept what it changed."""
-        after, name = self.global_model(), name_before(self.server)
-        if after is None or name is None:
+        """The global model before the server's calibration; None where that state was not kept."""
+        if BEFORE_CALIBRATION not in self._run.before:
             return None
-        before = payload_of(Weights, self.server, name)
-        return Weights({**after.params, **before.params}, {**after.buffers, **before.buffers})
+        server = on_device(self._run.before[BEFORE_CALIBRATION], self._experiment.config.engine.device)
+        return global_model(self._experiment, server, self.memory)
 
     def own_test(self, client: int) -> tuple[Tensor, Tensor]:
         """Images and labels that a client is scored on."""
@@ -74,12 +69,17 @@ class Answers(Scorer):
         return self._data.images[rows], self._data.labels[rows]
 
     def classes(self, client: int) -> Tensor:
-        """What a client holds in training, bool [K]."""
-        return self._classes(client)
+        """The classes that a client has met in training, bool [K]."""
+        stream = self._experiment.stream
+        return torch.from_numpy(stream.met(stream.rounds))[client]
 
     def scores(self, weights: Weights, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """The method's scores [N, K] for uint8 images (or floating ones on 0 to 255) [N, C, H, W]."""
-        return self._scores(weights, images, self.server, classes)
+        stored, held = StoredImages(self._experiment, images), None
+        if classes is not None:
+            held = classes.to(self._experiment.config.engine.device)
+        predict = self._experiment.method.predict
+        return self._forward.answers(weights, stored, {"": predict}, self.server, held)[""]
 
     def predictions(self, weights: Weights, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """The predicted classes, int64 [N]; without images none."""
@@ -89,24 +89,22 @@ class Answers(Scorer):
 
     def logits(self, weights: Weights, images: Tensor) -> Tensor:
         """The network's own logits [N, K], whatever else the method predicts with; of real classes only."""
-        module = self.module(weights)
-        logits = self._worker.over_images(images, lambda batch: module.classify(module.features(batch)))
-        return logits[:, : self._experiment.setting.num_classes].cpu()
+        return self._part(weights, images, "logits")[:, : self._experiment.setting.num_classes]
 
     def features(self, weights: Weights, images: Tensor) -> Tensor:
         """Features [N, d], float32 on the CPU."""
-        module = self.module(weights)
-        return self._worker.over_images(images, module.features).cpu()
+        return self._part(weights, images, "features")
 
     def encoded(self, weights: Weights, images: Tensor) -> Tensor:
         """What the projection reads [N, e], float32 on the CPU; the features where there is no projection."""
-        module = self.module(weights)
-        return self._worker.over_images(images, module.encode).cpu()
+        return self._part(weights, images, "encode")
+
+    def _part(self, weights: Weights, images: Tensor, part: str) -> Tensor:
+        return self._forward.part(weights, StoredImages(self._experiment, images), part).cpu()
 
     def module(self, weights: Weights) -> Backbone:
         """The model in evaluation mode; it is the same object for every call, with the weights of the last one."""
-        load_weights(self._worker.module, with_statistics(weights, {}, self._experiment.setting))
-        return self._worker.module.eval()
+        return self._forward.with_weights(with_statistics(weights, {}, self._experiment.setting))
 
     def training_images(self, client: int, label: int) -> Tensor:
         """A client's training images of a class, uint8."""

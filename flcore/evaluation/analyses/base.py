@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcore.evaluation.scoring import Memories
+from flcore.evaluation.answering import Memories
 from flcore.experiment import Experiment
 from flcore.records import Record
 from flcore.rng import torch_stream
@@ -33,27 +33,46 @@ class Result:
 
 
 @dataclass(frozen=True)
+class FinishedRun:
+    """What a finished run left.
+
+    Attributes:
+        experiment: the run.
+        server: what the server holds.
+        memories: client id to what that client remembers.
+        before: states of its last round that were scored too (:meth:`flcore.methods.base.Method.score_before`): by
+            label what the server held then.
+    """
+
+    experiment: Experiment
+    server: Record
+    memories: Memories
+    before: Mapping[str, Record] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Analysis:
     """One analysis.
 
     Attributes:
         summary: one line.
-        compute: (experiment, what the server holds, client id to what that client remembers) → data.
-        applies: (experiment, what the server holds) → None, or why this run cannot be analysed so.
+        compute: run → data.
+        applies: run → None, or why it cannot be analysed so.
     """
 
     summary: str
-    compute: Callable[[Experiment, Record, Memories], Result]
-    applies: Callable[[Experiment, Record], str | None]
+    compute: Callable[[FinishedRun], Result]
+    applies: Callable[[FinishedRun], str | None]
 
 
-def always(experiment: Experiment, server: Record) -> str | None:
+def always(run: FinishedRun) -> str | None:
     """For analyses that every run allows."""
     return None
 
 
-def needs_global_model(experiment: Experiment, server: Record) -> str | None:
+def needs_global_model(run: FinishedRun) -> str | None:
     """For analyses of the model that answers for everybody."""
+    experiment, server = run.experiment, run.server
     method = experiment.method
     if method.has_global_model and method.global_model(server, experiment.setting) is not None:
         return None

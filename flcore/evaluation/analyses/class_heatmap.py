@@ -11,22 +11,20 @@ import torch
 from torch import Tensor
 
 from flcore.evaluation.analyses.answers import Answers
-from flcore.evaluation.analyses.base import Result, Row
-from flcore.evaluation.scoring import Memories
-from flcore.experiment import Experiment
-from flcore.records import Record
+from flcore.evaluation.analyses.base import FinishedRun, Result, Row
 
 MOST_CLIENTS = 200
 """More rows than this nobody can read, and each may cost a pass over the test set."""
 
 
-def class_heatmap(experiment: Experiment, server: Record, memories: Memories) -> Result:
+def class_heatmap(run: FinishedRun) -> Result:
     """A row per model, test data and class.
 
     Columns: ``model`` (client id or ``global``), ``test`` (``all`` or ``own``), ``class``, ``correct``, ``total`` and
     ``accuracy`` (None without test samples).
     """
-    answers = Answers(experiment, server, memories)
+    experiment = run.experiment
+    answers = Answers(run)
     names, num_clients = experiment.dataset.meta.class_names, experiment.setting.num_clients
     rows: list[Row] = []
 

@@ -11,13 +11,10 @@ import torch
 from torch import Tensor
 
 from flcore.evaluation.analyses.answers import Answers
-from flcore.evaluation.analyses.base import Result, Row, class_names, equal_per_class
+from flcore.evaluation.analyses.base import FinishedRun, Result, Row, class_names, equal_per_class
 from flcore.evaluation.analyses.embedding import embed
 from flcore.evaluation.analyses.tsne import sampled
-from flcore.evaluation.scoring import Memories
-from flcore.experiment import Experiment
 from flcore.prototypes.distances import class_distances, nearest_real
-from flcore.records import Record
 from flcore.rng import torch_stream
 
 PER_CLASS = 100
@@ -25,21 +22,23 @@ MOST_REAL = 200
 """Real training features per class that generated ones are held against: each costs a pass of the model."""
 
 
-def has_generated_features(experiment: Experiment, server: Record) -> str | None:
+def has_generated_features(run: FinishedRun) -> str | None:
     """Why there is nothing to look at; None where the method generates features from what its server holds."""
-    if _generated(experiment, server, 1) is None:
+    experiment = run.experiment
+    if _generated(run, 1) is None:
         return f"the server of {experiment.method.name} holds nothing that generates features"
     return None
 
 
-def tsne_generated(experiment: Experiment, server: Record, memories: Memories) -> Result:
+def tsne_generated(run: FinishedRun) -> Result:
     """``embedding`` float [N, 2], ``labels`` int [N], ``generated`` bool [N], ``class_names``."""
-    answers = Answers(experiment, server, memories)
+    experiment = run.experiment
+    answers = Answers(run)
     model, name = answers.reference_model()
     rows = sampled(answers, 2)
     real, labels = answers.features(model, answers.images[rows]), answers.labels[rows]
     per_class = len(rows) // len(torch.unique(labels))
-    made, made_labels = generated_features(experiment, answers.server, per_class)
+    made, made_labels = generated_features(run, per_class)
     return Result(
         {
             "embedding": embed(torch.cat([real, made])),
@@ -51,17 +50,18 @@ def tsne_generated(experiment: Experiment, server: Record, memories: Memories) -
     )
 
 
-def generator_distances(experiment: Experiment, server: Record, memories: Memories) -> Result:
+def generator_distances(run: FinishedRun) -> Result:
     """Distances as in :func:`class_distances`, of generated and real features, in their space and in a t-SNE of it.
 
     Columns: ``features`` (generated, real), ``space`` (feature, tsne), ``intra``, ``inter``, ``centroid_inter``, and
     for generated features ``nearest_distance`` and ``nearest_cosine`` to real training features of the class.
     """
-    answers = Answers(experiment, server, memories)
+    experiment = run.experiment
+    answers = Answers(run)
     model, name = answers.reference_model()
     rows = equal_per_class(answers.labels, PER_CLASS, 0, "t-SNE samples")
     real, real_labels = answers.features(model, answers.images[rows]), answers.labels[rows]
-    made, labels = generated_features(experiment, answers.server, PER_CLASS)
+    made, labels = generated_features(run, PER_CLASS)
     split = experiment.dataset.train
     held = torch.unique(torch.cat([torch.from_numpy(client.train.copy()) for client in experiment.partition.clients]))
     trained_on = held[equal_or_fewer(split.labels[held], MOST_REAL)]
@@ -83,13 +83,14 @@ def generator_distances(experiment: Experiment, server: Record, memories: Memori
     return Result(rows=tuple(table), notes=notes)
 
 
-def generated_features(experiment: Experiment, server: Record, per_class: int) -> tuple[Tensor, Tensor]:
+def generated_features(run: FinishedRun, per_class: int) -> tuple[Tensor, Tensor]:
     """Features [n, d] and labels [n], on the CPU, always from the same noise.
 
     Raises:
         ValueError: the method generates none.
     """
-    found = _generated(experiment, server, per_class)
+    experiment = run.experiment
+    found = _generated(run, per_class)
     if found is None:
         raise ValueError(f"{experiment.method.name} generates no features")
     return found[0].cpu(), found[1].cpu()
@@ -101,7 +102,8 @@ def equal_or_fewer(labels: Tensor, most: int) -> Tensor:
     return torch.cat(chosen).sort().values
 
 
-def _generated(experiment: Experiment, server: Record, per_class: int) -> tuple[Tensor, Tensor] | None:
+def _generated(run: FinishedRun, per_class: int) -> tuple[Tensor, Tensor] | None:
+    experiment, server = run.experiment, run.server
     stream = torch_stream(0, "generated features")
     with torch.no_grad():
         return experiment.method.generated_features(server, experiment.setting, per_class, stream)

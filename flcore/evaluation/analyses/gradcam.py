@@ -9,12 +9,9 @@ from torch import Tensor, nn
 
 from flcore.data.images import normalise
 from flcore.evaluation.analyses.answers import Answers
-from flcore.evaluation.analyses.base import Result, Row, class_names
+from flcore.evaluation.analyses.base import FinishedRun, Result, Row, class_names
 from flcore.evaluation.analyses.tsne import keeps_uncalibrated
-from flcore.evaluation.scoring import Memories
-from flcore.experiment import Experiment
 from flcore.models import Backbone
-from flcore.records import Record
 
 CASES = ("kept right", "mended", "broken", "still wrong")
 EXAMPLES = 3
@@ -97,14 +94,15 @@ def clearest(rows: Tensor, before: Tensor, after: Tensor, count: int) -> Tensor:
     return rows[torch.argsort(margin, descending=True, stable=True)[:count]]
 
 
-def gradcam_cases(experiment: Experiment, server: Record, memories: Memories) -> Result:
+def gradcam_cases(run: FinishedRun) -> Result:
     """How often each case occurs, and GradCAM of examples under both models.
 
     Rows: ``case``, ``count``, ``share`` of the test set. Arrays, n examples in the order of the cases: ``images`` uint8
     [n, C, H, W], ``before`` and ``after`` float32 [n, H, W] (maps for the true class), ``labels``,
     ``predicted_before``, ``predicted_after`` int [n], ``cases`` text [n], ``class_names``.
     """
-    answers = Answers(experiment, server, memories)
+    experiment = run.experiment
+    answers = Answers(run)
     after, before = answers.global_model(), answers.uncalibrated_model()
     assert after is not None and before is not None  # see keeps_uncalibrated
     scores = (answers.logits(before, answers.images), answers.logits(after, answers.images))
@@ -135,9 +133,10 @@ def gradcam_cases(experiment: Experiment, server: Record, memories: Memories) ->
     )
 
 
-def can_compare_maps(experiment: Experiment, server: Record) -> str | None:
+def can_compare_maps(run: FinishedRun) -> str | None:
     """Why there are no two models with maps to compare."""
-    reason = keeps_uncalibrated(experiment, server)
+    experiment = run.experiment
+    reason = keeps_uncalibrated(run)
     if reason is None and not any(isinstance(layer, nn.Conv2d) for layer in experiment.new_module().encoder.modules()):
         reason = f"{experiment.config.model_spec.name} has no convolution"
     return reason

@@ -24,12 +24,10 @@ from torch import Tensor, nn
 
 from flcore.data.images import normalise
 from flcore.evaluation.analyses.answers import Answers
-from flcore.evaluation.analyses.base import Result, Row, class_names
+from flcore.evaluation.analyses.base import FinishedRun, Result, Row, class_names
 from flcore.evaluation.analyses.image_scores import psnr, squared_errors, ssim
-from flcore.evaluation.scoring import Memories
 from flcore.experiment import Experiment
 from flcore.messages import Weights
-from flcore.records import Record
 from flcore.rng import numpy_stream, torch_stream
 
 SIZES = (1, 2, 3, 5, 10)
@@ -200,19 +198,22 @@ def search_images(
     return images.detach()
 
 
-def inversion(experiment: Experiment, server: Record, memories: Memories) -> Result:
+def inversion(run: FinishedRun) -> Result:
     """Attack A on the global body, see :func:`_attacked` for what it leaves."""
+
+    experiment = run.experiment
 
     def attack(answers: Answers, model: Weights, wanted: Tensor) -> Tensor:
         device = experiment.config.engine.device
         features, images = answers.features(model, answers.images).to(device), pixels(answers.images).to(device)
         return train_decoder(features, images, seed=experiment.config.seed)(wanted.to(device)).cpu()
 
-    return _attacked(experiment, server, memories, "decoder", attack)
+    return _attacked(run, "decoder", attack)
 
 
-def inversion_search(experiment: Experiment, server: Record, memories: Memories) -> Result:
+def inversion_search(run: FinishedRun) -> Result:
     """Attack B on the global body, see :func:`_attacked` for what it leaves."""
+    experiment = run.experiment
     meta, device = experiment.dataset.meta, experiment.config.engine.device
 
     def attack(answers: Answers, model: Weights, wanted: Tensor) -> Tensor:
@@ -225,7 +226,7 @@ def inversion_search(experiment: Experiment, server: Record, memories: Memories)
 
         return search_images(encode, wanted.to(device), meta.shape).cpu()
 
-    return _attacked(experiment, server, memories, "search", attack)
+    return _attacked(run, "search", attack)
 
 
 def pixels(images: Tensor) -> Tensor:
@@ -234,9 +235,7 @@ def pixels(images: Tensor) -> Tensor:
 
 
 def _attacked(
-    experiment: Experiment,
-    server: Record,
-    memories: Memories,
+    run: FinishedRun,
     name: str,
     attack: Callable[[Answers, Weights, Tensor], Tensor],
 ) -> Result:
@@ -249,7 +248,8 @@ def _attacked(
     Arrays for a sheet, of up to eight classes and every m: ``truths`` (the closest image) and ``rebuilt`` uint8
     [classes, sizes, C, H, W], ``guesses`` uint8 [classes, C, H, W], ``labels``, ``sizes`` text, ``class_names``.
     """
-    answers = Answers(experiment, server, memories)
+    experiment = run.experiment
+    answers = Answers(run)
     model = answers.global_model()
     assert model is not None  # see needs_global_model
     targets = _targets(experiment, answers, model)

@@ -11,13 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcore.evaluation.analyses.answers import Answers, name_before
-from flcore.evaluation.analyses.base import Result, class_names, equal_per_class, needs_global_model
+from flcore.evaluation.analyses.answers import BEFORE_CALIBRATION, Answers
+from flcore.evaluation.analyses.base import FinishedRun, Result, class_names, equal_per_class, needs_global_model
 from flcore.evaluation.analyses.embedding import embed
-from flcore.evaluation.scoring import Memories
-from flcore.experiment import Experiment
 from flcore.messages import Weights
-from flcore.records import Record
 
 PER_CLASS = 100
 MOST_POINTS = 3000
@@ -25,14 +22,15 @@ MOST_CLIENTS = 4
 """Models of one joint embedding, which have to share its points and its colours."""
 
 
-def tsne(experiment: Experiment, server: Record, memories: Memories) -> Result:
+def tsne(run: FinishedRun) -> Result:
     """One embedding of all models' features.
 
     ``embedding`` float [M, N, 2], ``predictions`` int [M, N], ``labels`` int [N] (the same samples for all models),
     ``models`` text [M], ``accuracies`` float [M] on the whole test set, ``counts`` int [M, K] (training samples of the
     client; of all clients for the global model), ``class_names``.
     """
-    answers = Answers(experiment, server, memories)
+    experiment = run.experiment
+    answers = Answers(run)
     counts = experiment.partition.counts
     shared = answers.global_model()
     if shared is not None:
@@ -59,9 +57,10 @@ def tsne(experiment: Experiment, server: Record, memories: Memories) -> Result:
     )
 
 
-def tsne_calibration(experiment: Experiment, server: Record, memories: Memories) -> Result:
+def tsne_calibration(run: FinishedRun) -> Result:
     """As :func:`tsne`, without ``counts``, for the models before and after, each with an embedding of its own."""
-    answers = Answers(experiment, server, memories)
+    experiment = run.experiment
+    answers = Answers(run)
     after, before = answers.global_model(), answers.uncalibrated_model()
     assert after is not None and before is not None  # see keeps_uncalibrated
     rows = sampled(answers)
@@ -80,11 +79,11 @@ def tsne_calibration(experiment: Experiment, server: Record, memories: Memories)
     )
 
 
-def keeps_uncalibrated(experiment: Experiment, server: Record) -> str | None:
-    """Why there is nothing to compare with the calibrated model; None where the server kept it."""
-    reason = needs_global_model(experiment, server)
-    if reason is None and name_before(server) is None:
-        reason = f"the server of {experiment.method.name} keeps no model from before a calibration"
+def keeps_uncalibrated(run: FinishedRun) -> str | None:
+    """Why there is nothing to compare with the calibrated model; None where that state was kept."""
+    reason = needs_global_model(run)
+    if reason is None and BEFORE_CALIBRATION not in run.before:
+        reason = f"{run.experiment.method.name} has no state before a calibration"
     return reason
 
 

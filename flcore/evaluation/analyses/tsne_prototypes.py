@@ -11,10 +11,8 @@ import numpy as np
 import torch
 
 from flcore.evaluation.analyses.answers import Answers
-from flcore.evaluation.analyses.base import Result, class_names
+from flcore.evaluation.analyses.base import FinishedRun, Result, class_names
 from flcore.evaluation.analyses.embedding import embed
-from flcore.evaluation.scoring import Memories
-from flcore.experiment import Experiment
 from flcore.messages import Prototypes
 from flcore.prototypes.clustering import kmeans
 from flcore.records import Record
@@ -25,13 +23,14 @@ NUM_CLASSES = 2
 MOST_PER_CLASS = 500
 
 
-def tsne_prototypes(experiment: Experiment, server: Record, memories: Memories) -> Result:
+def tsne_prototypes(run: FinishedRun) -> Result:
     """The client with the most samples of its two largest classes.
 
     ``embedding`` float [N, 2] of features and prototypes together; ``labels`` int [N]; ``clusters`` int [N]: 0 for a
     feature, k for the mean of one of k clusters, -1 for a prototype of the server; ``client`` int []; ``class_names``.
     """
-    answers = Answers(experiment, server, memories)
+    experiment = run.experiment
+    answers = Answers(run)
     counts = experiment.partition.counts
     client = int(np.sort(counts, axis=1)[:, -NUM_CLASSES:].sum(axis=1).argmax())
     # Stable, so that of equal classes the first are taken.

@@ -6,28 +6,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcore.evaluation.analyses.base import Result, class_names
-from flcore.evaluation.scoring import Memories
-from flcore.experiment import Experiment
-from flcore.messages import Arrays
-from flcore.records import Record, payload_of
+from flcore.evaluation.analyses.base import FinishedRun, Result, class_names
 
 PER_CLASS = 12
 _GAP = 1  # white pixels between two images
 
 
-def has_virtual_images(experiment: Experiment, server: Record) -> str | None:
-    """Why there is nothing to look at; None where the server holds virtual images."""
-    if "virtual" in server:
+def has_virtual_images(run: FinishedRun) -> str | None:
+    """Why there is nothing to look at; None where clients learned from virtual images."""
+    if _virtual_images(run) is not None:
         return None
-    return f"the server of {experiment.method.name} holds no virtual images"
+    return f"the server of {run.experiment.method.name} holds no virtual images"
 
 
-def virtual_sheet(experiment: Experiment, server: Record, memories: Memories) -> Result:
-    """``sheet`` uint8 [H', W', C], C 1 or 3 (see :func:`image_sheet`), and ``class_names`` of its rows."""
-    images = payload_of(Arrays, server, "virtual")["images"]
-    sheet = image_sheet(images, experiment.setting.num_classes, PER_CLASS)
-    return Result({"sheet": sheet, "class_names": class_names(experiment)})
+def virtual_sheet(run: FinishedRun) -> Result:
+    """``sheet`` uint8 [H', W', C], C 1 or 3 (see :func:`image_sheet`), and ``class_names`` of its rows.
+
+    Raises:
+        ValueError: the method has none.
+    """
+    images = _virtual_images(run)
+    if images is None:
+        raise ValueError(f"{run.experiment.method.name} has no virtual images")
+    sheet = image_sheet(images, run.experiment.setting.num_classes, PER_CLASS)
+    return Result({"sheet": sheet, "class_names": class_names(run.experiment)})
+
+
+def _virtual_images(run: FinishedRun) -> Tensor | None:
+    return run.experiment.method.virtual_images(run.server, run.experiment.setting)
 
 
 def image_sheet(images: Tensor, num_classes: int, per_class: int) -> np.ndarray:

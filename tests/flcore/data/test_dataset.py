@@ -21,7 +21,6 @@ from flcore.data.images import channel_statistics, convert_channels, denormalise
 from flcore.data.sources import SOURCES
 from flcore.data.sources.base import RawDataset, RawSplit, Source
 from flcore.errors import DataError
-from flcore.files import Blocks, write_blocks
 
 bounded = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -176,22 +175,6 @@ def test_a_changed_pixel_is_found_on_request(tmp_path: Path) -> None:
     (tmp_path / "train.safetensors").write_bytes(content)
     with pytest.raises(DataError, match="differs from the fingerprint"):
         Dataset.load(tmp_path, verify=True)
-
-
-def test_blocks_are_written_as_safetensors_itself_writes_them(tmp_path: Path) -> None:
-    tensors = {
-        "images": torch.arange(2 * 3 * 5, dtype=torch.uint8).reshape(5, 3, 2),
-        "labels": torch.arange(5),
-        "groups": torch.arange(5) * 2**40,
-    }
-    save_file(tensors, tmp_path / "theirs")
-    pieces = Blocks(torch.uint8, (5, 3, 2), iter(tensors["images"].split(2)))
-    arrays = {"labels": Blocks.of(tensors["labels"]), "images": pieces, "groups": Blocks.of(tensors["groups"])}
-    write_blocks(tmp_path / "ours", arrays)
-    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
-    with pytest.raises(ValueError, match="do not add up"):
-        write_blocks(tmp_path / "short", {"images": Blocks(torch.uint8, (5, 3, 2), [tensors["images"][:4]])})
-    assert not (tmp_path / "short").exists()
 
 
 # arithmetic on images

@@ -102,6 +102,18 @@ def test_minority_classes_of_mnist_and_of_equal_classes() -> None:
     assert minority_classes(np.full(10, 7)) == ()
     # 5 // 2 = 2 of them; of the four with 3 samples those with larger numbers.
     assert minority_classes(np.array([3, 3, 9, 3, 3])) == (3, 4)
+    # fedmlp.md, facts 4 and 15; a class that nobody holds is the smallest.
+    assert minority_classes(np.array([5000, 4629, 4286, 3968, 3674, 3401, 3149, 2916, 2700, 2500])) == (5, 6, 7, 8, 9)
+    assert minority_classes(np.array([5421, 5019, 4647, 4302, 3983, 3688, 3415, 3161, 2927, 2710])) == (5, 6, 7, 8, 9)
+    assert minority_classes(np.array([7, 0, 9])) == (1,)
+
+
+def test_other_fractions() -> None:
+    """⌊0.29·100⌋ = 29, though 0.29·100 is 28.999... in binary; none at 0, all at 1."""
+    counts = np.arange(100, 0, -1)
+    assert minority_classes(counts, 0.29) == tuple(range(71, 100))
+    assert minority_classes(counts, 0.0) == ()
+    assert minority_classes(counts, 1.0) == tuple(range(100))
 
 
 def test_a_partition_of_a_long_tail(with_labels: Callable[..., Dataset]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _the_library_as_it_was_read() -> Iterator[None]:
     """Runs are compared under one name even if somebody edits the library's files while its tests run."""
-    name = rounds.code_fingerprint()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds, "code_fingerprint", lambda: name)
+        patch.setattr(rounds, "code_modules", lambda config: {"flcore": "as it was read"})
         yield
 
 
@@ -65,22 +64,34 @@ def _crash_points(monkeypatch: pytest.MonkeyPatch, at: int, *, after: bool) -> C
     return seen
 
 
-def _stopped_everywhere(lab: Any, experiment: Any, tmp_path: Path, *, after: bool) -> Counter[str]:
-    """Stop at every operation on the disk in turn and go on; each time the bytes are those of an undisturbed run."""
+def _stopped_everywhere(
+    lab: Any,
+    experiment: Any,
+    tmp_path: Path,
+    *,
+    after: bool,
+    before: Callable[[Path], None] = lambda folder: None,
+    restart: bool = False,
+) -> Counter[str]:
+    """Stop at every operation on the disk in turn and go on; each time the bytes are those of an undisturbed run.
+
+    ``before`` makes what the run finds in its folder.
+    """
     experiment.setting  # noqa: B018 - built once, for all attempts
     expected = lab.run(experiment, tmp_path / "whole").bytes
     at, finished = 0, False
     while not finished:
         at += 1
         folder = tmp_path / f"stopped-{at}"
+        before(folder)
         with pytest.MonkeyPatch.context() as patch:
             seen = _crash_points(patch, at, after=after)
             try:
-                lab.run(experiment, folder)
+                lab.run(experiment, folder, restart=restart)
                 finished = True
             except Crash:
                 pass
-        assert lab.run(experiment, folder).bytes == expected, (at, seen)
+        assert lab.run(experiment, folder, restart=restart).bytes == expected, (at, seen)
     assert at > seen["replace"]
     return seen
 

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from flcore import provenance
 from flcore.engine import rounds
-from flcore.engine.checkpoint import Checkpoint, RunState
-from flcore.engine.client import Failure, Place, Reply
+from flcore.engine.checkpoint import Checkpoint, RunName, RunState
+from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.rounds import run_name
-from flcore.messages import Count, Size
+from flcore.engine.turns import Failure, Place, Reply
+from flcore.errors import DataError, RunError
+from flcore.messages import Arrays, Count, Size
+from flcore.methods.fedavg import FedAvg
+from flcore.records import Record, save_record
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_stopped_at_every_operation_on_the_disk(lab: Any, stops: Any, after: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"])
+@pytest.mark.parametrize("durability", ["reply", "leg"])
+def test_stopped_at_every_operation_on_the_disk(
+    lab: Any, stops: Any, durability: str, after: bool, tmp_path: Path
+) -> None:
     """Two rounds of two of four clients with memories: stopping anywhere and going on gives the same bytes."""
     changes = {"method__name": "fedproto", "federation": {"rounds": 2, "participation": 0.5}}
-    experiment = lab.experiment(spec=lab.ToySpec(encoder=True), **changes)
+    experiment = lab.experiment(spec=lab.ToySpec(encoder=True), **changes, engine__durability=durability)
     seen = stops.everywhere(lab, experiment, tmp_path, after=after)
-    # 4 replies, 4 memories, 3 states: at least 11 files appeared, and every appearance was a crash once.
-    assert seen["replace"] >= 11
+    # 4 replies unless they are held, 4 memories, 3 servers, 3 states: every appearance of a file was a crash once.
+    assert seen["replace"] >= (14 if durability == "reply" else 10)
 
 
 @pytest.mark.slow
@@ -33,7 +44,9 @@ def test_stopped_at_every_operation_on_the_disk_with_stacks(lab: Any, stops: Any
     """A stack with a reply missing is trained whole again, to the same bytes as those that are there."""
     changes = {"engine": {"stack": True, "stack_size": 2}, "federation__rounds": 1, "method__name": "fedproto"}
     experiment = lab.experiment(spec=lab.ToySpec(encoder=True), **changes)
-    assert stops.everywhere(lab, experiment, tmp_path, after=True)["replace"] >= 10  # 4 replies, 4 memories, 2 states
+    assert (
+        stops.everywhere(lab, experiment, tmp_path, after=True)["replace"] >= 12
+    )  # 4 replies, 4 memories, 2 servers, 2 states
 
 
 KILLED = """
@@ -42,10 +55,12 @@ from pathlib import Path
 import torch
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.executors import InlineExecutor, local_pool
-from flcore.engine.experiment import Experiment
+from flcore.engine.orchestrator import InlineOrchestrator
+from flcore.engine.pool.executors import InlineExecutor
+from flcore.engine.pool.process import local_pool
 from flcore.engine import rounds
-from flcore.engine.rounds import Observers, PlainSteps, run_rounds
+from flcore.engine.rounds import Observers, run_rounds
+from flcore.experiment import Experiment
 
 def run(config, prepared, partition, folder):
     experiment, checkpoint = Experiment.open(config, prepared, partition), Checkpoint(folder)
@@ -53,7 +68,7 @@ def run(config, prepared, partition, folder):
         executor = local_pool(experiment, prepared, partition, checkpoint)
     else:
         executor = InlineExecutor(experiment, checkpoint)
-    run_rounds(experiment, checkpoint, executor, PlainSteps(), Observers())
+    run_rounds(experiment, checkpoint, executor, InlineOrchestrator(), Observers())
     executor.close()
 
 def child(*arguments):
@@ -74,7 +89,7 @@ def ended(pid):
 def progress(folder):
     "What changes on the disk as soon as a run does something."
     try:
-        state = folder / "state.safetensors"
+        state = folder / "state.json"
         replies = sorted(path.name for path in folder.glob("legs/*/0*"))
         return state.stat().st_mtime_ns if state.exists() else 0, replies
     except FileNotFoundError:  # it is just being cleared away
@@ -83,8 +98,8 @@ def progress(folder):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     raw, seconds, times = json.loads(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    rounds.code_fingerprint = lambda: sys.argv[4]
-    prepared, partition, killed = map(Path, sys.argv[5:])
+    rounds.code_modules = lambda config: {"flcore": "as it was read"}
+    prepared, partition, killed = map(Path, sys.argv[4:])
     config, chance, legs = Config.from_mapping(raw), random.Random(), set()
     kills = 0
     while True:
@@ -104,7 +119,7 @@ if __name__ == "__main__":
             assert status == 0, status
             break
         kills += 1
-        if (killed / "state.safetensors").exists():
+        if (killed / "state.json").exists():
             legs.add(Checkpoint(killed).read_state().legs)
     print(kills, len(legs))
 """
@@ -117,14 +132,7 @@ def killed_and_resumed(lab: Any, raw: Any, seconds: float, times: int, tmp_path:
     """
     (tmp_path / "killed.py").write_text(KILLED)
     folders = [lab.prepared, lab.partition_folder, tmp_path / "killed"]
-    command = [
-        sys.executable,
-        str(tmp_path / "killed.py"),
-        json.dumps(raw),
-        str(seconds),
-        str(times),
-        rounds.code_fingerprint(),
-    ]
+    command = [sys.executable, str(tmp_path / "killed.py"), json.dumps(raw), str(seconds), str(times)]
     done = subprocess.run(
         [*command, *map(str, folders)], capture_output=True, text=True, cwd=Path(__file__).parents[3], timeout=900
     )
@@ -172,7 +180,8 @@ def test_a_damaged_reply_is_trained_again(lab: Any, tmp_path: Path) -> None:
     experiment = lab.experiment(method__name="fedproto", federation__rounds=1)
     expected = lab.run(experiment, tmp_path / "whole").bytes
     checkpoint = Checkpoint(tmp_path / "run")
-    checkpoint.start(RunState(0, experiment.method.start_server(experiment.setting), run=run_name(experiment)))
+    start = Record(experiment.method.start_server(experiment.setting))
+    checkpoint.start(RunState(0, start, run=run_name(experiment)))
     executor = InlineExecutor(experiment, checkpoint)
     executor.train(checkpoint.read_state(), [[0], [1], [2]])
     damaged = checkpoint.reply_file(1, 0)
@@ -186,16 +195,19 @@ def test_a_damaged_reply_is_trained_again(lab: Any, tmp_path: Path) -> None:
     assert lab.run(experiment, tmp_path / "run").bytes == expected
 
 
-def test_history_behind_the_commit_is_dropped(lab: Any, tmp_path: Path) -> None:
-    """A kill between the history line and the state: the line, and half of another, are written again."""
-    two = lab.run(lab.experiment(), tmp_path / "run").bytes["history.jsonl"]
+def test_records_behind_the_commit_are_dropped(lab: Any, tmp_path: Path) -> None:
+    """A kill between the lines and the state: a line, and half of another, are written again; timing likewise."""
+    written = lab.run(lab.experiment(), tmp_path / "run").bytes["history.jsonl"]
     checkpoint = Checkpoint(tmp_path / "run")
-    with (tmp_path / "run" / "history.jsonl").open("a") as file:
-        file.write('{"round": 4, "top1_global": 0.9}\n{"round": 5, "to')
+    timing = (tmp_path / "run" / "timing.jsonl").read_bytes()
+    for name in ("history.jsonl", "timing.jsonl"):
+        with (tmp_path / "run" / name).open("a") as file:
+            file.write('{"round": 4, "top1_global": 0.9}\n{"round": 5, "to')
     state = checkpoint.load(run_name(lab.experiment()))
     assert state is not None
-    assert state.round == 3
-    assert (tmp_path / "run" / "history.jsonl").read_bytes() == two
+    assert (state.round, state.evaluated, state.legs) == (3, 3, 3)
+    assert (tmp_path / "run" / "history.jsonl").read_bytes() == written
+    assert (tmp_path / "run" / "timing.jsonl").read_bytes() == timing
 
 
 def test_only_the_current_memories_are_kept(lab: Any, tmp_path: Path) -> None:
@@ -207,54 +219,300 @@ def test_only_the_current_memories_are_kept(lab: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "legs").exists()
 
 
+# ---- what cannot be gone on with: refused, and thrown away on request alone ----------------------------------------
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(lab: Any, experiment: Any, folder: Path, error: type[Exception]) -> str:
+    """The message with which a run is refused; nothing in its folder changes. With ``restart`` it begins anew."""
+    before = contents(folder)
+    with pytest.raises(error) as caught:
+        lab.run(experiment, folder)
+    assert contents(folder) == before
+    fresh = lab.run(experiment, folder.with_name("fresh")).bytes
+    assert lab.run(experiment, folder, restart=True).bytes == fresh
+    return str(caught.value)
+
+
+def test_an_empty_folder_holds_no_run(tmp_path: Path) -> None:
+    assert Checkpoint(tmp_path / "none").load(RunName("run")) is None
+    (tmp_path / "empty").mkdir()
+    assert Checkpoint(tmp_path / "empty").load(RunName("run")) is None
+
+
+@pytest.mark.parametrize(
+    ("damaged", "content"),
+    [
+        ("state.json", b'{"round": 3, "ser'),
+        ("state.json", None),
+        ("history.jsonl", None),
+        ("history.jsonl", b'{"round": 1}\n{"rou'),
+        ("timing.jsonl", b""),
+        ("server.0003.safetensors", b"short"),
+        ("clients/0002.0003.safetensors", b"short"),
+        ("clients/0002.0003.safetensors", None),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_with_the_cure(
+    lab: Any, damaged: str, content: bytes | None, tmp_path: Path
+) -> None:
+    """Cut off, or gone: hours of training may be behind it, so that is for people to decide."""
+    experiment = lab.experiment(method__name="fedproto", spec=lab.ToySpec(encoder=True))
+    lab.run(experiment, tmp_path / "run")
+    path = tmp_path / "run" / damaged
+    path.unlink() if content is None else path.write_bytes(content)
+    said = refused(lab, experiment, tmp_path / "run", DataError)
+    assert said.startswith(f"{path}: ")
+    assert "--restart throws it away" in said
+
+
+def test_a_checkpoint_of_another_run_is_refused(lab: Any, tmp_path: Path) -> None:
+    lab.run(lab.experiment(method__name="fedproto"), tmp_path / "run")
+    said = refused(lab, lab.experiment(), tmp_path / "run", RunError)
+    assert said.startswith(f"{tmp_path / 'run'}: holds another run: its configuration, data or partition differ; ")
+    assert "--restart throws it away" in said
+
+
+def test_a_checkpoint_of_other_code_is_refused_and_what_changed_is_named(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = {"flcore.rng": "1", "flcore.optim": "1", "flcore.losses.basic": "1"}
+    monkeypatch.setattr(rounds, "code_modules", lambda config: dict(code))
+    lab.run(lab.experiment(), tmp_path / "run")
+    code |= {"flcore.rng": "2", "flcore.schedules": "1"}
+    del code["flcore.losses.basic"]
+    said = refused(lab, lab.experiment(), tmp_path / "run", RunError)
+    assert "holds this run as other code carried it out" in said
+    assert "since then changed: flcore.losses.basic, flcore.rng and flcore.schedules; " in said
+
+
+def test_an_edit_that_the_run_does_not_use_keeps_its_checkpoint(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another method's docstring, between a kill and the next start: the run goes on. Its own method's: refused."""
+    library = tmp_path / "flcore"
+    for path in provenance.ROOT.rglob("*.py"):
+        copy = library / path.relative_to(provenance.ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    monkeypatch.setattr(rounds, "code_modules", lambda config: provenance.code_modules(config, library))
+    done = lab.run(lab.experiment(), tmp_path / "run").bytes
+
+    def edit(module: str) -> None:
+        path = library / module
+        path.write_text(path.read_text().replace('"""', '"""Edited. ', 1))
+
+    edit("methods/fedproto.py")
+    assert lab.run(lab.experiment(), tmp_path / "run", Refusing()).bytes == done
+    edit("methods/fedavg.py")
+    with pytest.raises(RunError, match=r"since then changed: flcore\.methods\.fedavg; "):
+        lab.run(lab.experiment(), tmp_path / "run", Refusing())
+
+
+class Refusing:
+    """An executor that must not be asked."""
+
+    def train(self, state: Any, group: Any) -> Any:
+        raise AssertionError("trained again")
+
+
+def test_a_checkpoint_of_another_version_is_refused(lab: Any, tmp_path: Path) -> None:
+    """One with a state of other keys; and one of before, whose state had another name."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "state.json").write_text('{"round_number": 3}')
+    assert "another version of protofl; " in refused(lab, lab.experiment(), tmp_path / "run", RunError)
+    (tmp_path / "old").mkdir()
+    save_record(tmp_path / "old" / "state.safetensors", {"n": Count(1)}, {"run": "other"})
+    assert "state.json: not found; " in refused(lab, lab.experiment(), tmp_path / "old", DataError)
+
+
+def test_restart_goes_on_with_what_can_be_gone_on_with(lab: Any, tmp_path: Path) -> None:
+    """The result is the same, and the same command may be given again after a kill without losing anything."""
+    done = lab.run(lab.experiment(), tmp_path / "run").bytes
+    assert lab.run(lab.experiment(), tmp_path / "run", Refusing(), restart=True).bytes == done
+
+
+def test_nothing_is_begun_over_a_run(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "c")
+    checkpoint.start(RunState(0, Record({"n": Count(5)}), run=RunName("run")))
+    checkpoint.start(RunState(0, Record({"n": Count(6)}), run=RunName("run")), replace=True)
+    with pytest.raises(RunError, match=r"holds the checkpoint of a run; .* --restart throws it away"):
+        checkpoint.start(RunState(0, Record({"n": Count(7)}), run=RunName("run")))
+    assert checkpoint.read_state().server == {"n": Count(6)}
+
+
 # ---- what a state and a reply say --------------------------------------------------------------------------------
 
 
 def test_a_state_comes_back_whole(tmp_path: Path) -> None:
     """Every field away from its default; the place is the next leg of the round after the last complete one."""
+    name = RunName("run", {"flcore.rng": "a"})
     state = RunState(
         round=3,
-        server={"n": Count(5)},
+        server=Record({"n": Count(5)}),
         memories={0: 2, 11: 6},
         up={"model": Size(3, 12)},
         down={"model": Size(4, 16), "model_buffers": Size(0, 8)},
         steps=77,
         leg=1,
         legs=7,
+        evaluated=3,
         failures=((1, 2, 'it "broke"\n'), (3, 0, "ü")),
         simulated_seconds=0.1 + 0.2,
-        run="run",
+        run=name,
+        facts={"distance": float("inf")},
     )
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.start(state)
-    assert checkpoint.read_state() == state == checkpoint.load("run")
-    assert checkpoint.load("another") is None
+    assert Checkpoint(tmp_path / "c").read_state() == checkpoint.read_state() == state
     assert state.place == Place(4, 1)
 
 
 def test_replies_and_failures_come_back_whole(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
-    checkpoint.start(RunState(0, {}, run="run"))
     reply = Reply({"n": Count(5)}, {"cross_entropy": 0.1}, 3, True, {"model": Size(1, 4)}, {"n": Size(0, 8)})
-    failure = Failure("too large: 1e+30", {"model": Size(1, 4)})
-    checkpoint.save_reply(1, 4, reply, {"kept": Count(2)})
-    checkpoint.save_failure(1, 5, failure)
-    assert checkpoint.load_reply(1, 4) == reply
+    failure = Failure("too large: 1e+30", {"model": Size(1, 4)}, "reply", "Traceback\n  line 1")
+    checkpoint.save_reply(1, 4, reply, {"kept": Count(2)}, "run")
+    checkpoint.save_failure(1, 5, failure, "run")
+    assert checkpoint.load_reply(1, 4) == checkpoint.load_reply(1, 4, "run") == reply
     assert checkpoint.memory(4, {4: 1}) == {"kept": Count(2)}
-    assert checkpoint.load_reply(1, 5) == failure
+    assert checkpoint.load_reply(1, 5) == checkpoint.load_reply(1, 5, "run") == failure
     assert checkpoint.load_reply(1, 6) is checkpoint.load_reply(2, 4) is checkpoint.load_reply(2, 5) is None
+    assert checkpoint.load_reply(1, 4, "another") is checkpoint.load_reply(1, 5, "another") is None
     assert {path.name for path in (tmp_path / "c" / "legs" / "0001").iterdir()} == {"0004.safetensors", "0005.json"}
+    checkpoint.reply_file(1, 5).with_suffix(".json").write_text('{"cause": "too')
+    assert checkpoint.load_reply(1, 5) is None
 
 
 def test_a_leg_that_is_committed_leaves_no_replies(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
-    checkpoint.start(RunState(0, {}, run="run"))
+    checkpoint.start(RunState(0, Record()))
     reply = Reply({}, {}, 3, True, {}, {})
     checkpoint.save_reply(1, 4, reply, {"kept": Count(2)})
     checkpoint.save_reply(1, 5, reply, {"kept": Count(3)})
-    checkpoint.commit(RunState(1, {}, memories={4: 1}, legs=1, run="run"), None, {"round": 1, "seconds": {}})
+    (tmp_path / "c" / "clients" / ".0005.0001.safetensors.77.tmp").write_bytes(b"of a process that was killed")
+    checkpoint.commit(RunState(1, Record(), memories={4: 1}, legs=1), None, {"round": 1, "seconds": {}})
     assert not (tmp_path / "c" / "legs").exists()
     assert [path.name for path in (tmp_path / "c" / "clients").iterdir()] == ["0004.0001.safetensors"]
-    checkpoint.start(RunState(0, {}, run="run"))
+    checkpoint.start(RunState(0, Record()), replace=True)
     assert list((tmp_path / "c" / "clients").iterdir()) == []
     assert checkpoint.records("timing.jsonl") == []
+
+
+# ---- what is written, and when it is durable ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Constant(FedAvg):
+    """FedAvg whose server holds a table that never changes."""
+
+    name = "constant"
+
+    def start_server(self, setting: Any) -> dict[str, Any]:
+        return {**super().start_server(setting), "table": Arrays({"x": torch.arange(1000.0)})}
+
+    def broadcast(self, server: Record, client: int, exchange: Any) -> Record:
+        return server.without("table")
+
+    def stages(self) -> Any:
+        aggregate = super().stages()["aggregate"]
+
+        def beside(server: Record, replies: Any, exchange: Any) -> Any:
+            after, facts = aggregate(server, replies, exchange)
+            return server | after, facts
+
+        return {"aggregate": beside}
+
+
+def test_what_the_server_did_not_change_is_not_written_again(lab: Any, tmp_path: Path) -> None:
+    """The table stays in the first file, the model moves to the last one; also after going on."""
+    experiment = lab.experiment(algorithm=Constant(), federation__rounds=2)
+    stopped = Checkpoint(tmp_path / "run")
+
+    class Stopping(InlineOrchestrator):
+        def map(self, name: str, function: Any, items: Any) -> list[Any]:
+            if stopped.read_state().legs == 1:
+                raise KeyboardInterrupt
+            return super().map(name, function, items)
+
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(experiment, tmp_path / "run", orchestrator=Stopping())
+    files = {"server.0000.safetensors", "server.0001.safetensors"}
+    assert {path.name for path in (tmp_path / "run").glob("server.*")} == files
+    run = lab.run(experiment, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "state.json").read_text())["server"] == {"model": 2, "table": 0}
+    files = {"server.0000.safetensors", "server.0002.safetensors"}
+    assert {path.name for path in (tmp_path / "run").glob("server.*")} == files
+    assert run.state.server["table"].arrays()["x"].tolist() == list(range(1000))
+    assert (tmp_path / "run" / "server.0002.safetensors").stat().st_size > 3094 * 4
+    assert Checkpoint(tmp_path / "run").read_state().server.keys() == {"model", "table"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="finds names of open files in /proc")
+@pytest.mark.parametrize("durability", ["reply", "leg"])
+def test_all_that_a_state_names_is_durable_before_it_is(
+    lab: Any, durability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every appearance of a state: the files that it names, the records, and the folders that name them."""
+    sync, rename, synced, appearances = os.fsync, Path.replace, set[Path](), []
+
+    def fsync(handle: int) -> None:
+        sync(handle)
+        synced.add(Path(f"/proc/self/fd/{handle}").readlink())
+
+    def replace(path: Path, target: Path) -> Path:
+        if target.name == "state.json":
+            state, folder = json.loads(path.read_text()), target.parent
+            named = {path} | {folder / f"server.{leg:04d}.safetensors" for leg in state["server"].values()}
+            named |= {folder / f"clients/{int(k):04d}.{leg:04d}.safetensors" for k, leg in state["memories"].items()}
+            if state["legs"]:
+                named |= {folder, folder / "history.jsonl", folder / "timing.jsonl", folder / "clients"}
+            assert named <= synced
+            appearances.append(state["legs"])
+            synced.difference_update({folder, folder / "history.jsonl", folder / "timing.jsonl", folder / "clients"})
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    lab.run(lab.experiment(method__name="fedproto", engine__durability=durability), tmp_path / "run")
+    assert appearances == [0, 1, 2, 3]
+    assert tmp_path / "run" in synced  # the name of the last state
+
+
+def test_held_replies_are_not_on_the_disk_before_the_commit(lab: Any, tmp_path: Path) -> None:
+    """``engine.durability: leg`` writes nothing while clients are trained; the bytes are those of ``reply``."""
+    found: dict[str, list[list[str]]] = {}
+
+    class Looking(InlineOrchestrator):
+        def __init__(self, durability: str) -> None:
+            super().__init__()
+            self.durability = durability
+
+        def call(self, name: str, function: Any, *arguments: Any) -> Any:
+            if name == "aggregate-prototypes":
+                folder = tmp_path / self.durability
+                names = [*folder.glob("legs/*/*"), *folder.glob("clients/*")]
+                found.setdefault(self.durability, []).append(sorted(path.name for path in names))
+            return super().call(name, function, *arguments)
+
+    def run(durability: str) -> Any:
+        experiment = lab.experiment(method__name="fedproto", federation__rounds=2, engine__durability=durability)
+        return lab.run(experiment, tmp_path / durability, orchestrator=Looking(durability)).bytes
+
+    assert run("leg") == run("reply")
+    assert [len(names) for names in found["reply"]] == [4 + 4, 4 + 4 + 4]
+    assert found["leg"] == [[], [f"{client:04d}.0001.safetensors" for client in range(4)]]
+
+
+def test_stopped_anywhere_while_a_damaged_run_is_thrown_away(lab: Any, stops: Any, tmp_path: Path) -> None:
+    """Stopped at any moment, the same command (with ``restart``) ends with the same bytes."""
+    experiment = lab.experiment(spec=lab.ToySpec(), federation__rounds=1)
+
+    def damaged(folder: Path) -> None:
+        lab.run(experiment, folder)
+        (folder / "history.jsonl").unlink()
+
+    stops.everywhere(lab, experiment, tmp_path, after=True, before=damaged, restart=True)

@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import BATCHNORM, Failure, Worker
+from flcore.engine.client import TurnRunner
+from flcore.engine.client_data import ClientData
+from flcore.engine.local.serial import SerialTrainer
+from flcore.engine.turns import Failure
+from flcore.evaluation.forward import Forward
 from flcore.messages import Weights
 from flcore.methods import METHODS
 from flcore.methods.local import Local
-from flcore.methods.vocabulary import Phase
-from flcore.models import extract_weights, load_weights
-from flcore.records import serialise
+from flcore.methods.vocabulary import BATCHNORM, Phase
+from flcore.models import load_weights
+from flcore.prototypes.class_means import class_means
+from flcore.records import Record, serialise
 
 
 def weights_of(record: Any) -> Weights:
@@ -62,7 +67,7 @@ def test_a_client_goes_on_from_its_own_statistics(lab: Any) -> None:
     """With 0 kept, training starts from the initial statistics; with something kept, from that."""
     experiment = lab.experiment(model__batchnorm="local")
     server = experiment.method.start_server(experiment.setting)
-    worker = Worker(experiment)
+    worker = TurnRunner(experiment)
     _, kept = lab.train(experiment, 0, server=server, worker=worker)
     lab.train(experiment, 1, server=server, worker=worker)  # another client on the same module in between
     _, fresh = lab.train(experiment, 0, server=server, worker=worker)
@@ -85,12 +90,14 @@ def test_frozen_statistics_never_change(lab: Any, method: str, tmp_path: Path) -
     experiment = lab.experiment(model__batchnorm="frozen", method__name=method)
     run = lab.run(experiment, tmp_path / "run")
     assert "model_buffers" not in run.history[-1]["bytes_up"] | run.history[-1]["bytes_down"]
-    worker = Worker(experiment)
-    lab.train(experiment, worker=worker)
-    for name, tensor in experiment.setting.initial.buffers.items():
-        assert torch.equal(worker.module.state_dict()[name], tensor)
-    trained = extract_weights(worker.module).params
-    assert not any(torch.equal(trained[name], tensor) for name, tensor in experiment.setting.initial.params.items())
+    trainer, turn = SerialTrainer(experiment), TurnRunner(experiment)
+    leg = next(leg for leg in experiment.method.legs(1, experiment.setting) if leg.phases)
+    server = Record(experiment.method.start_server(experiment.setting))
+    turns, data = [turn.receive(1, leg, 0, server, Record())], ClientData.of(experiment, [0], 1)
+    (outcome,) = trainer.train(turns, data, [experiment.setting.initial], leg.phases, 0, {})
+    initial = experiment.setting.initial
+    assert all(torch.equal(outcome.weights.buffers[name], tensor) for name, tensor in initial.buffers.items())
+    assert not any(torch.equal(outcome.weights.params[name], tensor) for name, tensor in initial.params.items())
 
 
 def test_no_client_reaches_the_next(lab: Any) -> None:
@@ -98,23 +105,24 @@ def test_no_client_reaches_the_next(lab: Any) -> None:
     for model in ("fedgen_cnn", "fedproto_cnn"):
         experiment = lab.experiment(method__name="fedproto", model={"name": model}, local__momentum=0.9)
         server = experiment.method.start_server(experiment.setting)
-        used = Worker(experiment)
+        used = TurnRunner(experiment)
         for client in (2, 1, 3):
             lab.train(experiment, client, server=server, worker=used)
-        first, second = (lab.train(experiment, server=server, worker=worker) for worker in (used, Worker(experiment)))
+        first, second = (
+            lab.train(experiment, server=server, worker=worker) for worker in (used, TurnRunner(experiment))
+        )
         assert serialise(first[0].message) == serialise(second[0].message)
         assert serialise(first[1]) == serialise(second[1])
 
 
 def test_no_dropout_noise_is_left_for_evaluation(lab: Any) -> None:
-    """A worker that has just trained answers as one that loads the same weights."""
-    experiment = lab.experiment(model={"name": "fedproto_cnn"})
-    server = experiment.method.start_server(experiment.setting)
-    used, fresh = Worker(experiment), Worker(experiment)
-    reply, _ = lab.train(experiment, server=server, worker=used)
-    load_weights(fresh.module, weights_of(reply.message))
-    images = lab.dataset.test.images
-    assert torch.equal(used.scores(images, server, None), fresh.scores(images, server, None))
+    """Prototypes of a worker that has just trained are the class means of its trained model, asked afresh."""
+    experiment = lab.experiment(model={"name": "fedproto_cnn"}, method__name="fedproto")
+    reply, memory = lab.train(experiment)
+    (data,) = ClientData.of(experiment, [0], 1)
+    features = Forward(experiment).part(memory["model"], data, "features")
+    expected = class_means(features, data.labels, experiment.setting.num_classes)
+    assert torch.equal(reply.message["prototypes"].means, expected.means)
 
 
 # ---- phases ------------------------------------------------------------------------------------------------------
@@ -157,7 +165,7 @@ def test_a_turn_says_where_it_is(lab: Any) -> None:
     experiment = lab.experiment(method__name="fedproto")
     server = experiment.method.start_server(experiment.setting)
     leg = experiment.method.legs(4, experiment.setting)[0]
-    turn = Worker(experiment).receive(4, leg, 2, server, {"model": experiment.setting.initial})
+    turn = TurnRunner(experiment).receive(4, leg, 2, server, {"model": experiment.setting.initial})
     assert (turn.round, turn.leg, turn.client, turn.task) == (4, "train-clients", 2, None)
     assert turn.counts.tolist() == lab.partition.counts[2].tolist()
     assert set(turn.inbox) == {"prototypes"} and set(turn.memory) == {"model"}

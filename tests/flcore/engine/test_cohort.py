@@ -13,17 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flcore.engine.cohort import Cohort, leg_steps, select_cohort, stacks, tasks
+from flcore.engine.cohort import Cohort, groups, leg_steps, select_cohort, stacks, taking_part
 from flcore.methods.vocabulary import Leg, Phase
 from flcore.records import serialise
 
 
-def select(experiment: Any, number: int) -> Cohort:
-    return select_cohort(experiment, number, experiment.method.legs(number, experiment.setting)[0])
-
-
 def trainers(experiment: Any, number: int) -> list[int]:
-    return list(select(experiment, number).trainers)
+    (leg,) = experiment.method.legs(number, experiment.setting)
+    return list(taking_part(experiment, leg, select_cohort(experiment, number), ()))
 
 
 def many(lab: Any, count: int = 20, **changes: Any) -> Any:
@@ -97,13 +94,13 @@ def sized(lab: Any, sizes: list[int], **changes: Any) -> Any:
 
 
 def test_nobody_is_waited_for_where_nothing_is_simulated(lab: Any) -> None:
-    assert select(sized(lab, [1, 2, 3, 4]), 1) == Cohort((0, 1, 2, 3), (), 0.0)
+    assert select_cohort(sized(lab, [1, 2, 3, 4]), 1) == Cohort((0, 1, 2, 3), (), 0.0)
 
 
 def test_the_fastest_of_those_invited(lab: Any) -> None:
     """Seconds 2, 1.5, 1, 0.5. Wanted 2 of 4, invited 4: the last two are first, after 1 second."""
     experiment = sized(lab, [4, 3, 2, 1], federation__participation=0.5, federation__oversampling=2)
-    assert select(experiment, 1) == Cohort((2, 3), (0, 1), 1.0)
+    assert select_cohort(experiment, 1) == Cohort((2, 3), (0, 1), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +115,7 @@ def test_the_fastest_of_those_invited(lab: Any) -> None:
 )
 def test_the_deadline(lab: Any, deadline: float, expected: Cohort) -> None:
     """Seconds 0.5, 1, 1.5, 2; the round lasts until the last reply or, where somebody is missing, the deadline."""
-    assert select(sized(lab, [1, 2, 3, 4], federation__deadline=deadline), 1) == expected
+    assert select_cohort(sized(lab, [1, 2, 3, 4], federation__deadline=deadline), 1) == expected
 
 
 def test_oversampling_and_a_deadline(lab: Any) -> None:
@@ -129,7 +126,7 @@ def test_oversampling_and_a_deadline(lab: Any) -> None:
     federation = {"participation": 0.5, "oversampling": 1.5, "deadline": 0.7, "step_seconds": 0.5, "rounds": 30}
     invited = []
     for number in range(1, 31):
-        found = select(sized(lab, [1, 2, 3, 4], federation=federation), number)
+        found = select_cohort(sized(lab, [1, 2, 3, 4], federation=federation), number)
         invited.append(sorted(found.trainers + found.stragglers))
         assert len(invited[-1]) == 3
         assert found.trainers == ((0,) if 0 in invited[-1] else ())
@@ -139,14 +136,14 @@ def test_oversampling_and_a_deadline(lab: Any) -> None:
 
 def test_ties_go_to_the_smaller_id(lab: Any) -> None:
     experiment = sized(lab, [2, 2, 2, 2], federation__participation=0.5, federation__oversampling=2)
-    assert select(experiment, 1) == Cohort((0, 1), (2, 3), 1.0)
+    assert select_cohort(experiment, 1) == Cohort((0, 1), (2, 3), 1.0)
 
 
 def test_oversampling_is_rounded_up_and_never_above_everybody(lab: Any) -> None:
     """Of 20: wanted 10. 10·1.1 = 11 (11.000000000000002 in floating point), 10·1.15 = 11.5: 12; 10·3: 20."""
     for factor, invited in ((1.0, 10), (1.1, 11), (1.15, 12), (3.0, 20)):
         experiment = many(lab, federation={"participation": 0.5, "oversampling": factor, "deadline": 99.0})
-        found = select(experiment, 1)
+        found = select_cohort(experiment, 1)
         assert (len(found.trainers), len(found.stragglers)) == (10, invited - 10)
 
 
@@ -163,7 +160,7 @@ def alone(lab: Any, seed: int, number: int, **federation: float) -> float:
     partition = lab.by_hand(lab.dataset, [range(3)], [range(60)])
     options = {"deadline": 1e9, "step_seconds": 0.5, "rounds": 99, **federation}
     experiment = lab.experiment(partition=partition, seed=seed, federation=options, local={"batch_size": 1})
-    return math.log(select(experiment, number).seconds / 1.5)
+    return math.log(select_cohort(experiment, number).seconds / 1.5)
 
 
 def test_speeds_stay_and_jitter_changes(lab: Any) -> None:
@@ -182,7 +179,7 @@ def test_speeds_are_log_normal(lab: Any) -> None:
     partition = lab.by_hand(lab.dataset, [range(3)], [range(60)])
     federation = {"deadline": 1e9, "step_seconds": 0.5, "rounds": 200, "speed_jitter": 0.5}
     experiment = lab.experiment(partition=partition, federation=federation, local={"batch_size": 1})
-    values = np.log([select(experiment, number).seconds / 1.5 for number in range(1, 151)])
+    values = np.log([select_cohort(experiment, number).seconds / 1.5 for number in range(1, 151)])
     assert abs(values.mean()) < 0.21
     assert abs(values.std() - 0.5) < 0.15
 
@@ -201,7 +198,7 @@ def test_who_is_late_depends_on_seed_and_round_only(lab: Any) -> None:
 
     def cohorts(**changes: Any) -> list[Cohort]:
         experiment = many(lab, **{"federation": federation, **changes})
-        return [select(experiment, number) for number in range(1, 10)]
+        return [select_cohort(experiment, number) for number in range(1, 10)]
 
     expected = cohorts()
     assert cohorts() == cohorts(method__name="fedprox") == cohorts(local__lr=0.5) == expected
@@ -211,7 +208,8 @@ def test_who_is_late_depends_on_seed_and_round_only(lab: Any) -> None:
 
 def test_everybody_of_a_leg_for_all_is_waited_for(lab: Any) -> None:
     experiment = sized(lab, [1, 2, 3, 4], method__name="local", federation__deadline=0.4)
-    assert select(experiment, 1) == Cohort((0, 1, 2, 3))
+    assert trainers(experiment, 1) == [0, 1, 2, 3]
+    assert select_cohort(experiment, 1) == Cohort(())
 
 
 def test_stragglers_receive_and_send_nothing(lab: Any, tmp_path: Path) -> None:
@@ -252,36 +250,36 @@ def test_a_run_with_stragglers_is_resumed(lab: Any, stops: Any, tmp_path: Path) 
     assert stops.everywhere(lab, experiment, tmp_path, after=True)["all"] > 0  # compares bytes after every stop
 
 
-# ---- tasks and stacks --------------------------------------------------------------------------------------------
+# ---- groups and stacks --------------------------------------------------------------------------------------------
 
 COHORTS = st.lists(st.integers(0, 99), unique=True).map(sorted)
 
 
 @given(COHORTS, st.integers(0, 8), st.none() | st.integers(1, 12))
 @settings(max_examples=100, deadline=None)
-def test_tasks_cover_the_cohort_in_order(cohort: list[int], workers: int, clients_per_task: int | None) -> None:
-    groups = [list(chain(*task)) for task in tasks([[client] for client in cohort], workers, clients_per_task)]
-    assert [client for group in groups for client in group] == cohort
-    assert all(groups)
+def test_groups_cover_the_cohort_in_order(cohort: list[int], workers: int, clients_per_task: int | None) -> None:
+    found = [list(chain(*group)) for group in groups([[client] for client in cohort], workers, clients_per_task)]
+    assert [client for group in found for client in group] == cohort
+    assert all(found)
     if cohort and clients_per_task is None:
-        assert len(groups) == min(max(workers, 1), len(cohort))
-        assert max(map(len, groups)) - min(map(len, groups)) <= 1
+        assert len(found) == min(max(workers, 1), len(cohort))
+        assert max(map(len, found)) - min(map(len, found)) <= 1
     if clients_per_task is not None:
-        assert all(len(group) <= clients_per_task for group in groups)
-        assert len(groups) == math.ceil(len(cohort) / clients_per_task)
+        assert all(len(group) <= clients_per_task for group in found)
+        assert len(found) == math.ceil(len(cohort) / clients_per_task)
 
 
 @given(COHORTS, st.integers(1, 9), st.integers(0, 8), st.none() | st.integers(1, 12))
 @settings(max_examples=100, deadline=None)
 def test_a_stack_is_never_divided(cohort: list[int], size: int, workers: int, clients_per_task: int | None) -> None:
     whole = [cohort[i : i + size] for i in range(0, len(cohort), size)]
-    handed = tasks(whole, workers, clients_per_task)
-    assert [stack for task in handed for stack in task] == whole
+    handed = groups(whole, workers, clients_per_task)
+    assert [stack for group in handed for stack in group] == whole
     assert all(handed)
 
 
-def test_nobody_makes_no_task(lab: Any) -> None:
-    assert tasks([], 3, None) == tasks([], 0, 2) == []
+def test_nobody_makes_no_group(lab: Any) -> None:
+    assert groups([], 3, None) == groups([], 0, 2) == []
     assert stacks(lab.experiment(engine__stack=True), 1, Leg(), ()) == []
     assert stacks(lab.experiment(), 1, Leg(), ()) == []
 

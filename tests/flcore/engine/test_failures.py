@@ -1,7 +1,8 @@
-"""Clients that fail: named, or left out and counted, and the same after a resume; with stacks and without."""
+"""What fails, and where it says so: the same words everywhere; clients named, or left out and counted."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,107 @@ import pytest
 import torch
 
 from flcore.engine.checkpoint import Checkpoint, RunState
-from flcore.engine.client import Failure
-from flcore.engine.pool.executors import InlineExecutor
-from flcore.errors import RunError
+from flcore.engine.failures import LocatedError, TurnError, located, packed, turn_part, unpacked
+from flcore.engine.orchestrator import InlineOrchestrator
+from flcore.engine.pool.executors import InlineExecutor, StoppedError
+from flcore.engine.turns import Failure, Place
+from flcore.errors import ConfigError, DataError, RunError
 from flcore.messages import Weights
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedproto import FedProto
-from flcore.methods.vocabulary import Turn
-from flcore.records import serialise
+from flcore.methods.vocabulary import Context, Exchange, Replies, Turn
+from flcore.records import Record, serialise
+
+# ---- where it happened -------------------------------------------------------------------------------------------
+
+
+def raised(error: Exception, clients: Any = (5,), part: str = "reply") -> Exception:
+    """What comes out of a part of a turn in which an error is raised."""
+    try:
+        with turn_part(Place(3, 1), "train-clients", clients, part):
+            raise error
+    except Exception as found:
+        return found
+
+
+def test_an_error_in_a_turn_says_where() -> None:
+    error = raised(TypeError("no such thing\nsecond line"))
+    assert isinstance(error, TurnError) and isinstance(error, RunError)
+    assert str(error) == "round 3, client 5 (train-clients, reply): TypeError: no such thing"
+    assert (error.round, error.leg, error.clients, error.part) == (3, "train-clients", (5,), "reply")
+    assert error.cause == "TypeError: no such thing"
+    assert error.details.startswith("Traceback") and error.details.endswith("second line\n")
+    assert ", in raised" in error.details
+    assert str(raised(AssertionError())) == "round 3, client 5 (train-clients, reply): AssertionError"
+
+
+@pytest.mark.parametrize(
+    ("clients", "named"),
+    [([2], "client 2"), ([4, 1], "clients 1 and 4"), ([3, 1, 2], "clients 1, 2 and 3"),
+     (range(128), "clients 0, 1, 2, 3 and 124 others")],
+)  # fmt: skip
+def test_the_clients_of_a_stack_are_named(clients: Any, named: str) -> None:
+    error = raised(KeyError("x"), clients, "local training, phase 2")
+    assert str(error) == f"round 3, {named} (train-clients, local training, phase 2): KeyError: 'x'"
+
+
+def test_what_the_user_can_mend_is_left_as_it_is() -> None:
+    for plain in (ConfigError("data.size = 3"), DataError("file: gone")):
+        assert raised(plain) is plain
+    said = raised(RunError("no room", "Traceback of somewhere else"))
+    assert str(said) == "round 3, client 5 (train-clients, reply): no room"
+    assert isinstance(said, RunError) and said.details == "Traceback of somewhere else"
+    # Whoever said first where it was knows best.
+    inner = TurnError(3, "train-clients", [1], "reply", "ValueError: x")
+    assert raised(inner, [0, 1, 2], "local training") is inner
+
+
+def test_the_servers_work_says_where_too() -> None:
+    """A plain ValueError or ArithmeticError is how a method speaks to people; anything else is named by its type."""
+    for error, said in (
+        (ValueError("nothing to fuse"), "nothing to fuse"),
+        (ArithmeticError("the head diverged; lower its rate"), "the head diverged; lower its rate"),
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+        (TypeError("unsupported"), "TypeError: unsupported"),
+        (RunError("no room"), "no room"),
+    ):
+        with pytest.raises(LocatedError) as caught, located("round 3, server stage calibrate"):
+            raise error
+        assert str(caught.value) == f"round 3, server stage calibrate: {said}"
+        assert "Traceback" in caught.value.details
+    with pytest.raises(ConfigError, match=r"^as it is$"), located("round 3"):
+        raise ConfigError("as it is")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TurnError(3, "train-clients", [5, 7], "reply", "TypeError: x", "Traceback ..."),
+        LocatedError("round 3, server stage calibrate: x", "Traceback ..."),
+        ConfigError("data.size = 3"),
+        DataError("file: gone"),
+        OSError(28, "No space left on device", "file"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_comes_through_a_pipe_as_it_was(error: Exception) -> None:
+    found = unpacked(packed(error))
+    assert type(found) is type(error)
+    assert str(found) == str(error)
+    assert vars(found) == vars(error)
+
+
+def test_an_error_that_nobody_located_comes_through_with_its_traceback() -> None:
+    try:
+        raise IndexError("out of range")
+    except IndexError as error:
+        found = unpacked(packed(error))
+    assert isinstance(found, RunError)
+    assert str(found) == "IndexError: out of range"
+    assert "test_an_error_that_nobody_located" in found.details
+
+
+# ---- clients that fail -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
@@ -25,7 +119,10 @@ from flcore.records import serialise
 def test_divergence_names_round_and_client(lab: Any, method: str, stack: bool, tmp_path: Path) -> None:
     """All four diverge; serially client 0 is the first to be tried, in a stack the first is that of most steps, 3."""
     first = 3 if stack else 0
-    expected = rf"^round 1, client {first}: training diverged \(mean loss: cross_entropy .*lower local\.lr"
+    expected = (
+        rf"^round 1, client {first} \(train-clients, local training\): training diverged "
+        r"\(mean loss: cross_entropy .*lower local\.lr"
+    )
     with pytest.raises(RunError, match=expected):
         lab.run(lab.experiment(method__name=method, local__lr=1e6, engine__stack=stack), tmp_path / "run")
     assert not (tmp_path / "run" / "history.jsonl").exists()  # nothing of the failed round was committed
@@ -68,9 +165,9 @@ class Deaf(FedProto):
     def stages(self) -> Any:
         ((name, stage),) = super().stages().items()
 
-        def hear(server: Any, replies: Any, setting: Any, number: int) -> Any:
-            heard = {k: message for k, message in replies.items() if k != 2 or number not in self.rounds}
-            return stage(server, heard, setting, number)
+        def hear(server: Record, replies: Replies, exchange: Exchange) -> Any:
+            deaf = exchange.round in self.rounds
+            return stage(server, Replies({k: said for k, said in replies.items() if k != 2 or not deaf}), exchange)
 
         return {name: hear}
 
@@ -98,7 +195,8 @@ def test_failures_are_recorded_and_counted(lab: Any, tmp_path: Path) -> None:
     """Client 2 fails in rounds 1 and 3; what it learnt in round 2 it still has."""
     run = lab.run(dropping(lab, Poisoned(rounds=(1, 3))), tmp_path / "run")
     assert [(number, client) for number, client, _ in run.state.failures] == [(1, 2), (3, 2)]
-    assert all(cause.startswith("training diverged") for _, _, cause in run.state.failures)
+    why = "train-clients, local training: training diverged"
+    assert all(cause.startswith(why) for _, _, cause in run.state.failures)
     assert [len(record["failures"]) for record in run.history] == [1, 1, 2]
     assert [record["participants"] for record in run.history] == [[0, 1, 3], [0, 1, 2, 3], [0, 1, 3]]
     assert run.state.memories == {0: 3, 1: 3, 2: 2, 3: 3}
@@ -111,7 +209,7 @@ def test_a_run_without_failures_does_not_mention_them(lab: Any, tmp_path: Path) 
     assert serialise(run.state.server) == serialise(stopping.state.server)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"])
 def test_a_failure_survives_a_resume(lab: Any, stops: Any, after: bool, tmp_path: Path) -> None:
     experiment = lab.experiment(
         spec=lab.ToySpec(encoder=True),
@@ -125,7 +223,7 @@ def test_a_failure_survives_a_resume(lab: Any, stops: Any, after: bool, tmp_path
 def test_a_failure_on_the_disk_is_not_tried_again(lab: Any, tmp_path: Path) -> None:
     experiment = dropping(lab, Poisoned(rounds=(1,)))
     checkpoint = Checkpoint(tmp_path / "run")
-    checkpoint.start(RunState(0, experiment.method.start_server(experiment.setting), run="run"))
+    checkpoint.start(RunState(0, Record(experiment.method.start_server(experiment.setting))))
     executor, state = InlineExecutor(experiment, checkpoint), checkpoint.read_state()
     assert isinstance(executor.train(state, [[2]])[2], Failure)
     path = checkpoint.reply_file(1, 2).with_suffix(".json")
@@ -134,13 +232,135 @@ def test_a_failure_on_the_disk_is_not_tried_again(lab: Any, tmp_path: Path) -> N
     assert isinstance(again, Failure) and again.cause.startswith("as it was")
 
 
-def test_everybody_fails(lab: Any, tmp_path: Path) -> None:
-    """A round without any reply: the server keeps what it has, and the run goes on to its end."""
-    changes = {"federation": {"rounds": 2, "on_client_error": "drop"}, "local__lr": 1e6}
-    experiment = lab.experiment(**changes)
-    run = lab.run(experiment, tmp_path / "run")
-    assert serialise(run.state.server) == serialise({"model": experiment.setting.initial})
-    assert len(run.state.failures) == 2 * 4
-    assert run.history[-1]["participants"] == []
-    assert run.history[-1]["bytes_up"] == {}
-    assert run.history[-1]["bytes_down"]["model"] == 2 * 4 * 3094 * 4
+@pytest.mark.parametrize("choice", ["stop", "drop"])
+def test_a_round_in_which_everybody_fails_stops_the_run(lab: Any, choice: str, tmp_path: Path) -> None:
+    """Else a run in which nothing works would end well, with the initial model."""
+    changes = {"federation": {"rounds": 2, "on_client_error": choice}, "local__lr": 1e6}
+    with pytest.raises(RunError) as caught:
+        lab.run(lab.experiment(**changes), tmp_path / "run")
+    if choice == "drop":
+        assert str(caught.value).startswith(
+            "round 1: all 4 clients failed; the first of them, client 0 (train-clients, local training: training div"
+        )
+    assert Checkpoint(tmp_path / "run").read_state().round == 0
+
+
+def test_after_a_round_in_which_everybody_failed_all_are_tried_again(lab: Any, tmp_path: Path) -> None:
+    """What made them fail may have been mended; the failures themselves are nothing to keep."""
+    with pytest.raises(RunError, match="all 4 clients failed"):
+        lab.run(dropping(lab, Erring(clients=(0, 1, 2, 3))), tmp_path / "run")
+    assert not (tmp_path / "run" / "legs" / "0001").exists()
+    Erring.mended = True
+    try:
+        run = lab.run(dropping(lab, Erring(clients=(0, 1, 2, 3))), tmp_path / "run")
+    finally:
+        Erring.mended = False
+    assert run.history[-1]["participants"] == [0, 1, 2, 3]
+
+
+# ---- errors in a method's code -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Erring(FedAvg):
+    """FedAvg with a fault in a part of some clients' turns."""
+
+    name = "erring"
+    clients: tuple[int, ...] = (2,)
+    part: str = "reply"
+    error: type[Exception] = TypeError
+    mended = False
+
+    def _fault(self, part: str, client: int) -> None:
+        if part == self.part and client in self.clients and not self.mended:
+            raise self.error(f"no {part}")
+
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Any:
+        self._fault("broadcast", client)
+        return super().broadcast(server, client, exchange)
+
+    def context(self, turn: Turn) -> Context:
+        self._fault("context", turn.client)
+        return super().context(turn)
+
+    def reply(self, turn: Turn, trained: Any) -> Any:
+        self._fault("reply", turn.client)
+        return super().reply(turn, trained)
+
+
+@pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
+@pytest.mark.parametrize(
+    ("part", "named", "by_itself"),
+    [("broadcast", "receive", False), ("context", "local training", False), ("reply", "reply", True)],
+)
+def test_an_error_names_client_leg_and_part(
+    lab: Any, part: str, named: str, by_itself: bool, stack: bool, tmp_path: Path
+) -> None:
+    """In a stack the clients who were worked on together, where it cannot be told whose fault it was."""
+    with pytest.raises(TurnError) as caught:
+        lab.run(lab.experiment(algorithm=Erring(part=part), engine__stack=stack), tmp_path / "run")
+    who = "client 2" if by_itself or not stack else "clients 0, 1, 2 and 3"
+    assert str(caught.value).startswith(f"round 1, {who} (train-clients, {named}")
+    assert str(caught.value).endswith(f"): TypeError: no {part}")
+    assert "in _fault" in caught.value.details
+
+
+@pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
+def test_an_error_is_dropped_like_any_failure(lab: Any, stack: bool, tmp_path: Path) -> None:
+    """Client 2 is told its message and says nothing, in each round; the others go on."""
+    run = lab.run(dropping(lab, Erring(), engine__stack=stack), tmp_path / "run")
+    assert [record["participants"] for record in run.history] == [[0, 1, 3]] * 3
+    assert list(run.state.failures) == [(n, 2, "train-clients, reply: TypeError: no reply") for n in (1, 2, 3)]
+    model = 4 * run.state.server["model"].num_parameters
+    assert run.history[-1]["bytes_down"]["model"] == 3 * 4 * model
+    assert run.history[-1]["bytes_up"]["model"] == 3 * 3 * model
+
+
+def test_of_a_stack_those_fail_whose_fault_it_may_be(lab: Any, tmp_path: Path) -> None:
+    """Stacks [3, 1] and [2, 0] by their steps, 6, 4, 4, 3: an error in local training costs 1 and 3; 0 and 2 go on."""
+    changes = {"engine": {"stack": True, "stack_size": 2}}
+    run = lab.run(dropping(lab, Erring(part="context", clients=(3,)), **changes), tmp_path / "run")
+    assert [(number, client) for number, client, _ in run.state.failures] == [(n, k) for n in (1, 2, 3) for k in (1, 3)]
+    assert [record["participants"] for record in run.history] == [[0, 2]] * 3
+
+
+def test_who_could_not_even_be_sent_its_message_received_nothing(lab: Any, tmp_path: Path) -> None:
+    run = lab.run(dropping(lab, Erring(part="broadcast")), tmp_path / "run")
+    assert [client for _, client, _ in run.state.failures] == [2, 2, 2]
+    assert run.history[-1]["bytes_down"]["model"] == 3 * 3 * 4 * run.state.server["model"].num_parameters
+
+
+@pytest.mark.parametrize("error", [ConfigError, DataError])
+def test_what_the_user_can_mend_always_stops_the_run(lab: Any, error: type[Exception], tmp_path: Path) -> None:
+    with pytest.raises(error, match=r"^no reply$"):
+        lab.run(dropping(lab, Erring(error=error)), tmp_path / "run")
+
+
+def test_a_closed_executor_begins_nothing(lab: Any, tmp_path: Path) -> None:
+    """What another thread of an orchestrator still asks for is refused; what was being trained is not kept."""
+    experiment = lab.experiment()
+    checkpoint = Checkpoint(tmp_path / "run")
+    checkpoint.start(RunState(0, Record(experiment.method.start_server(experiment.setting))))
+    executor, state = InlineExecutor(experiment, checkpoint), checkpoint.read_state()
+    executor.train(state, [[0]])
+    executor.close()
+    with pytest.raises(StoppedError, match=r"^training was stopped$"):
+        executor.train(state, [[0], [1]])
+    assert {path.name for path in (tmp_path / "run" / "legs" / "0001").iterdir()} == {"0000.safetensors"}
+
+
+def test_an_interrupt_waits_for_nobody() -> None:
+    """One of three pieces of work is interrupted: the one under way is not waited for, the last is never begun."""
+    begun, go_on = [], threading.Event()
+
+    def work(item: int) -> None:
+        begun.append(item)
+        if item == 0:
+            raise KeyboardInterrupt
+        go_on.wait(20)
+
+    with pytest.raises(KeyboardInterrupt):
+        InlineOrchestrator(2).map("train-clients", work, [0, 1, 2, 3, 4, 5])
+    assert not go_on.is_set()
+    go_on.set()
+    assert 5 not in begun

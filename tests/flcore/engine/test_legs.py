@@ -11,17 +11,20 @@ import torch
 from torch import Tensor
 
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.client import Place
-from flcore.engine.cohort import select_cohort
+from flcore.engine.cohort import Cohort, select_cohort, taking_part
+from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
-from flcore.engine.rounds import PlainSteps
+from flcore.engine.turns import Place
 from flcore.errors import RunError
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Prototypes, Weights
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import Context, Leg, Phase, Turn
-from flcore.prototypes import average_prototypes, class_means
-from flcore.records import Record, payload_of, serialise
+from flcore.methods.vocabulary import MODEL, Context, Exchange, Leg, Phase, Replies, Turn
+from flcore.prototypes.class_means import class_means
+from flcore.prototypes.fusion import average_prototypes
+from flcore.records import Record, Slot, serialise
+
+MEANS = Slot("means", Prototypes)
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,11 @@ class TwoLegs(FedAvg):
             Leg("train-clients", phases=(Phase(), on_means), stages=("aggregate",)),
         )
 
-    def broadcast(self, server: Record, client: int, setting: Any) -> Record:
-        return {"model": server["model"], "means": server["means"]} if "means" in server else {}
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Record:
+        return server.only(MODEL, MEANS) if MEANS in server else Record()
 
     def context(self, turn: Turn) -> Context:
-        means = payload_of(Prototypes, turn.inbox, "means")
+        means = turn.inbox[MEANS]
         classes = means.present.nonzero().flatten()
         return {"pseudo": {"inputs": means.means[classes], "labels": classes}}
 
@@ -63,14 +66,13 @@ class TwoLegs(FedAvg):
         return super().reply(turn, trained)
 
     def stages(self) -> Any:
-        def average(server: Record, replies: Any, setting: Any, number: int) -> Record:
-            uploads = {client: payload_of(Prototypes, message, "means") for client, message in replies.items()}
-            none = Prototypes.empty(setting.num_classes, setting.feature_dim)
-            return {**server, "means": average_prototypes(uploads, none)}
+        def average(server: Record, replies: Replies, exchange: Exchange) -> Any:
+            none = Prototypes.empty(exchange.setting.num_classes, exchange.setting.feature_dim)
+            return server | {MEANS: average_prototypes(replies.of(MEANS), none)}, {}
 
-        def aggregate(server: Record, replies: Any, setting: Any, number: int) -> Record:
-            averaged = super(TwoLegs, self).stages()["aggregate"](server, replies, setting, number)
-            return {name: payload for name, payload in averaged.items() if name != "means"}
+        def aggregate(server: Record, replies: Replies, exchange: Exchange) -> Any:
+            averaged, facts = super(TwoLegs, self).stages()["aggregate"](server, replies, exchange)
+            return Record(averaged).without(MEANS), facts
 
         return {"average-means": average, "aggregate": aggregate}
 
@@ -127,7 +129,7 @@ def test_traffic_is_counted_per_leg(lab: Any, tmp_path: Path) -> None:
     assert first["scalars_up"] == 3 * 2 + 2 * 6
 
 
-class Watching(PlainSteps):
+class Watching(InlineOrchestrator):
     """Names of what is done, and what is committed whenever clients are about to work."""
 
     def __init__(self, folder: Path) -> None:
@@ -147,43 +149,50 @@ class Watching(PlainSteps):
 
 
 def test_each_leg_is_named_and_committed(lab: Any, tmp_path: Path) -> None:
-    steps = Watching(tmp_path / "run")
-    run = lab.run(by_hand(lab), tmp_path / "run", steps=steps)
+    """Two samples and two steps of the head, in the second leg alone: 6 steps a round."""
+    watching = Watching(tmp_path / "run")
+    run = lab.run(by_hand(lab), tmp_path / "run", orchestrator=watching)
     one = ["collect", "average-means", "train-clients", "aggregate", "evaluate"]
-    assert steps.names == one * 2
-    assert [(s.place, s.legs) for s in steps.states] == [
+    assert watching.names == one * 2
+    assert [(s.place, s.legs) for s in watching.states] == [
         (Place(1, 0), 0), (Place(1, 1), 1), (Place(2, 0), 2), (Place(2, 1), 3),
     ]  # fmt: skip
-    assert ["means" in state.server for state in steps.states] == [False, True, False, True]
+    assert ["means" in state.server for state in watching.states] == [False, True, False, True]
     assert (run.state.round, run.state.leg, run.state.legs) == (2, 0, 4)
     assert [record["round"] for record in run.history] == [1, 2]
-    assert [record["round"] for record in run.checkpoint.records("timing.jsonl")] == [1, 1, 2, 2]
-    assert run.state.steps == run.history[-1]["steps"] == 2 * 2 * 3
+    timing = run.checkpoint.records("timing.jsonl")
+    assert [(record["round"], record["leg"], record["steps"]) for record in timing] == [
+        (1, "collect", 0), (1, "train-clients", 6), (2, "collect", 0), (2, "train-clients", 6),
+    ]  # fmt: skip
+    assert [set(record["seconds"]) for record in timing[:2]] == [set(one[:2]), set(one[2:])]
+    assert run.state.steps == run.history[-1]["steps"] == 2 * 6
 
 
 def test_one_leg_asks_everybody_and_the_other_the_cohort(lab: Any, tmp_path: Path) -> None:
     """Half of four clients train; all four say the mean of each class they hold, of 8·4 + 8 bytes."""
     changes = {"federation": {"rounds": 1, "participation": 0.5}, "model": {"name": "fedgen_cnn", "feature_dim": 8}}
     experiment = lab.experiment(algorithm=TwoLegs(), **changes)
-    collect, train = experiment.method.legs(1, experiment.setting)
-    assert select_cohort(experiment, 1, collect).trainers == (0, 1, 2, 3)
-    assert len(select_cohort(experiment, 1, train).trainers) == 2
+    (collect, train), cohort = experiment.method.legs(1, experiment.setting), select_cohort(experiment, 1)
+    assert taking_part(experiment, collect, cohort, ()) == (0, 1, 2, 3)
+    assert taking_part(experiment, train, cohort, ()) == cohort.trainers
+    assert len(cohort.trainers) == 2
     run = lab.run(experiment, tmp_path / "run")
     held = int((lab.partition.counts > 0).sum())
     assert run.history[0]["bytes_up"]["means"] == held * (8 * 4 + 8)
     assert run.history[0]["bytes_up"]["num_samples"] == 2 * 8
-    assert run.history[0]["participants"] == list(select_cohort(experiment, 1, train).trainers)
+    assert run.history[0]["participants"] == list(cohort.trainers)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"])
 def test_stopped_anywhere_in_two_legs(lab: Any, stops: Any, after: bool, tmp_path: Path) -> None:
-    """4 + 2 replies and three states: nine files, before and after each of which the run was stopped once."""
+    """4 + 2 replies and three states: nine files, after each of which the run was stopped once."""
     changes = {"federation": {"rounds": 1, "participation": 0.5}, "spec": lab.ToySpec(encoder=True)}
     seen = stops.everywhere(lab, lab.experiment(algorithm=TwoLegs(), **changes), tmp_path, after=after)
     assert seen["replace"] >= 9
 
 
 def test_stopped_between_the_legs_the_first_is_not_done_again(lab: Any, stops: Any, tmp_path: Path) -> None:
+    """Nor are the seconds that it took forgotten."""
     experiment = by_hand(lab)
     expected = lab.run(experiment, tmp_path / "whole").bytes
 
@@ -194,11 +203,16 @@ def test_stopped_between_the_legs_the_first_is_not_done_again(lab: Any, stops: A
             return super().map(name, function, items)
 
     with pytest.raises(stops.Crash):
-        lab.run(experiment, tmp_path / "run", steps=Stopping(tmp_path / "run"))
-    assert Checkpoint(tmp_path / "run").read_state().place == Place(1, 1)
+        lab.run(experiment, tmp_path / "run", orchestrator=Stopping(tmp_path / "run"))
+    checkpoint = Checkpoint(tmp_path / "run")
+    assert checkpoint.read_state().place == Place(1, 1)
+    first = checkpoint.records("timing.jsonl")
     again = Watching(tmp_path / "run")
-    assert lab.run(experiment, tmp_path / "run", steps=again).bytes == expected
+    assert lab.run(experiment, tmp_path / "run", orchestrator=again).bytes == expected
     assert again.names[0] == "train-clients"
+    legs = ["collect", "train-clients"] * 2
+    assert checkpoint.records("timing.jsonl")[:1] == first
+    assert [record["leg"] for record in checkpoint.records("timing.jsonl")] == legs
 
 
 def test_phases_of_both_legs_have_random_numbers_of_their_own(lab: Any) -> None:
@@ -244,9 +258,9 @@ def test_the_legs_of_a_round_may_depend_on_the_round(lab: Any, tmp_path: Path) -
         def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
             return (Leg("warm-up"), Leg()) if round_number == 1 else (Leg(),)
 
-    steps = Watching(tmp_path / "run")
-    run = lab.run(lab.experiment(algorithm=WarmingUp()), tmp_path / "run", steps=steps)
-    assert [state.place for state in steps.states] == [Place(1, 0), Place(1, 1), Place(2, 0), Place(3, 0)]
+    watching = Watching(tmp_path / "run")
+    run = lab.run(lab.experiment(algorithm=WarmingUp()), tmp_path / "run", orchestrator=watching)
+    assert [state.place for state in watching.states] == [Place(1, 0), Place(1, 1), Place(2, 0), Place(3, 0)]
     assert (run.state.round, run.state.legs) == (3, 4)
     resumed = lab.run(lab.experiment(algorithm=WarmingUp()), tmp_path / "run")
     assert resumed.bytes == run.bytes
@@ -260,9 +274,108 @@ def test_a_failing_client_of_the_second_leg_is_named_by_its_round(lab: Any, tmp_
             return start if turn.leg == "collect" else Weights({n: t / 0 for n, t in start.params.items()})
 
     experiment = lab.experiment(algorithm=Diverging())
-    with pytest.raises(RunError, match=r"^round 1, client 0: training diverged"):
+    with pytest.raises(RunError, match=r"^round 1, client 0 \(train-clients, local training\): training diverged"):
         lab.run(experiment, tmp_path / "run")
     assert Checkpoint(tmp_path / "run").read_state().place == Place(1, 1)
     checkpoint = Checkpoint(tmp_path / "run")
-    with pytest.raises(RunError, match=r"^round 1, client 3: training diverged"):
+    with pytest.raises(RunError, match=r"^round 1, client 3 \(train-clients, local training\): training diverged"):
         InlineExecutor(experiment, checkpoint).train(checkpoint.read_state(), [[3]])
+
+
+# ---- one cohort per round ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Retraining(FedAvg):
+    """After training, the same clients are asked again: over two images of their own, or over what they were sent."""
+
+    name = "retraining"
+    source: str | None = None
+    poisoned: tuple[int, ...] = ()
+
+    def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
+        again = (Phase(("head.",), steps=2, source=self.source),)
+        report = Leg("report", who="all", phases=(), stages=())
+        return Leg("train-clients"), Leg("retrain-clients", phases=again), report
+
+    def context(self, turn: Turn) -> Context:
+        dim = turn.setting.feature_dim
+        return {"pseudo": {"inputs": torch.zeros(2, dim), "labels": torch.tensor([0, 1])}} if self.source else {}
+
+    def loss(self, model: Any, batch: Any, context: Context) -> dict[str, Tensor]:
+        features = batch.images if batch.images.ndim == 2 else model.features(batch.images)
+        return {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
+
+    def reply(self, turn: Turn, trained: Any) -> Any:
+        if turn.client in self.poisoned and turn.leg == "train-clients":
+            raise TypeError("no reply")
+        return super().reply(turn, trained)
+
+
+def timed(lab: Any, algorithm: Any, **federation: Any) -> Any:
+    """Clients of 1, 2, 3 and 4 images in batches of one, half a simulated second each."""
+    clients = [range(0, 1), range(1, 3), range(3, 6), range(6, 10)]
+    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
+    settings = {"local__batch_size": 1, "federation": {"rounds": 2, "step_seconds": 0.5, **federation}}
+    return lab.experiment(partition=partition, algorithm=algorithm, model={"name": "fedcspc_cnn"}, **settings)
+
+
+@pytest.mark.parametrize(
+    ("source", "deadline", "expected"),
+    [
+        (None, 2.0, Cohort((0, 1), (2, 3), 2.0)),  # 1.5, 2, 2.5 and 3 seconds
+        (None, 2.9, Cohort((0, 1, 2), (3,), 2.9)),
+        ("pseudo", 1.2, Cohort((0, 1), (2, 3), 1.2)),  # what they were sent costs no time: 0.5, 1, 1.5 and 2
+    ],
+)
+def test_the_cohort_is_that_of_the_whole_round(lab: Any, source: str, deadline: float, expected: Cohort) -> None:
+    """Each client's own images of all legs together decide who is in time."""
+    experiment = timed(lab, Retraining(source=source), deadline=deadline)
+    assert select_cohort(experiment, 1) == expected
+
+
+@pytest.mark.parametrize("source", [None, "pseudo"])
+def test_who_was_late_in_one_leg_does_not_come_back_in_the_next(lab: Any, source: str | None, tmp_path: Path) -> None:
+    """Deadline 2 (1.2) seconds a round: 0 and 1 train and retrain, 2 and 3 are only sent both messages.
+
+    The leg for all is for all. Two rounds: two legs for 4, of which 2 answer, and one for 4, who all do.
+    """
+    deadline = 1.2 if source else 2.0
+    asked: list[tuple[str, list[int]]] = []
+
+    class Asked(InlineOrchestrator):
+        def map(self, name: str, function: Any, items: Any) -> list[Any]:
+            asked.append((name, [client for group in items for stack in group for client in stack]))
+            return super().map(name, function, items)
+
+    experiment = timed(lab, Retraining(source=source), deadline=deadline)
+    run = lab.run(experiment, tmp_path / "run", orchestrator=Asked())
+    one = [("train-clients", [0, 1]), ("retrain-clients", [0, 1]), ("report", [0, 1, 2, 3])]
+    assert asked == one * 2
+    assert [record["simulated_seconds"] for record in run.history] == [deadline, 2 * deadline]
+    assert [record["stragglers"] for record in run.history] == [[2, 3]] * 2
+    model = 4 * experiment.setting.initial.num_parameters
+    assert run.history[-1]["bytes_down"]["model"] == 2 * (4 + 4 + 4) * model
+    assert run.history[-1]["bytes_up"]["model"] == 2 * (2 + 2 + 4) * model
+
+
+def test_whoever_failed_in_one_leg_is_out_of_the_next(lab: Any, stops: Any, tmp_path: Path) -> None:
+    """Client 2 fails in training: it does not retrain, not even after a stop in between; next round it is back."""
+    experiment = timed(lab, Retraining(poisoned=(2,)), on_client_error="drop")
+    whole = lab.run(experiment, tmp_path / "whole")
+    assert [(number, client) for number, client, _ in whole.state.failures] == [(1, 2), (2, 2)]
+    asked: list[tuple[str, list[int]]] = []
+
+    class Asked(InlineOrchestrator):
+        def map(self, name: str, function: Any, items: Any) -> list[Any]:
+            asked.append((name, [client for group in items for stack in group for client in stack]))
+            if len(asked) == 2:
+                raise stops.Crash
+            return super().map(name, function, items)
+
+    with pytest.raises(stops.Crash):
+        lab.run(experiment, tmp_path / "run", orchestrator=Asked())
+    assert lab.run(experiment, tmp_path / "run", orchestrator=Asked()).bytes == whole.bytes
+    train, retrain = ("train-clients", [0, 1, 2, 3]), ("retrain-clients", [0, 1, 3])
+    report = ("report", [0, 1, 2, 3])
+    assert asked == [train, retrain, retrain, report, train, retrain, report]

@@ -14,14 +14,16 @@ import torch
 
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.client import Failure
+from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
-from flcore.engine.rounds import Observers, PlainSteps, code_fingerprint, run_name, run_rounds
+from flcore.engine.rounds import Observers, run_rounds
+from flcore.engine.turns import Failure
 from flcore.errors import RunError
-from flcore.messages import Arrays, Count, Facts
+from flcore.messages import Arrays
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
-from flcore.records import save_record, serialise
+from flcore.methods.vocabulary import Exchange, Leg, Replies
+from flcore.records import Record, serialise
 
 # Everything that has a memory, a sample of clients and random numbers at once.
 RICH = {"federation": {"rounds": 3, "participation": 0.6}, "data__augmentation": "crop_flip"}
@@ -46,7 +48,7 @@ def test_global_generators_are_not_touched(lab: Any, tmp_path: Path) -> None:
     assert np.array_equal(before[1], np.random.get_state()[1])
 
 
-class Scrambled(PlainSteps):
+class Scrambled(InlineOrchestrator):
     """Groups finish in another order: the last is trained first."""
 
     def map(self, name: str, function: Any, items: Any) -> list[Any]:
@@ -63,8 +65,8 @@ def test_groups_and_their_order_do_not_matter(
 ) -> None:
     expected = lab.run(lab.experiment(method__name=method), tmp_path / "plain").bytes
     experiment = lab.experiment(method__name=method, engine__clients_per_task=clients_per_task)
-    steps = Scrambled() if order == "scrambled" else lab.Threaded()
-    assert lab.run(experiment, tmp_path / "grouped", steps=steps).bytes == expected
+    orchestrator = Scrambled() if order == "scrambled" else lab.Threaded()
+    assert lab.run(experiment, tmp_path / "grouped", orchestrator=orchestrator).bytes == expected
 
 
 def test_a_finished_run_is_left_alone(lab: Any, tmp_path: Path) -> None:
@@ -72,30 +74,10 @@ def test_a_finished_run_is_left_alone(lab: Any, tmp_path: Path) -> None:
     expected = lab.run(experiment, tmp_path / "run").bytes
 
     class Refusing:
-        def train(self, state: Any, task: Any) -> Any:
+        def train(self, state: Any, group: Any) -> Any:
             raise AssertionError("trained again")
 
     assert lab.run(experiment, tmp_path / "run", Refusing()).bytes == expected
-
-
-def test_another_run_in_the_folder_is_dropped(lab: Any, tmp_path: Path) -> None:
-    lab.run(lab.experiment(method__name="fedproto"), tmp_path / "run")
-    expected = lab.run(lab.experiment(), tmp_path / "fresh").bytes
-    assert lab.run(lab.experiment(), tmp_path / "run").bytes == expected
-
-
-def test_other_code_starts_anew(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = lab.experiment()
-    lab.run(experiment, tmp_path / "run")
-    assert Checkpoint(tmp_path / "run").load(run_name(experiment)) is not None
-    monkeypatch.setattr("flcore.engine.rounds.code_fingerprint", lambda: "other code")
-    assert Checkpoint(tmp_path / "run").load(run_name(experiment)) is None
-    assert len(code_fingerprint()) == 64
-
-
-def test_a_state_written_by_other_code_counts_as_none(tmp_path: Path) -> None:
-    save_record(tmp_path / "state.safetensors", {"n": Count(1)}, {"run": "other", "round_number": 3})
-    assert Checkpoint(tmp_path).load("this run") is None
 
 
 # ---- failing stages ----------------------------------------------------------------------------------------------
@@ -104,23 +86,49 @@ def test_a_state_written_by_other_code_counts_as_none(tmp_path: Path) -> None:
 @dataclass(frozen=True)
 class Failing(FedAvg):
     name = "failing"
+    error: Exception | None = None
 
     def stages(self) -> Any:
-        def stage(server: Any, replies: Any, setting: Any, number: int) -> Any:
-            raise ValueError("nothing to fuse")
+        def stage(server: Record, replies: Replies, exchange: Exchange) -> Any:
+            assert self.error is not None
+            raise self.error
 
         return {"fuse": stage}
 
 
-def test_a_failing_stage_is_named(lab: Any, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"^round 1, server stage fuse: nothing to fuse$"):
-        lab.run(lab.experiment(algorithm=Failing()), tmp_path / "run")
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("nothing to fuse"), "nothing to fuse"),
+        (TypeError("not a number"), "TypeError: not a number"),
+        (KeyError("model"), "KeyError: 'model'"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_failing_stage_is_named(lab: Any, error: Exception, said: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        lab.run(lab.experiment(algorithm=Failing(error=error)), tmp_path / "run")
+    assert str(caught.value) == f"round 1, server stage fuse: {said}"
+    assert "in stage" in caught.value.details
+
+
+@dataclass(frozen=True)
+class Speechless(FedAvg):
+    name = "speechless"
+
+    def predict(self, model: Any, images: Any, server: Any, classes: Any) -> Any:
+        raise IndexError("no head")
+
+
+def test_a_failing_evaluation_is_named(lab: Any, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"^round 2, evaluation: IndexError: no head$"):
+        lab.run(lab.experiment(algorithm=Speechless(), evaluation__every=2), tmp_path / "run")
 
 
 # ---- the round ---------------------------------------------------------------------------------------------------
 
 
-class Recording(PlainSteps):
+class Recording(InlineOrchestrator):
     def __init__(self) -> None:
         self.names: list[str] = []
 
@@ -137,21 +145,26 @@ class Recording(PlainSteps):
     ("method", "stages"),
     [("fedavg", ["aggregate"]), ("fedproto", ["aggregate-prototypes"]), ("local", []), ("central", ["aggregate"])],
 )
-def test_steps_have_names(lab: Any, method: str, stages: list[str], tmp_path: Path) -> None:
+def test_pieces_of_work_have_names(lab: Any, method: str, stages: list[str], tmp_path: Path) -> None:
     experiment = lab.experiment(method__name=method, federation__rounds=2, evaluation__every=2)
-    checkpoint, steps = Checkpoint(tmp_path / "run"), Recording()
-    run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), steps, Observers())
-    assert steps.names == ["train-clients", *stages, "train-clients", *stages, "evaluate"]
+    checkpoint, orchestrator = Checkpoint(tmp_path / "run"), Recording()
+    run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), orchestrator, Observers())
+    assert orchestrator.names == ["train-clients", *stages, "train-clients", *stages, "evaluate"]
 
 
 def test_evaluation_every_so_often_and_at_the_end(lab: Any, tmp_path: Path) -> None:
-    """Every second of five rounds: 2, 4 and the last; observers hear of all rounds; the clock is an argument."""
+    """Every second of five rounds: 2, 4 and the last; observers hear of all rounds; the clock is an argument.
+
+    At the start they hear how many rounds are there: none, and when it goes on after the last, all five.
+    """
     experiment = lab.experiment(federation__rounds=5, evaluation__every=2)
     checkpoint = Checkpoint(tmp_path / "run")
     heard: list[tuple[int, Any]] = []
-    ticks = iter(range(1000))
-    observers = Observers(lambda number, record: heard.append((number, record)), lambda: float(next(ticks)))
-    state = run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), PlainSteps(), observers)
+    ticks, starts = iter(range(1000)), list[int]()
+    observers = Observers(
+        lambda number, record: heard.append((number, record)), lambda: float(next(ticks)), on_start=starts.append
+    )
+    state = run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), InlineOrchestrator(), observers)
     history = checkpoint.records("history.jsonl")
     assert [record["round"] for record in history] == [2, 4, 5]
     assert [(number, record is not None) for number, record in heard] == [
@@ -159,10 +172,14 @@ def test_evaluation_every_so_often_and_at_the_end(lab: Any, tmp_path: Path) -> N
     ]  # fmt: skip
     assert json.loads(json.dumps([record for _, record in heard if record])) == history
     timing = checkpoint.records("timing.jsonl")
-    assert [record["round"] for record in timing] == [1, 2, 3, 4, 5]
-    assert set(timing[1]["seconds"]) == {"train-clients", "aggregate", "evaluate"}
     # 43, 50, 62 and 85 samples in batches of 16: 3 + 4 + 4 + 6 steps a round
+    assert [(record["round"], record["leg"], record["steps"]) for record in timing] == [
+        (number, "train-clients", 17) for number in (1, 2, 3, 4, 5)
+    ]
+    assert timing[1]["seconds"] == {"train-clients": 1.0, "aggregate": 1.0, "evaluate": 1.0}
     assert state.steps == history[-1]["steps"] == 5 * 17
+    run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), InlineOrchestrator(), observers)
+    assert starts == [0, 5]
 
 
 def test_nobody_answers(lab: Any, tmp_path: Path) -> None:
@@ -183,20 +200,33 @@ def test_a_run_is_named_by_its_data_too(lab: Any) -> None:
 
 @dataclass(frozen=True)
 class Measuring(FedAvg):
-    """A server that writes down how many clients it heard."""
+    """A server that writes down how many clients it heard, and in odd rounds before that something else."""
 
     name = "measuring"
 
+    def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
+        odd = (Leg("odd", phases=(), stages=("odd",)),) if round_number % 2 else ()
+        return (*odd, Leg(stages=("aggregate", "measure")))
+
     def stages(self) -> Any:
-        def measure(server: Any, replies: Any, setting: Any, number: int) -> Any:
-            return {**server, "facts": Facts({"heard": float(len(replies)), "round": float(number)})}
+        def odd(server: Record, replies: Replies, exchange: Exchange) -> Any:
+            return server, {"odd": exchange.round, "heard": -1}
 
-        return {**super().stages(), "measure": measure}
+        def measure(server: Record, replies: Replies, exchange: Exchange) -> Any:
+            return server, {"heard": len(replies)}
+
+        return {**super().stages(), "odd": odd, "measure": measure}
 
 
-def test_facts_of_the_server_stand_in_the_history_and_never_travel(lab: Any, tmp_path: Path) -> None:
+def test_facts_of_the_server_stand_in_the_history_of_their_round_alone(lab: Any, tmp_path: Path) -> None:
+    """What round 1 measured is not said of round 2; they never travel."""
     run = lab.run(lab.experiment(algorithm=Measuring(), federation__participation=0.5), tmp_path / "run")
-    assert [record["server"] for record in run.history] == [{"heard": 2.0, "round": float(n)} for n in (1, 2, 3)]
+    assert [record["server"] for record in run.history] == [
+        {"heard": 2, "odd": 1},
+        {"heard": 2},
+        {"heard": 2, "odd": 3},
+    ]
+    assert run.state.facts == {}
     assert set(run.state.down) == set(lab.run(lab.experiment(), tmp_path / "plain").state.down)
     plain = lab.run(lab.experiment(), tmp_path / "plain")
     assert "server" not in plain.history[0]
@@ -219,11 +249,11 @@ def test_a_message_that_is_not_finite_is_a_failure(lab: Any) -> None:
     assert failure.cause == "its extra holds values that are not finite"
 
 
-def test_plain_steps_keep_as_many_workers_busy_as_there_are() -> None:
+def test_plain_calls_keep_as_many_workers_busy_as_there_are() -> None:
     """Three pieces of work that wait for each other end only if they run at the same time; results stay in order."""
     barrier = threading.Barrier(3, timeout=20)
 
     def work(item: int) -> tuple[int, int]:
         return item, 0 * barrier.wait()
 
-    assert PlainSteps(3).map("train-clients", work, [7, 5, 6]) == [(7, 0), (5, 0), (6, 0)]
+    assert InlineOrchestrator(3).map("train-clients", work, [7, 5, 6]) == [(7, 0), (5, 0), (6, 0)]

@@ -13,8 +13,8 @@ from torch import Tensor
 from flcore.config import Config
 from flcore.errors import ConfigError
 from flcore.evaluation.analyses import SUMMARIES
-from flcore.evaluation.analyses.answers import BEFORE_CALIBRATION, Answers
-from flcore.evaluation.analyses.base import equal_per_class
+from flcore.evaluation.analyses.answers import BEFORE_CALIBRATION
+from flcore.evaluation.analyses.base import FinishedRun, equal_per_class
 from flcore.evaluation.analyses.class_heatmap import class_heatmap
 from flcore.evaluation.analyses.embedding import embed
 from flcore.evaluation.analyses.generated import generator_distances, tsne_generated
@@ -22,6 +22,7 @@ from flcore.evaluation.analyses.gradcam import gradcam_cases
 from flcore.evaluation.analyses.registry import ANALYSES
 from flcore.evaluation.analyses.tsne import tsne, tsne_calibration
 from flcore.evaluation.analyses.tsne_prototypes import tsne_prototypes
+from flcore.evaluation.scoring import Scorer
 from flcore.messages import Prototypes, Weights
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.vocabulary import Setting
@@ -48,6 +49,15 @@ def federation(lab: Any, **changes: Any) -> Any:
     return lab.experiment(dataset, lab.by_hand(dataset, [[0, 1], [2, 3]], [[0, 1], [2, 3]]), lab.ToySpec(), **changes)
 
 
+def finished(experiment: Any, server: Any, memories: Any = lambda client: {}, before: Any = None) -> FinishedRun:
+    """A run as its files would give it."""
+
+    def memory(client: int) -> Record:
+        return Record(memories(client))
+
+    return FinishedRun(experiment, Record(server), memory, {} if before is None else {BEFORE_CALIBRATION: before})
+
+
 def tiny_run(lab: Any, tmp: Any, **changes: Any) -> tuple[Any, Record, Any]:
     """A trained run of the tiny data."""
     experiment = lab.experiment(federation__rounds=1, **changes)
@@ -71,7 +81,7 @@ def test_configuration_knows_the_names_and_keeps_them_out_of_a_runs_identity() -
     assert asked.evaluation.analyses == ("tsne", "inversion") and plain.evaluation.analyses == ()
     assert asked.identity() == plain.identity() and "every" in asked.identity()["evaluation"]
     assert Config.from_mapping(asked.to_mapping()) == asked
-    with pytest.raises(ConfigError, match=r"evaluation\.analyses: tsnee: unknown analysis; did you mean 'tsne'"):
+    with pytest.raises(ConfigError, match=r"evaluation\.analyses = \['tsnee'\]: expected one of class_heatmap, tsne, "):
         Config.from_mapping({"evaluation": {"analyses": ["tsnee"]}})
     with pytest.raises(ConfigError, match="twice"):
         Config.from_mapping({"evaluation": {"analyses": ["tsne", "tsne"]}})
@@ -101,7 +111,7 @@ def table(result: Any) -> dict[tuple[str, str], list[float | None]]:
 
 def test_heatmap_of_a_global_model(lab: Any) -> None:
     """It reads what it sees. Client 0's images 0, 1: a, b right. Client 1's 2, 3: one of two b right. All: 1, 2/3."""
-    found = class_heatmap(federation(lab), {"model": reader()}, lambda k: {})
+    found = class_heatmap(finished(federation(lab), {"model": reader()}))
     assert table(found) == {
         ("0", "own"): [1.0, 1.0, None],
         ("1", "own"): [None, 0.5, None],
@@ -114,7 +124,7 @@ def test_heatmap_of_a_global_model(lab: Any) -> None:
 def test_heatmap_of_personal_models(lab: Any) -> None:
     """Client 0 reads right; client 1 swaps a and b: it is wrong on images 0, 1, 2, and says c for image 3 (b)."""
     memories = {0: {"model": reader()}, 1: {"model": reader((1, 0, 2))}}
-    found = class_heatmap(federation(lab, method__name="local"), {}, memories.__getitem__)
+    found = class_heatmap(finished(federation(lab, method__name="local"), {}, memories.__getitem__))
     assert table(found) == {
         ("0", "all"): [1.0, pytest.approx(2 / 3), None],
         ("0", "own"): [1.0, 1.0, None],
@@ -153,7 +163,7 @@ def test_embedding_of_edge_cases() -> None:
 def test_tsne_of_the_global_model(lab: Any, tmp_path: Any) -> None:
     """Sixty test images, ten of each of six classes; the accuracy is the run's own score."""
     experiment, server, memory = tiny_run(lab, tmp_path)
-    arrays = tsne(experiment, server, memory).arrays
+    arrays = tsne(finished(experiment, server, memory)).arrays
     assert arrays["embedding"].shape == (1, 60, 2)
     assert np.bincount(arrays["labels"]).tolist() == [10] * 6
     assert arrays["accuracies"].tolist() == [pytest.approx(lab_accuracy(experiment, server))]
@@ -163,15 +173,14 @@ def test_tsne_of_the_global_model(lab: Any, tmp_path: Any) -> None:
 
 
 def lab_accuracy(experiment: Any, server: Record) -> float:
-    answers = Answers(experiment, server, lambda k: {})
-    found = answers.score(server, lambda k: {}).top1_global
+    found = Scorer(experiment).score(server, lambda k: Record()).top1_global
     assert found is not None
     return found
 
 
 def test_tsne_of_clients_shows_the_same_images_to_all(lab: Any, tmp_path: Any) -> None:
     experiment, server, memory = tiny_run(lab, tmp_path, method__name="local")
-    result = tsne(experiment, server, memory)
+    result = tsne(finished(experiment, server, memory))
     arrays = result.arrays
     assert arrays["models"].tolist() == [f"client {k}" for k in range(4)]
     assert arrays["embedding"].shape == (4, 60, 2) and arrays["predictions"].shape == (4, 60)
@@ -180,17 +189,19 @@ def test_tsne_of_clients_shows_the_same_images_to_all(lab: Any, tmp_path: Any) -
 
 
 def test_before_and_after_calibration(lab: Any, tmp_path: Any) -> None:
-    """The server kept a head that always says class 3: 10 of 60 right. The rest of the model is the calibrated one."""
+    """A head that always said class 3 before: 10 of 60 right. The rest of the model is the calibrated one."""
     experiment, server, memory = tiny_run(lab, tmp_path)
     head = {name: torch.zeros_like(v) for name, v in server["model"].params.items() if name.startswith("head.")}
     head["head.bias"][3] = 1
-    kept = {**server, BEFORE_CALIBRATION[0]: Weights(head)}
-    arrays = tsne_calibration(experiment, kept, memory).arrays
+    model = server["model"]
+    before = Record({"model": Weights({**model.params, **head}, model.buffers)})
+    kept = finished(experiment, server, memory, before)
+    arrays = tsne_calibration(kept).arrays
     assert arrays["models"].tolist() == ["before calibration", "after calibration"]
     assert arrays["accuracies"].tolist() == pytest.approx([1 / 6, lab_accuracy(experiment, server)])
     # The encoder is the same, and so are both embeddings.
     assert np.array_equal(arrays["embedding"][0], arrays["embedding"][1])
-    found = gradcam_cases(experiment, kept, memory)
+    found = gradcam_cases(kept)
     counts = {row["case"]: int(row["count"] or 0) for row in found.rows}
     assert sum(counts.values()) == 60 and counts["kept right"] + counts["broken"] == 10
     assert (found.arrays["predicted_before"] == 3).all()
@@ -212,12 +223,12 @@ def test_prototypes_over_a_clients_features(lab: Any) -> None:
     dataset = lab.toy_dataset(zeros + ones + rest, [0] * 12 + [1] * 8 + [0, 1] * 5, [[0, 0], [200, 0]], [0, 1])
     partition = lab.by_hand(dataset, [list(range(20)), list(range(20, 30))], [[0], [1]])
     experiment = lab.experiment(dataset, partition, lab.ToySpec())
-    server: Record = {
+    server = {
         "model": Weights({"head.weight": torch.zeros(2, 2), "head.bias": torch.zeros(2)}),
         "prototypes": Prototypes(torch.tensor([[0.0, 0], [204, 24]]), torch.tensor([False, True])),
         "other": Prototypes.empty(2, 5),
     }
-    arrays = tsne_prototypes(experiment, server, lambda k: {}).arrays
+    arrays = tsne_prototypes(finished(experiment, server, lambda k: {})).arrays
     assert int(arrays["client"]) == 0 and arrays["embedding"].shape == (35, 2)
     sizes = {(label, k): int(((arrays["labels"] == label) & (arrays["clusters"] == k)).sum())
              for label in (0, 1) for k in (0, 1, 2, 4, -1)}  # fmt: skip
@@ -234,7 +245,7 @@ def test_prototypes_of_the_encoder_are_shown_among_its_outputs(lab: Any) -> None
     server = experiment.method.start_server(experiment.setting)
     for width, shown in ((84, 2), (256, 2), (7, 0)):
         prototypes = Prototypes(torch.ones(6, width), torch.ones(6, dtype=torch.bool))
-        result = tsne_prototypes(experiment, {**server, "prototypes": prototypes}, lambda k: {})
+        result = tsne_prototypes(finished(experiment, {**server, "prototypes": prototypes}))
         assert int((result.arrays["clusters"] == -1).sum()) == shown
         assert result.notes[0].startswith("Encoded training images" if width == 84 else "Training features")
 
@@ -259,7 +270,7 @@ class Generating(FedAvg):
 
 def test_generated_and_real_features_together(lab: Any, tmp_path: Any) -> None:
     experiment, server, memory = tiny_run(lab, tmp_path, algorithm=Generating())
-    arrays = tsne_generated(experiment, server, memory).arrays
+    arrays = tsne_generated(finished(experiment, server, memory)).arrays
     made = arrays["generated"]
     assert arrays["embedding"].shape == (120, 2) and made.sum() == 60
     assert np.bincount(arrays["labels"][made]).tolist() == np.bincount(arrays["labels"][~made]).tolist() == [10] * 6
@@ -270,7 +281,7 @@ def test_generator_distances(lab: Any, tmp_path: Any) -> None:
     = 2·11.632/6 = 3.877. The noise is the same each time, whatever the run's seed.
     """
     experiment, server, memory = tiny_run(lab, tmp_path, algorithm=Generating())
-    result = generator_distances(experiment, server, memory)
+    result = generator_distances(finished(experiment, server, memory))
     rows = {(row["features"], row["space"]): row for row in result.rows}
     assert set(rows) == {(which, space) for which in ("generated", "real") for space in ("feature", "tsne")}
     made = rows["generated", "feature"]
@@ -278,7 +289,7 @@ def test_generator_distances(lab: Any, tmp_path: Any) -> None:
     assert made["centroid_inter"] == pytest.approx(141.4, rel=0.01)
     assert made["nearest_distance"] is not None and rows["real", "feature"]["nearest_distance"] is None
     other = lab.experiment(federation__rounds=1, algorithm=Generating(), seed=9)
-    again = generator_distances(other, server, memory).rows[0]
+    again = generator_distances(finished(other, server, memory)).rows[0]
     assert (again["intra"], again["inter"]) == (made["intra"], made["inter"])
 
 
@@ -287,18 +298,17 @@ def test_generator_distances(lab: Any, tmp_path: Any) -> None:
 
 def test_what_a_run_allows_and_why_not(lab: Any) -> None:
     experiment = federation(lab)
-    server: Record = {"model": reader()}
-    reasons = {name: analysis.applies(experiment, server) for name, analysis in ANALYSES.items()}
+    server = {"model": reader()}
+    reasons = {name: analysis.applies(finished(experiment, server)) for name, analysis in ANALYSES.items()}
     assert {name for name, reason in reasons.items() if reason is None} == {
         *("class_heatmap", "tsne", "tsne_prototypes", "inversion", "inversion_search"),
     }
-    assert reasons["gradcam"] == "the server of fedavg keeps no model from before a calibration"
+    assert reasons["gradcam"] == "fedavg has no state before a calibration"
     assert reasons["virtual_images"] == "the server of fedavg holds no virtual images"
     assert reasons["generator_distances"] == "the server of fedavg holds nothing that generates features"
-    for name in BEFORE_CALIBRATION:
-        kept = {**server, name: reader()}
-        assert ANALYSES["tsne_calibration"].applies(experiment, kept) is None
-    assert ANALYSES["gradcam"].applies(experiment, kept) == "toy has no convolution"
+    kept = finished(experiment, server, before=Record(server))
+    assert ANALYSES["tsne_calibration"].applies(kept) is None
+    assert ANALYSES["gradcam"].applies(kept) == "toy has no convolution"
     local = federation(lab, method__name="local")
-    assert ANALYSES["inversion"].applies(local, {}) == "local has no global model"
+    assert ANALYSES["inversion"].applies(finished(local, {})) == "local has no global model"
     assert ANALYSES["class_heatmap"].applies(local, {}) is None

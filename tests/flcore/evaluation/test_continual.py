@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flcore.data.tasks import TaskStream
-from flcore.engine.client import PRIVATE, Worker, private_model
+from flcore.evaluation.answering import private_model
 from flcore.evaluation.continual import (
     backward_transfer,
     forgetting,
@@ -19,6 +19,7 @@ from flcore.evaluation.continual import (
 )
 from flcore.evaluation.scoring import Scorer
 from flcore.messages import Weights
+from flcore.methods.vocabulary import PRIVATE
 from flcore.records import Record
 
 AFTER = [[0.9], [0.7, 0.8], [0.6, 0.5, 0.9]]
@@ -263,7 +264,7 @@ def test_clients_are_tested_on_what_they_have_met(lab: Any) -> None:
     weights = {name: torch.zeros_like(value) for name, value in experiment.setting.initial.params.items()}
     weights["head.bias"] = torch.tensor([0.0, 0.0, 1.0] + [0.0] * (len(weights["head.bias"]) - 3))
     server: Record = {"model": Weights(weights, experiment.setting.initial.buffers)}
-    scorer = Scorer(Worker(experiment))
+    scorer = Scorer(experiment)
     assert scorer.score(server, lambda k: {}, round_number=2).local_accuracy == [0.0, 1.0]
     labels = lab.dataset.test.labels
     share = int((labels == 2).sum()) / int((labels <= 2).sum())

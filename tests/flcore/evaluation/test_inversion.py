@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flcore.evaluation.analyses import inversion as module
 from flcore.evaluation.analyses.answers import Answers
+from flcore.evaluation.analyses.base import FinishedRun
 from flcore.evaluation.analyses.inversion import (
     BASELINE,
     Decoder,
@@ -20,6 +21,7 @@ from flcore.evaluation.analyses.inversion import (
     train_decoder,
 )
 from flcore.messages import Weights
+from flcore.records import Record
 
 FEATURES = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
@@ -124,7 +126,7 @@ def test_scores_of_an_attack_that_hands_the_feature_back(lab: Any) -> None:
     def attack(answers: Answers, model: Weights, wanted: Tensor) -> Tensor:
         return (wanted / 255).reshape(-1, 1, 1, 2)
 
-    result = module._attacked(experiment, server, lambda k: {}, "oracle", attack)
+    result = module._attacked(FinishedRun(experiment, Record(server), lambda k: Record()), "oracle", attack)
     rows = {(row["attack"], row["m"], row["against"]): row for row in result.rows}
     assert {key[1] for key in rows} == {"1", "2", "3", "all", "fewest"}
     assert rows["oracle", "1", "closest"]["mse"] == pytest.approx(0.0, abs=1e-12)
@@ -152,7 +154,7 @@ def test_a_blind_attack_scores_as_the_guess_does(lab: Any) -> None:
             -1, 1, 1, 2
         )
 
-    rows = module._attacked(experiment, server, lambda k: {}, "blind", blind).rows
+    rows = module._attacked(FinishedRun(experiment, Record(server), lambda k: Record()), "blind", blind).rows
     half = len(rows) // 2
     assert [{**row, "attack": ""} for row in rows[:half]] == [{**row, "attack": ""} for row in rows[half:]]
 
@@ -160,7 +162,10 @@ def test_a_blind_attack_scores_as_the_guess_does(lab: Any) -> None:
         return blind(answers, model, wanted).flip(-1)
 
     assert {
-        row["accuracy"] for row in module._attacked(experiment, server, lambda k: {}, "x", swapped).rows[:half]
+        row["accuracy"]
+        for row in module._attacked(FinishedRun(experiment, Record(server), lambda k: Record()), "x", swapped).rows[
+            :half
+        ]
     } == {0.0}
 
 
@@ -177,7 +182,7 @@ def test_a_run_is_attacked_both_ways(lab: Any, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "train_decoder", short)
     monkeypatch.setattr(module, "search_images", lambda *arguments: search_images(*arguments, steps=3))
     for compute, name in ((module.inversion, "decoder"), (module.inversion_search, "search")):
-        result = compute(experiment, server, lambda k: {})
+        result = compute(FinishedRun(experiment, Record(server), lambda k: Record()))
         assert {row["attack"] for row in result.rows} == {name, BASELINE}
         assert {row["m"] for row in result.rows} >= {"1", "2", "all", "fewest"}
         assert all(0 <= float(row["mse"] or 0) <= 1 for row in result.rows)

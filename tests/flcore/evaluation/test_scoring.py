@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import BATCHNORM, Worker
 from flcore.errors import ProtoflError
-from flcore.evaluation.scoring import Scorer, Scores
+from flcore.evaluation.answering import global_model, own_model
+from flcore.evaluation.scores import Scores
+from flcore.evaluation.scoring import Scorer
 from flcore.messages import Prototypes, Weights
+from flcore.methods.vocabulary import BATCHNORM
 from flcore.records import Record
 
 CLASSES = [[9, 0, 0, 0], [0, 9, 0, 0], [0, 0, 9, 0], [0, 0, 0, 9]]
@@ -38,7 +40,7 @@ def federation(lab: Any, shown: list[int], labels: list[int], tests: list[list[i
 
 
 def score(experiment: Any, server: Record, memories: Any = None, vote: bool = False) -> Scores:
-    return Scorer(Worker(experiment)).score(server, (memories or {}).get if memories else lambda k: {}, vote=vote)
+    return Scorer(experiment).score(server, (memories or {}).get if memories else lambda k: {}, vote=vote)
 
 
 SHOWN, LABELS = [0, 1, 2, 2, 1, 0, 0, 1], [0, 0, 2, 2, 1, 0, 0, 1]
@@ -114,15 +116,17 @@ def test_majority_vote_with_ties_to_the_smaller_class(lab: Any) -> None:
     memories = {k: {"model": model} for k, model in enumerate(readers)}
     server = {"prototypes": Prototypes.empty(4, 4)}
     found = score(experiment, server, memories, vote=True)
-    assert found.top1_global == pytest.approx(2 / 3)
-    assert found.class_accuracy == [1.0, 1.0, None, 0.0]
-    assert found.loss_global is None
-    assert score(experiment, server, memories).top1_global is None  # only when asked for
+    assert found.top1_vote == pytest.approx(2 / 3)
+    assert found.class_accuracy_vote == [1.0, 1.0, None, 0.0]
+    # A vote is no global model.
+    assert (found.top1_global, found.class_accuracy, found.loss_global) == (None, None, None)
+    assert score(experiment, server, memories).top1_vote is None  # only when asked for
 
 
 def test_local_has_no_vote(lab: Any) -> None:
     experiment = federation(lab, SHOWN, LABELS, [[0], [1]], method__name="local")
-    assert score(experiment, {}, {0: {}, 1: {}}, vote=True).top1_global is None
+    found = score(experiment, {}, {0: {}, 1: {}}, vote=True)
+    assert (found.top1_global, found.top1_vote) == (None, None)
 
 
 def test_validation_scores_on_the_clients_validation_data(lab: Any) -> None:
@@ -177,7 +181,7 @@ def test_scores_do_not_depend_on_the_evaluation_batch(lab: Any, method: str, bat
     found = []
     for batch_size in (1, 7, 60, 512):
         experiment = lab.experiment(method__name=method, model__batchnorm=batchnorm, evaluation__batch_size=batch_size)
-        scores = Scorer(Worker(experiment)).score(run.state.server, run.memory, vote=True)
+        scores = Scorer(experiment).score(run.state.server, run.memory, vote=True)
         found.append(replace(scores, loss_global=round(scores.loss_global or 0, 4)))
     assert found[0] == found[1] == found[2] == found[3]
     assert found[0].mean_local == run.history[-1]["mean_local"]
@@ -186,7 +190,7 @@ def test_scores_do_not_depend_on_the_evaluation_batch(lab: Any, method: str, bat
 def test_scoring_twice_and_in_between_changes_nothing(lab: Any, tmp_path: Any) -> None:
     experiment = lab.experiment(method__name="fedproto")
     run = lab.run(experiment, tmp_path / "run")
-    scorer = Scorer(Worker(experiment))
+    scorer = Scorer(experiment)
     first = scorer.score(run.state.server, run.memory, vote=True)
     scorer.score(run.state.server, lambda k: {}, vote=True)
     assert scorer.score(run.state.server, run.memory, vote=True) == first
@@ -201,7 +205,7 @@ def private(mean: float) -> Record:
         "encoder.4.running_var": torch.ones(16),
         "encoder.4.num_batches_tracked": torch.tensor(3),
     }
-    return {BATCHNORM: Weights({}, buffers)}
+    return Record({BATCHNORM: Weights({}, buffers)})
 
 
 def test_private_statistics_are_averaged_for_the_global_model(lab: Any) -> None:
@@ -211,26 +215,19 @@ def test_private_statistics_are_averaged_for_the_global_model(lab: Any) -> None:
     """
     assert [len(client.train) for client in lab.partition.clients][:2] == [43, 50]
     experiment = lab.experiment(model__batchnorm="local")
-    worker = Worker(experiment)
-    server = {"model": experiment.setting.initial.without_buffers()}
-    seen: list[float] = []
-    original = worker.scores
-
-    def scores(*arguments: Any) -> Any:
-        seen.append(worker.module.state_dict()["encoder.1.running_mean"][0].item())
-        return original(*arguments)
-
-    worker.scores = scores  # type: ignore[method-assign]
-    Scorer(worker).score(server, {0: private(1.0), 1: private(2.0), 2: {}, 3: {}}.__getitem__)
-    assert seen == pytest.approx([143 / 93, 1.0, 2.0, 0.0, 0.0])  # the global answer, then each client's
+    server = Record({"model": experiment.setting.initial.without_buffers()})
+    memories = {0: private(1.0), 1: private(2.0), 2: Record(), 3: Record()}
+    models = [global_model(experiment, server, memories.__getitem__)]
+    models += [own_model(experiment, server, client, memories[client]) for client in range(4)]
+    means = [model.buffers["encoder.1.running_mean"][0].item() for model in models if model is not None]
+    assert means == pytest.approx([143 / 93, 1.0, 2.0, 0.0, 0.0])
 
 
 def test_the_centralised_model_is_scored_with_its_own_statistics(lab: Any, tmp_path: Any) -> None:
     experiment = lab.experiment(method__name="central", model__batchnorm="local")
     run = lab.run(experiment, tmp_path / "run")
-    worker = Worker(experiment)
-    Scorer(worker).score(run.state.server, run.memory)
+    model = global_model(experiment, run.state.server, lambda client: Record())
     name = "encoder.1.running_mean"
     # The only trainer stands at the server, so its statistics are the server's, whatever the policy for clients.
-    assert torch.equal(worker.module.state_dict()[name], run.state.server["model"].buffers[name])
-    assert not torch.equal(worker.module.state_dict()[name], experiment.setting.initial.buffers[name])
+    assert model is not None and torch.equal(model.buffers[name], run.state.server["model"].buffers[name])
+    assert not torch.equal(model.buffers[name], experiment.setting.initial.buffers[name])

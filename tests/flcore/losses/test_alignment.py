@@ -18,14 +18,12 @@ from flcore.losses.alignment import (
     angle_loss,
     dot_regression,
     edge_loss,
-    euclidean_norm,
     extrapolate,
     gradient_distance,
     linear_gradient,
     memory_divergence,
     nearest_centres,
     not_true_distillation,
-    pairwise_distances,
     row_distance,
     smooth_l1_to_prototypes,
     softmax_divergence,
@@ -34,6 +32,7 @@ from flcore.losses.alignment import (
 )
 from flcore.losses.basic import cross_entropy
 from flcore.losses.contrastive import prototype_contrast
+from flcore.losses.vectors import distances
 from flcore.prototypes.etf import frame_of_basis
 
 
@@ -83,11 +82,11 @@ def test_angle_loss_of_two_classes() -> None:
 
 def test_edges() -> None:
     """Fact 3: differences 0, 0.414214, 0.414214 of the pairs; mean distances 1.138071 on both sides."""
-    found, wanted = pairwise_distances(POINTS), pairwise_distances(PROTOTYPES)
+    found, wanted = distances(POINTS, POINTS), distances(PROTOTYPES, PROTOTYPES)
     difference = (found - wanted).abs()
     assert [difference[pair].item() for pair in ((0, 1), (0, 2), (1, 2))] == close(0, 0.414214, 0.414214)
-    for distances in (found, wanted):
-        assert distances.sum().item() / 6 == pytest.approx(1.138071, abs=1e-6)
+    for lengths in (found, wanted):
+        assert lengths.sum().item() / 6 == pytest.approx(1.138071, abs=1e-6)
 
 
 def test_edge_loss() -> None:
@@ -151,12 +150,6 @@ def test_gradients_at_repeated_points_are_finite() -> None:
         assert gradient.abs().sum() > 0
 
 
-def test_pairwise_distances_of_equal_points_are_exactly_zero() -> None:
-    """Also where the expanded square |a|² + |b|² - 2ab would leave a rest."""
-    points = torch.full((30, 50), 1234.567)
-    assert torch.equal(pairwise_distances(points), torch.zeros(30, 30))
-
-
 # --- FedCSPC: mix-up and hinge -----------------------------------------------------------------------------------
 
 
@@ -213,7 +206,7 @@ def test_totals_of_fedcspc() -> None:
     """Fact 10: literal forms 1.264252 and 0.526425, 1.316028; defaults 0.339036, 0.433904, 0.729225."""
     node = prototype_contrast(tensor((1, 0)), torch.tensor([0]), tensor((1, 0), (0, 1), (-1, 0)), ALL, 0.5).item()
     angle = abs(vertex_cosines(POINTS) - vertex_cosines(PROTOTYPES))[1, 0, 2].item()
-    edge = abs(pairwise_distances(POINTS) - pairwise_distances(PROTOTYPES))[0, 2].item()
+    edge = abs(distances(POINTS, POINTS) - distances(PROTOTYPES, PROTOTYPES))[0, 2].item()
     assert node + angle + edge == pytest.approx(1.264252, abs=1e-6)
     assert 0.4 + 0.1 * (node + angle + edge) == pytest.approx(0.526425, abs=1e-6)
     default = (
@@ -380,11 +373,6 @@ def test_soft_predictions_of_fedhkd() -> None:
     found = row_distance(predictions, knowledge, torch.tensor([True, False]), form="l2")
     expected = math.sqrt(0.133187**2 + 0.117310**2 + 0.015876**2)
     assert found.item() == pytest.approx(expected, abs=2e-6)
-
-
-def test_norm_has_gradient_zero_at_zero() -> None:
-    gradient = grad(lambda v: euclidean_norm(v).sum())(tensor((0, 0), (3, 4)))
-    assert gradient.flatten().tolist() == close(0, 0, 0.6, 0.8)
 
 
 STUDENT, TEACHER = tensor((2, 1, 0)), tensor((3, 0.5, 1.5))

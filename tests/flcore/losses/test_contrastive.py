@@ -18,7 +18,6 @@ from flcore.losses.contrastive import (
     prototype_contrast,
     source_weights,
     supervised_contrastive,
-    unit_vectors,
 )
 
 THREE = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])  # fedcspc.md, fact 6
@@ -108,6 +107,22 @@ def test_padded_samples_are_no_anchors() -> None:
     losses, has_positive = contrastive_terms(FOUR, FOUR_LABELS, 0.5, weight=weight, pair_weights=sigma)
     assert losses.tolist() == close(0.263282, 0, 0.557277, 0)
     assert has_positive.tolist() == [True, False, True, False]
+
+
+def test_some_anchors_among_all() -> None:
+    """Fact 7 of the rows 3 and 1 alone, with pairs [2, 4]; without the third the fourth has one positive.
+
+    Of row 3 then: cosine 0.8 to row 0, weight 0.5; -0.6 to row 1, weight 1: -log(0.5 e^1.6/(0.5 e^1.6 + e^-1.2)).
+    """
+    rows = torch.tensor([3, 1])
+    sigma = source_weights(FOUR_LABELS, FOUR_SOURCES, anchors=rows)
+    assert torch.equal(sigma, source_weights(FOUR_LABELS, FOUR_SOURCES)[rows])
+    losses, has_positive = contrastive_terms(FOUR, FOUR_LABELS, 0.5, pair_weights=sigma, anchors=rows)
+    assert losses.tolist() == close(0.875692, 0)
+    assert has_positive.tolist() == [True, False]
+    weight = torch.tensor([1.0, 1.0, 0.0, 1.0])
+    losses, _ = contrastive_terms(FOUR, FOUR_LABELS, 0.5, weight=weight, pair_weights=sigma, anchors=rows)
+    assert losses.tolist() == close(math.log(1 + 2 * math.exp(-1.2 - 1.6)), 0)
 
 
 def test_plain_contrast() -> None:
@@ -358,14 +373,3 @@ def test_gradients_are_finite_at_the_edges(name: str, kind: str) -> None:
         tensors["previous_present"] = torch.zeros_like(tensors["previous_present"])
     assert LOSSES[name](features, tensors).isfinite()
     assert grad(LOSSES[name])(features, tensors).isfinite().all()
-
-
-def test_unit_vectors() -> None:
-    """(3, 4) to (0.6, 0.8); the zero vector stays and gets no gradient; tiny vectors have a direction."""
-    vectors = torch.tensor([[3.0, 4.0], [0.0, 0.0], [3e-10, 4e-10]], requires_grad=True)
-    unit = unit_vectors(vectors)
-    assert unit.flatten().tolist() == close(0.6, 0.8, 0, 0, 0.6, 0.8)
-    (gradient,) = torch.autograd.grad(unit.sum(), vectors)
-    assert torch.equal(gradient[1], torch.zeros(2))
-    # d/dv of (v1 + v2)/|v| at (3, 4): ((1, 1) - 1.4·(0.6, 0.8))/5 = (0.032, -0.024).
-    assert gradient[0].tolist() == close(0.032, -0.024)

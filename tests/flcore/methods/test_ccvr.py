@@ -1,12 +1,11 @@
 """CCVR: the base's part to the bit, the calibration by hand, what it sends (baselines.md, section 7).
 
-The mathematics of merged Gaussians is tested in tests/flcore/prototypes.
+The mathematics of merged Gaussians is tested in tests/flcore/prototypes, bases in test_on_top.py.
 """
 
 from __future__ import annotations
 
 import math
-import typing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,14 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flcore.engine.client import Worker
 from flcore.errors import ConfigError
-from flcore.messages import Arrays, Facts, Weights
-from flcore.methods import METHODS
-from flcore.methods.ccvr import BASES, CCVR, COLLECT_LEG, hidden_units, last_linear, signed_power
-from flcore.methods.fedprox import FedProx
-from flcore.models import Backbone, load_weights
-from flcore.records import Record, payload_of, serialise
+from flcore.messages import Weights
+from flcore.methods.ccvr import COLLECT_LEG, STATISTICS, hidden_units, last_linear, signed_power
+from flcore.methods.vocabulary import MODEL, Exchange, Replies
+from flcore.models import Backbone
+from flcore.records import Record, serialise
 from flcore.rng import torch_stream
 
 SHORT = {"per_class": 20, "epochs": 2}
@@ -31,6 +28,12 @@ SHORT = {"per_class": 20, "epochs": 2}
 def same(first: Weights, second: Weights) -> bool:
     """Equal to the bit, names and order included."""
     return first.header() == second.header() and serialise({"model": first}) == serialise({"model": second})
+
+
+def calibrated(experiment: Any, server: Record) -> Weights:
+    """The model that answers."""
+    model: Weights = experiment.method.global_model(server, experiment.setting)
+    return model
 
 
 def toy(lab: Any, pixels: list[list[int]], labels: list[int], clients: list[Any], **changes: Any) -> Any:
@@ -47,22 +50,15 @@ def toy(lab: Any, pixels: list[list[int]], labels: list[int], clients: list[Any]
 @pytest.mark.parametrize(
     ("base", "own"),
     [
-        ("fedavg", {}),
-        ("fedprox", {}),
         ("moon", {}),
-        ("vhl", {}),
-        ("fedntd", {}),
         ("fedproc", {"weighted": True}),
-        ("fedhkd", {}),
-        ("fedcspc", {"cal_epochs": 3, "n_aug": 1, "clusters": 2, "n_repeat": 2}),
         ("creff", {"match_steps": 3, "retrain_epochs": 2, "per_class": 5}),
-        ("fedmlp", {}),
     ],
 )
 def test_the_bases_part_is_the_bases_run(lab: Any, base: str, own: dict[str, Any], tmp_path: Path) -> None:
-    """The same seed: the model before the calibration, what clients remember and every round but the last, to the bit.
+    """The same seed: what the base holds, what clients remember and every round but the last, to the bit.
 
-    The last round scores the head of before beside the new one.
+    The last round scores the state in front of the calibration beside the new head.
     """
     changes = {"federation": {"rounds": 2, "participation": 0.75}, "local__momentum": 0.5}
     alone = lab.run(lab.experiment(method={"name": base, **own}, **changes), tmp_path / "base")
@@ -71,11 +67,8 @@ def test_the_bases_part_is_the_bases_run(lab: Any, base: str, own: dict[str, Any
     experiment = lab.experiment(method=method, **changes)
     found = lab.run(experiment, tmp_path / "ccvr")
     final = experiment.method.base_method.global_model(alone.state.server, experiment.setting)
-    for name, payload in alone.state.server.items():
-        if name not in ("facts", "model_before"):
-            assert serialise({name: found.state.server[name]}) == serialise({name: payload})
-    assert same(found.state.server["model_before"], final)
-    assert not same(found.state.server["calibrated"], final)
+    assert serialise(found.state.server.without("calibrated_head")) == serialise(alone.state.server)
+    assert not same(calibrated(experiment, found.state.server), final)
     for client in range(4):
         assert serialise(found.memory(client)) == serialise(alone.memory(client))
     first, expected = dict(found.history[0]), alone.history[0]
@@ -88,13 +81,12 @@ def test_the_bases_part_is_the_bases_run(lab: Any, base: str, own: dict[str, Any
 
 def test_only_the_head_is_calibrated(lab: Any, tmp_path: Path) -> None:
     """Fact b: body and statistics to the bit; the head has moved."""
-    run = lab.run(lab.experiment(method={"name": "ccvr", **SHORT}, federation__rounds=1), tmp_path / "run")
-    before, after = run.state.server["model_before"], run.state.server["calibrated"]
+    experiment = lab.experiment(method={"name": "ccvr", **SHORT}, federation__rounds=1)
+    run = lab.run(experiment, tmp_path / "run")
+    before, after = run.state.server[MODEL], calibrated(experiment, run.state.server)
     assert list(after.params) == list(before.params)
     for name, value in before.values.items():
         assert torch.equal(after.values[name], value) != name.startswith("head."), name
-    experiment = lab.experiment(method={"name": "ccvr", **SHORT})
-    assert experiment.method.global_model(run.state.server, experiment.setting) is after
     facts = run.history[0]["server"]
     assert facts["calibration_loss"] < facts["calibration_loss_before"]
     assert (facts["calibration_classes"], facts["calibration_features"]) == (6, 120)
@@ -107,79 +99,33 @@ def test_legs_and_stages(lab: Any) -> None:
     own = ("fuse-prototypes", "train-generator", "aggregate")
     assert earlier.stages == own
     training, collecting = method.legs(3, setting)
-    assert training.stages == (*own, "keep-model")
+    assert training.stages == own
     assert (collecting.name, collecting.who, collecting.phases) == (COLLECT_LEG, "all", ())
     assert collecting.stages == ("calibrate",)
-    assert list(method.stages()) == [*own, "keep-model", "calibrate"]
+    assert list(method.stages()) == [*own, "calibrate"]
+    before = method.score_before()["before_calibration"]
+    assert (before.step, before.predict) == ("calibrate", None)
 
 
-def test_what_a_base_is() -> None:
-    """Registered, trained by clients, with a model that answers for everybody; these are the parameter's choices."""
-    assert typing.get_args(typing.get_type_hints(CCVR)["base"]) == tuple(BASES)
-    for name, cls in BASES.items():
-        assert METHODS[name] is cls
-        assert cls.has_global_model and cls.data_scope == "client"
-    assert (CCVR.trains, CCVR.data_scope, CCVR.has_global_model, CCVR.has_vote) == ("cohort", "client", True, False)
-
-
-@pytest.mark.parametrize("base", BASES)
-def test_every_base_answers_the_collection(lab: Any, base: str) -> None:
-    """When training is over only its global model goes down, whatever else it sends, and statistics alone go up."""
-    experiment = lab.experiment(method={"name": "ccvr", "base": base, **SHORT})
-    method, setting = experiment.method, experiment.setting
-    over = method.keep_model(method.start_server(setting), {}, setting, 3)
-    reply, _ = lab.train(experiment, 0, number=3, leg=len(method.legs(3, setting)) - 1, server=over)
-    assert set(reply.message) == {"statistics"}
-    assert {kind for kind, size in reply.down.items() if size.bytes} == {"model", "model_buffers"}
-    assert same(over["model_before"], method.base_method.global_model(over, setting))
-
-
-def test_a_base_that_calibrates_too(lab: Any) -> None:
-    """FedCSPC keeps its own stage `calibrate` and, until training is over, its own `model_before` and broadcast."""
-    experiment = lab.experiment(method={"name": "ccvr", "base": "fedcspc", **SHORT})
+def test_a_base_that_calibrates_too(lab: Any, tmp_path: Path) -> None:
+    """FedCSPC keeps its own stage `calibrate`, message and answer; the head is trained on from its calibrated one."""
+    own = {"method.cal_epochs": 2, "method.n_aug": 1, "method.clusters": 2, "method.n_repeat": 2}
+    method = {"name": "ccvr", "base": "fedcspc", "base_settings": {"fedcspc": own}, **SHORT}
+    model = {"name": "fedcspc_cnn", "projection_dim": 16}
+    experiment = lab.experiment(method=method, model=model, federation__rounds=1)
     method, setting = experiment.method, experiment.setting
     stages = method.stages()
     assert stages["calibrate"] == method.base_method.stages()["calibrate"]
     assert stages["calibrate-head"] == method.calibrate
-    assert method.legs(3, setting)[1].stages == ("calibrate-head",)
-    assert method.legs(3, setting)[0].stages[-2:] == ("build-exemplars", "keep-model")
-    server = {**method.start_server(setting), "model_before": Weights({})}
-    assert set(method.broadcast(server, 0, setting)) == {"model", "prototypes"}
-
-
-def test_a_base_whose_heads_are_personal(lab: Any) -> None:
-    settings = {"fedmlp": {"method.share": "extractor"}}
-    experiment = lab.experiment(method={"name": "ccvr", "base": "fedmlp", "base_settings": settings})
-    with pytest.raises(ConfigError, match=r"method\.base = fedmlp: its heads stay with the clients"):
-        experiment.method.start_server(experiment.setting)
-
-
-def test_hyper_parameters_of_the_base(lab: Any, tmp_path: Path) -> None:
-    """FedProx without its term is FedAvg, to the bit; settings of other bases are checked and left alone."""
-    settings = {"fedprox": {"method.mu": 0}, "moon": {"method.tau": 0.1}}
-    method = {"name": "ccvr", "base": "fedprox", "base_settings": settings, **SHORT}
-    experiment = lab.experiment(method=method, federation__rounds=2)
-    assert experiment.method.base_method == FedProx(mu=0)
-    found = lab.run(experiment, tmp_path / "found")
-    expected = lab.run(lab.experiment(method={"name": "ccvr", **SHORT}, federation__rounds=2), tmp_path / "expected")
-    for name in ("model_before", "calibrated"):
-        assert same(found.state.server[name], expected.state.server[name])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"fedprox": {"method.nu": 1}}, r"method.base_settings.fedprox.nu: unknown key"),
-        ({"fedprox": {"method.mu": -1}}, r"method.base_settings.fedprox.mu = -1"),
-        ({"fedprox": {"mu": 1}}, "expected dotted keys"),
-        ({"fedprox": {"local.lr": 1}}, "expected dotted keys"),
-        ({"local": {}}, "base_settings.local: must be one of fedavg"),
-        ({"fedprox": 3}, "expected dotted keys"),
-    ],
-)
-def test_settings_that_no_base_has(lab: Any, settings: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        lab.config(method={"name": "ccvr", "base_settings": settings})
+    assert [leg.stages[-1] for leg in method.legs(1, setting)] == ["build-exemplars", "calibrate-head"]
+    assert method.score_before()["before_calibration"].step == "calibrate-head"
+    server = lab.run(experiment, tmp_path / "run").state.server
+    assert set(method.broadcast(server, 0, Exchange(setting, 1))) == {"model", "encoder_prototypes"}
+    below, after = method.base_method.global_model(server, setting), calibrated(experiment, server)
+    for name, value in below.params.items():
+        assert torch.equal(after.params[name], value) != name.startswith("head."), name
+    sent = method.broadcast(server, 0, Exchange(setting, 1, COLLECT_LEG))
+    assert same(sent[MODEL], below) and not same(below, server[MODEL])
 
 
 # ---- what is sent ------------------------------------------------------------------------------------------------
@@ -201,21 +147,15 @@ def test_traffic(lab: Any, tmp_path: Path) -> None:
     assert run.history[0]["scalars_up"] == 3 * 3094 + 44 * pairs
 
 
-def test_only_the_final_model_goes_down_for_the_statistics(lab: Any) -> None:
-    """FedPA also sends prototypes, until training is over."""
-    experiment = lab.experiment(method={"name": "ccvr", "base": "fedpa"})
-    method, setting = experiment.method, experiment.setting
-    server = method.start_server(setting)
-    assert set(method.broadcast(server, 0, setting)) == {"model", "prototypes"}
-    over = method.keep_model(server, {}, setting, 3)
-    assert method.broadcast(over, 0, setting) == {"model": over["model_before"]}
-
-
-def statistics_of(lab: Any, experiment: Any, client: int, server: Record | None = None) -> Arrays:
+def statistics_of(lab: Any, experiment: Any, client: int, server: Record | None = None) -> Any:
     """A client's answer in the last leg of the last round."""
     held = server or experiment.method.start_server(experiment.setting)
     reply, _ = lab.train(experiment, client, number=experiment.config.federation.rounds, leg=1, server=held)
-    return payload_of(Arrays, reply.message, "statistics")
+    return reply.message[STATISTICS]
+
+
+def from_clients(lab: Any, experiment: Any, *clients: int) -> Replies:
+    return Replies({client: {STATISTICS: statistics_of(lab, experiment, client)} for client in clients})
 
 
 A, B = [[0, 0], [2, 0]], [[1, 3], [3, 3], [2, 6]]
@@ -236,7 +176,7 @@ def virtual(lab: Any, **options: Any) -> tuple[Tensor, Tensor]:
     experiment = toy(
         lab, [*A, *B, [5, 7]], [0, 0, 0, 0, 0, 1], [[0, 1], [2, 3, 4, 5]], method={"name": "ccvr", **options}
     )
-    replies = {client: {"statistics": statistics_of(lab, experiment, client)} for client in (1, 0)}
+    replies = from_clients(lab, experiment, 1, 0)
     return experiment.method.virtual_features(experiment.setting.initial, replies, experiment.setting)
 
 
@@ -272,8 +212,9 @@ def test_calibration_by_hand(lab: Any, tmp_path: Path) -> None:
     2·(0.2 + 0.05) = 0.5 and it is ln(1 + e^-0.5) = 0.474077.
     """
     assert math.log(1 + math.exp(-0.5)) == pytest.approx(0.474077, abs=1e-6)
-    run = lab.run(of_the_body(lab), tmp_path / "run")
-    params = run.state.server["calibrated"].params
+    experiment = of_the_body(lab)
+    run = lab.run(experiment, tmp_path / "run")
+    params = calibrated(experiment, run.state.server).params
     assert params["head.weight"].flatten().tolist() == pytest.approx([0.1, 0, -0.1, 0], abs=1e-6)
     assert params["head.bias"].tolist() == pytest.approx([0.05, -0.05], abs=1e-6)
     assert run.history[0]["server"] == pytest.approx(
@@ -287,19 +228,14 @@ def test_calibration_by_hand(lab: Any, tmp_path: Path) -> None:
     )
 
 
-def test_the_head_of_before_answers_beside_the_new_one(lab: Any, tmp_path: Path) -> None:
-    """Image (2, 0): before all logits are 0 (to the 1e-12 of the base's step), now ±(0.1·2 + 0.05) = ±0.25.
-
-    Before the calibration both ways are the model's own.
-    """
+def test_the_head_of_before_answers_until_then(lab: Any, tmp_path: Path) -> None:
+    """Image (2, 0): before all logits are 0 (to the 1e-12 of the base's step), now ±(0.1·2 + 0.05) = ±0.25."""
     experiment = of_the_body(lab)
-    run = lab.run(experiment, tmp_path / "run")
-    worker, method = Worker(experiment), experiment.method
-    load_weights(worker.module, run.state.server["calibrated"])
-    image, before = lab.toy_dataset([[2, 0]], [0], None, None).train.images, method.alternatives()["before_calibration"]
-    assert worker.scores(image, run.state.server, None).tolist()[0] == pytest.approx([0.25, -0.25], abs=1e-6)
-    assert worker.scores(image, run.state.server, None, before).tolist()[0] == pytest.approx([0, 0], abs=1e-6)
-    assert worker.scores(image, {}, None, before).tolist()[0] == pytest.approx([0.25, -0.25], abs=1e-6)
+    server = lab.run(experiment, tmp_path / "run").state.server
+    image = lab.toy_dataset([[2, 0]], [0], None, None).train.images
+    for held, expected in ((server, [0.25, -0.25]), (server.without("calibrated_head"), [0, 0])):
+        found = lab.scores(experiment, calibrated(experiment, held), image, held)
+        assert found.tolist()[0] == pytest.approx(expected, abs=1e-6)
 
 
 def test_passes_and_batches_of_the_calibration(lab: Any, tmp_path: Path) -> None:
@@ -310,24 +246,26 @@ def test_passes_and_batches_of_the_calibration(lab: Any, tmp_path: Path) -> None
     expected = 0.1 + 0.2 / (1 + math.exp(0.5))
     assert expected == pytest.approx(0.1755081, abs=1e-7)
     for number, options in enumerate(({"epochs": 2}, {"batch_size": 2})):
-        run = lab.run(of_the_body(lab, **options), tmp_path / f"{number}")
-        assert run.state.server["calibrated"].params["head.weight"][0, 0].item() == pytest.approx(expected, abs=1e-6)
+        experiment = of_the_body(lab, **options)
+        run = lab.run(experiment, tmp_path / f"{number}")
+        found = calibrated(experiment, run.state.server).params["head.weight"][0, 0].item()
+        assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_without_a_class_of_enough_samples_the_model_stays(lab: Any, tmp_path: Path) -> None:
-    run = lab.run(of_the_body(lab, min_count=3), tmp_path / "run")
-    assert "calibrated" not in run.state.server and "facts" not in run.state.server
     experiment = of_the_body(lab, min_count=3)
-    assert same(experiment.method.global_model(run.state.server, experiment.setting), run.state.server["model"])
+    run = lab.run(experiment, tmp_path / "run")
+    assert "calibrated_head" not in run.state.server and "server" not in run.history[0]
+    assert same(calibrated(experiment, run.state.server), run.state.server[MODEL])
 
 
-def test_facts_of_the_base_are_kept(lab: Any) -> None:
-    experiment = of_the_body(lab)
-    replies = {client: {"statistics": statistics_of(lab, experiment, client)} for client in (0, 1)}
-    server = {**experiment.method.start_server(experiment.setting), "facts": Facts({"distance": 3.0})}
-    after = experiment.method.calibrate(server, replies, experiment.setting, 1)
-    assert set(after["facts"].values) > {"distance", "calibration_loss"}
-    assert same(after["model_before"], experiment.setting.initial)
+def test_a_calibration_that_diverges_says_so(lab: Any) -> None:
+    """The same feature (2, 0) of both classes: at 3e38 the head jumps further with every change of the class."""
+    method = {"name": "ccvr", "per_class": 4, "lr": 3e38, "batch_size": 1}
+    experiment = toy(lab, [[2, 0]] * 4, [0, 0, 1, 1], [[0, 1, 2, 3]], method=method)
+    server, replies = Record(experiment.method.start_server(experiment.setting)), from_clients(lab, experiment, 0)
+    with pytest.raises(ArithmeticError, match=r"the calibration diverged .* lower method\.lr"):
+        experiment.method.calibrate(server, replies, Exchange(experiment.setting, 1, COLLECT_LEG))
 
 
 def test_small_clients_and_missing_classes(lab: Any, tmp_path: Path) -> None:
@@ -414,8 +352,9 @@ def test_statistics_of_hidden_units_are_those_of_features(lab: Any, tmp_path: Pa
     for experiment in (
         replace(e, config=replace(e.config, method=replace(e.method, per_class=2000))) for e in (hidden, plain)
     ):
-        replies = {k: {"statistics": statistics_of(lab, experiment, k)} for k in range(4)}
-        draws.append(experiment.method.virtual_features(setting.initial, replies, setting))
+        draws.append(
+            experiment.method.virtual_features(setting.initial, from_clients(lab, experiment, *range(4)), setting)
+        )
     assert torch.equal(draws[0][1], draws[1][1])
     for label in draws[0][1].unique().tolist():
         first, second = (features[labels == label] for features, labels in draws)
@@ -433,7 +372,7 @@ def test_the_map_is_that_of_the_trained_model(lab: Any) -> None:
     experiment = projecting(lab)
     method, setting = experiment.method, experiment.setting
     other = Weights({**setting.initial.params, "projection.2.bias": setting.initial.params["projection.2.bias"] + 9})
-    replies = {0: {"statistics": statistics_of(lab, experiment, 0)}}
+    replies = from_clients(lab, experiment, 0)
     first, second = (method.virtual_features(model, replies, setting)[0] for model in (setting.initial, other))
     assert torch.allclose(second, first + 9, atol=1e-4)
 
@@ -467,7 +406,7 @@ def test_statistics_of_transformed_features(lab: Any) -> None:
     found = statistics_of(lab, experiment, 0)
     assert found["means"][0].tolist() == pytest.approx([2, 2])
     assert found["covariances"][0].tolist() == pytest.approx([2, 0, 0])
-    replies = {0: {"statistics": found}}
+    replies = Replies({0: {STATISTICS: found}})
     features, labels = experiment.method.virtual_features(experiment.setting.initial, replies, experiment.setting)
     assert features[labels == 0][:, 1].tolist() == pytest.approx([4] * 5)
     assert features[labels == 1].flatten().tolist() == pytest.approx([4, 9] * 5)

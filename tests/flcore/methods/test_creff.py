@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from flcore.engine.client import Worker
+from flcore.engine.client import TurnRunner
 from flcore.losses.alignment import gradient_distance
 from flcore.losses.basic import cross_entropy
-from flcore.messages import Arrays, Count, Facts, Weights
-from flcore.methods.creff import CReFF, mean_gradients
-from flcore.methods.vocabulary import Leg, Setting
-from flcore.records import Record, payload_of, serialise
+from flcore.messages import Arrays, Count, Weights
+from flcore.methods.creff import CLASSIFIER, FEATURES, GRADIENTS, CReFF, mean_gradients
+from flcore.methods.vocabulary import MODEL, NUM_SAMPLES, Exchange, Leg, Replies
+from flcore.records import Payloads, Record, serialise
 
 T = torch.tensor
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
@@ -23,7 +23,7 @@ SMALL = {"name": "creff", "per_class": 5, "match_steps": 3, "retrain_epochs": 3}
 """Server stages that cost nothing, for tests of everything else."""
 
 
-def same(first: Record, second: Record) -> bool:
+def same(first: Payloads, second: Payloads) -> bool:
     return serialise(first) == serialise(second)
 
 
@@ -51,12 +51,12 @@ def test_real_gradients_by_hand(lab: Any) -> None:
     reply, memory = lab.train(experiment, server=server)
     assert memory == {}
     assert not torch.equal(reply.message["model"].params["encoder.1.weight"], torch.eye(2))
-    gradients = payload_of(Arrays, reply.message, "gradients")
+    gradients = reply.message[GRADIENTS]
     assert gradients["classes"].tolist() == [0, 1]
     rows = [-0.5, 0, 0.5, 0, 0.75, 2.25, -0.75, -2.25]
     assert gradients["weight"].flatten().tolist() == pytest.approx(rows)
     assert gradients["bias"].flatten().tolist() == pytest.approx([-0.25, 0.25, 0.75, -0.75])
-    other = payload_of(Arrays, lab.train(experiment, 1, server=server)[0].message, "gradients")
+    other = lab.train(experiment, 1, server=server)[0].message[GRADIENTS]
     assert other["classes"].tolist() == [1]
     assert other["weight"].flatten().tolist() == pytest.approx([0, 0.75, 0, -0.75])
 
@@ -68,13 +68,11 @@ def test_draws_of_a_large_class(lab: Any) -> None:
     """
     experiment = lab.experiment(method=SMALL)
     method, setting = experiment.method, experiment.setting
-    server = {
-        **method.start_server(setting),
-        "classifier": Weights({"head.weight": torch.zeros(6, 40), "head.bias": torch.zeros(6)}),
-    }
+    zero = Weights({"head.weight": torch.zeros(6, 40), "head.bias": torch.zeros(6)})
+    server = Record(method.start_server(setting)) | {CLASSIFIER: zero}
     found = []
     for number, client in ((1, 0), (1, 0), (2, 0), (1, 1)):
-        turn = Worker(experiment).receive(number, Leg(), client, server, {})
+        turn = TurnRunner(experiment).receive(number, Leg(), client, server, Record())
         gradients = method.real_gradients(turn, torch.eye(40), torch.full((40,), 2))
         found.append(gradients["weight"][0])
         taken = found[-1][1] * 6 * 320
@@ -122,8 +120,8 @@ def test_traffic(lab: Any) -> None:
 # ---- the server's stages -----------------------------------------------------------------------------------------
 
 
-def upload(classes: list[int], weight: Tensor, bias: Tensor) -> Record:
-    return {"gradients": Arrays({"classes": T(classes), "weight": weight, "bias": bias})}
+def upload(classes: list[int], weight: Tensor, bias: Tensor) -> Payloads:
+    return {GRADIENTS: Arrays({"classes": T(classes), "weight": weight, "bias": bias})}
 
 
 def test_gradients_count_clients_not_samples() -> None:
@@ -161,30 +159,37 @@ def test_a_step_of_matching_is_a_step_of_sgd_on_the_printed_loss() -> None:
     assert after < before
 
 
-def setting_of(lab: Any, **options: Any) -> tuple[CReFF, Setting, Record]:
+def started(lab: Any, **options: Any) -> tuple[CReFF, Exchange, Record]:
+    """A method, the first exchange and what the server holds then."""
     experiment = lab.experiment(method={**SMALL, **options})
-    return experiment.method, experiment.setting, experiment.method.start_server(experiment.setting)
+    server = Record(experiment.method.start_server(experiment.setting))
+    return experiment.method, Exchange(experiment.setting, 1), server
 
 
 def test_features_come_to_give_the_real_gradients(lab: Any) -> None:
     """Real gradients are those of 5 features that exist: the distance can fall towards 0. Only their classes move."""
-    method, setting, server = setting_of(lab, match_steps=1000, feature_lr=2.0)
-    classifier = server["classifier"].params
-    replies: dict[int, Record] = {}
+    method, exchange, server = started(lab, match_steps=1000, feature_lr=2.0)
+    classifier = server[CLASSIFIER].params
+    replies: dict[int, Payloads] = {}
     for client, label in enumerate((1, 4)):
         real = 2 * torch.eye(6, 8)[label] + random(5, 8, seed=client)
         weight, bias = (classifier[name].clone().requires_grad_() for name in ("head.weight", "head.bias"))
         loss = cross_entropy(real @ weight.T + bias, torch.full((5,), label))
         gradients = torch.autograd.grad(loss, (weight, bias))
         replies[client] = upload([label], gradients[0][None], gradients[1][None])
-    after = method.match_gradients(server, replies, setting, 1)
-    facts = payload_of(Facts, after, "facts").values
+    after, facts = method.match_gradients(server, Replies(replies), exchange)
     assert facts["matching_distance"] < 0.2 * facts["matching_distance_before"]
     assert facts["classes_skipped"] == 4
-    old, new = (record["features"]["values"].reshape(6, 5, 8) for record in (server, after))
+    old, new = (record[FEATURES]["values"].reshape(6, 5, 8) for record in (server, after))
     for label in range(6):
         assert torch.equal(old[label], new[label]) == (label not in (1, 4))
-    assert same(method.match_gradients(server, dict(reversed(replies.items())), setting, 1), after)
+
+
+def test_features_that_run_away_stop_the_run(lab: Any) -> None:
+    method, exchange, server = started(lab, feature_lr=1e38)
+    replies = Replies({0: upload([3], random(1, 6, 8), random(1, 6))})
+    with pytest.raises(ArithmeticError, match=r"federated features diverged .*; lower method\.feature_lr"):
+        method.match_gradients(server, replies, exchange)
 
 
 def test_one_step_of_the_classifier_by_hand() -> None:
@@ -219,21 +224,23 @@ def test_the_classifier_is_trained_by_sgd() -> None:
 
 
 def test_retraining_separates_separable_features(lab: Any) -> None:
-    method, setting, server = setting_of(lab, retrain_epochs=300)
+    method, exchange, server = started(lab, retrain_epochs=300)
     labels = torch.arange(6).repeat_interleave(5)
     features = 5 * torch.eye(6, 8)[labels] + 0.3 * random(30, 8)
-    after = method.retrain_classifier({**server, "features": Arrays({"values": features})}, {}, setting, 1)
-    classifier = payload_of(Weights, after, "classifier").params
+    made = server | {FEATURES: Arrays({"values": features})}
+    after, facts = method.retrain_classifier(made, Replies({}), exchange)
+    classifier = after[CLASSIFIER].params
     assert torch.equal((features @ classifier["head.weight"].T + classifier["head.bias"]).argmax(1), labels)
-    assert payload_of(Facts, after, "facts").values["retraining_loss"] < 0.1
+    assert facts["retraining_loss"] < 0.1
 
 
 def test_every_round_has_a_fresh_classifier(lab: Any) -> None:
     """Within ±1/√d at first, others in other rounds; before the first round it is the head of the model."""
-    method, setting, server = setting_of(lab, retrain_epochs=0)
-    for name, value in server["classifier"].params.items():
-        assert torch.equal(value, setting.initial.params[name])
-    fresh = [method.retrain_classifier(server, {}, setting, number)["classifier"] for number in (1, 1, 2)]
+    method, first, server = started(lab, retrain_epochs=0)
+    for name, value in server[CLASSIFIER].params.items():
+        assert torch.equal(value, first.setting.initial.params[name])
+    exchanges = (first, first, Exchange(first.setting, 2))
+    fresh = [method.retrain_classifier(server, Replies({}), exchange)[0][CLASSIFIER] for exchange in exchanges]
     assert same({"c": fresh[0]}, {"c": fresh[1]})
     assert not same({"c": fresh[0]}, {"c": fresh[2]})
     values = torch.cat([value.flatten() for value in fresh[0].params.values()])
@@ -247,25 +254,26 @@ def test_order_of_replies_changes_nothing(lab: Any) -> None:
     found = lab.train_stack(experiment, range(4))
     results = []
     for order in ((0, 1, 2, 3), (2, 0, 3, 1)):
-        server = experiment.method.start_server(experiment.setting)
+        server = Record(experiment.method.start_server(experiment.setting))
+        replies = Replies({client: found[client][0].message for client in order})
         for stage in experiment.method.stages().values():
-            server = stage(server, {client: found[client][0].message for client in order}, experiment.setting, 1)
+            server, _ = stage(server, replies, Exchange(experiment.setting, 1))
         results.append(server)
     assert same(*results)
     assert list(experiment.method.stages()) == ["aggregate", "match-gradients", "retrain-classifier"]
 
 
 def test_stages_leave_what_they_are_given_alone(lab: Any) -> None:
-    method, setting, server = setting_of(lab)
-    replies = {0: {"model": setting.initial, "num_samples": Count(1), **upload([3], random(1, 6, 8), random(1, 6))}}
-    before = serialise(server), serialise(replies[0])
+    method, exchange, server = started(lab)
+    sent = {MODEL: exchange.setting.initial, NUM_SAMPLES: Count(1), **upload([3], random(1, 6, 8), random(1, 6))}
+    before = serialise(server), serialise(sent)
     current = server
     for stage in method.stages().values():
-        current = stage(current, replies, setting, 1)
-    assert (serialise(server), serialise(replies[0])) == before
-    features, labels = method.generated_features(current, setting, 2, torch.Generator())
+        current, _ = stage(current, Replies({0: sent}), exchange)
+    assert (serialise(server), serialise(sent)) == before
+    features, labels = method.generated_features(current, exchange.setting, 2, torch.Generator())
     assert labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    assert torch.equal(features[7], current["features"]["values"][3 * 5 + 1])
+    assert torch.equal(features[7], current[FEATURES]["values"][3 * 5 + 1])
 
 
 # ---- runs --------------------------------------------------------------------------------------------------------
@@ -286,7 +294,7 @@ def test_private_statistics_serve_the_received_body(lab: Any, tmp_path: Any) -> 
     experiment = lab.experiment(method=SMALL, model=model, federation__rounds=2)
     run = lab.run(experiment, tmp_path / "run")
     memory, server = run.memory(0), run.state.server
-    turn = Worker(experiment).receive(3, Leg(), 0, server, memory)
+    turn = TurnRunner(experiment).receive(3, Leg(), 0, server, memory)
     used = turn.with_statistics(turn.inbox["model"]).buffers
     assert same({"s": Weights({}, used)}, {"s": memory["batchnorm"]})
     assert set(memory) == {"batchnorm"}

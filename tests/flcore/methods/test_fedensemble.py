@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flcore.engine.client import Worker
-from flcore.errors import RunError
-from flcore.messages import Arrays, Weights
-from flcore.methods.fedensemble import FedEnsemble, members_of, shuffled
-from flcore.models import load_weights
-from flcore.records import Record, payload_of, serialise
+from flcore.messages import Arrays, Count, Weights
+from flcore.methods.fedensemble import ASSIGNMENT, STATISTICS, FedEnsemble, member_slot, members_of, shuffled
+from flcore.methods.vocabulary import MODEL, NUM_SAMPLES, Exchange, Replies
+from flcore.models.averaging import average_weights
+from flcore.records import Payloads, Record, serialise
 
 T = torch.tensor
 
@@ -36,12 +35,9 @@ def answer(lab: Any, members: list[Weights], classes: Tensor | None = None, **op
     """Scores of an ensemble of models for three classes; w_g says (0, 0, 9)."""
     dataset = lab.toy_dataset([[2, 0], [0, 4], [1, 1]], [0, 1, 2], None, None)
     experiment = lab.experiment(dataset, lab.by_hand(dataset, [[0, 1, 2]], [[0]]), lab.ToySpec())
-    worker = Worker(experiment)
-    with torch.no_grad():
-        worker.module.head.bias.copy_(T([0.0, 0.0, 9.0]))
-    server: Record = {f"member_{k:04d}": member for k, member in enumerate(members)}
-    scores = FedEnsemble(**options).predict(worker.model, torch.rand(1, 1, 1, 2), server, classes)
-    return scores[0].tolist()
+    server = {member_slot(k): member for k, member in enumerate(members)}
+    asked = FedEnsemble(**options).predict
+    return lab.scores(experiment, saying(0, 0, 9), dataset.test.images[:1], server, classes, asked)[0].tolist()
 
 
 def test_logits_add_up(lab: Any) -> None:
@@ -64,26 +60,23 @@ def test_logits_and_probabilities_may_disagree(lab: Any) -> None:
 
 
 def test_one_member_is_that_model(lab: Any) -> None:
-    """Test fact (b); without members, and for a client alone, the given model answers."""
+    """Test fact (b), for everybody and for a client alike; without members the given model answers."""
     assert answer(lab, [saying(1, 2, 0)]) == [1, 2, 0]
+    assert answer(lab, [saying(1, 2, 0)], classes=T([True, True, True])) == [1, 2, 0]
     assert answer(lab, []) == [0, 0, 9]
-    assert answer(lab, [saying(1, 2, 0)], classes=T([True, True, True])) == [0, 0, 9]
 
 
 def test_members_are_taken_in_order_of_their_numbers() -> None:
-    server = {f"member_{k:04d}": saying(float(k)) for k in (10_000, 2, 999)} | {"model": saying(7.0)}
+    server = Record({member_slot(k): saying(float(k)) for k in (10_000, 2, 999)}) | {MODEL: saying(7.0)}
     assert [values["head.bias"].item() for values in members_of(server)] == [2, 999, 10_000]
 
 
 def test_a_member_with_batchnorm_answers_as_the_model_itself(lab: Any) -> None:
     """Statistics belong to a member: the answers of the loaded model and of the same weights as a member agree."""
     experiment = lab.experiment(method__name="fedensemble")
-    weights = payload_of(Weights, lab.train(experiment)[0].message, "model")
-    worker = Worker(experiment)
-    images = lab.dataset.test.images
-    as_member = worker.scores(images, {"member_0000": weights}, None)
-    load_weights(worker.module, weights)
-    assert torch.allclose(as_member, worker.scores(images, {}, None), atol=1e-5)
+    weights, images = lab.train(experiment)[0].message[MODEL], lab.dataset.test.images
+    as_member = lab.scores(experiment, experiment.setting.initial, images, {member_slot(0): weights})
+    assert torch.allclose(as_member, lab.scores(experiment, weights, images), atol=1e-5)
 
 
 # ---- all clients' models -----------------------------------------------------------------------------------------
@@ -113,37 +106,102 @@ def test_a_member_is_what_the_client_uploaded(lab: Any, tmp_path: Any) -> None:
     assert first["head.weight"][0].tolist() == pytest.approx([0.1, 0])
     assert second["head.weight"][0].tolist() == pytest.approx([0, -0.2])
     experiment = by_hand(lab, [[0], [1, 2, 3]], method={"name": "fedensemble"})
-    scores = Worker(experiment).scores(experiment.dataset.train.images[:1], run.state.server, None)
+    start = experiment.setting.initial
+    scores = lab.scores(experiment, start, experiment.dataset.train.images[:1], run.state.server)
     assert scores[0].tolist() == pytest.approx([0.2, -0.2])
 
 
-def test_a_client_alone_answers_with_its_own_model(lab: Any) -> None:
-    """Or with w_g, before its first turn."""
-    method = FedEnsemble()
-    server = {"model": saying(1.0), "member_0003": saying(2.0)}
-    own = method.client_model(server, 0, {"model": saying(3.0)}, None)  # type: ignore[arg-type]
+def test_one_model_alone_is_w_g_or_a_clients_own(lab: Any) -> None:
+    """Its own as soon as it has one."""
+    method, setting = FedEnsemble(), lab.experiment().setting
+    server = Record({MODEL: saying(1.0), member_slot(3): saying(2.0)})
+    own = method.client_model(server, 0, Record({MODEL: saying(3.0)}), setting)
     assert own is not None and own.params["head.bias"].item() == 3
-    before = method.client_model(server, 0, {}, None)  # type: ignore[arg-type]
+    before = method.client_model(server, 0, Record(), setting)
     assert before is not None and before.params["head.bias"].item() == 1
+    asked = [FedEnsemble(), FedEnsemble(variant="permutation")]
+    assert [m.answers_from_memory for m in asked] == [True, False]
+    assert [m.can_be_calibrated for m in asked] == [False, False]
 
 
-def test_clients_and_the_ensemble_are_scored_by_their_own_answers(lab: Any, tmp_path: Any) -> None:
+def test_the_ensemble_is_scored_for_clients_too(lab: Any, tmp_path: Any) -> None:
     """Client 0 knows class 0 alone, client 1 class 1: alone each calls everything by its own class, together neither.
 
     Client 0 says class 0 to B by its bias, client 1 class 1 to A. Summed, the biases are opposite, and the pixels of A,
-    which client 0 alone reads, and of B, which client 1 alone reads, decide.
+    which client 0 alone reads, and of B, which client 1 alone reads, decide. FedPA compares ``pooled_local``.
     """
     changes = {"method": {"name": "fedensemble"}, "federation": {"rounds": 1}, "local": {"lr": 0.5, "epochs": 10}}
     run = lab.run(by_hand(lab, [[0], [1, 2, 3]], **changes), tmp_path / "run")
-    assert run.history[-1]["top1_global"] == 1.0
-    assert run.history[-1]["local_accuracy"] == [0.5, 0.5]
+    record = run.history[-1]
+    assert (record["top1_global"], record["pooled_local"], record["local_accuracy"]) == (1.0, 1.0, [1.0, 1.0])
+    alone = record["alternatives"]["single_model"]
+    assert (alone["pooled_local"], alone["mean_local"]) == (0.5, 0.5)
+
+
+# ---- statistics that FedAvg keeps at home ------------------------------------------------------------------------
+
+
+def with_statistics(lab: Any, variant: str, batchnorm: str, **federation: Any) -> Any:
+    return lab.experiment(
+        method={"name": "fedensemble", "variant": variant, "models": 2},
+        model={"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": batchnorm},
+        federation={"rounds": 2} | federation,
+    )
+
+
+def test_a_member_has_the_statistics_of_its_client(lab: Any, tmp_path: Any) -> None:
+    """FedPA's setting: training is FedAvg's with private statistics, members answer with those of their clients.
+
+    They travel apart from the model, 192 bytes a client and round, which are no scalars. (Four clients, two rounds.)
+    """
+    experiment = with_statistics(lab, "clients", "local")
+    run = lab.run(experiment, tmp_path / "run")
+    plain = lab.experiment(method__name="fedavg", model=experiment.config.to_mapping()["model"], federation__rounds=2)
+    averaged = lab.run(plain, tmp_path / "fedavg")
+    assert serialise({MODEL: run.state.server[MODEL]}) == serialise(averaged.state.server)
+    for client in range(4):
+        member, own = run.state.server[member_slot(client)], run.memory(client)[MODEL]
+        assert serialise({"m": member}) == serialise({"m": own})
+        assert not torch.equal(member.values["encoder.1.running_mean"], torch.zeros(6))
+    record, other = run.history[-1], averaged.history[-1]
+    assert record["bytes_up"] == other["bytes_up"] | {"member_buffers": 8 * 192}
+    assert (record["bytes_down"], record["scalars_up"]) == (other["bytes_down"], other["scalars_up"])
+    rows = torch.cat([torch.from_numpy(client.test.copy()) for client in lab.partition.clients])
+    said = lab.scores(experiment, experiment.setting.initial, lab.dataset.test.images[rows], run.state.server)
+    right = (said.argmax(dim=1) == lab.dataset.test.labels[rows]).float().mean().item()
+    assert record["pooled_local"] == pytest.approx(right)
+
+
+def test_an_averaged_member_has_averaged_statistics(lab: Any) -> None:
+    """Model 0 trained by clients 0 (n = 1) and 1 (n = 3): running mean (1·4 + 3·8)/4 = 7. Nobody has model 1."""
+    experiment = with_statistics(lab, "permutation", "local")
+    method, initial = experiment.method, experiment.setting.initial
+    server = Record(method.start_server(experiment.setting)) | {ASSIGNMENT: Arrays({"model": T([0, 0, 1, 1])})}
+    replies: dict[int, Payloads] = {}
+    for client, value, size in ((0, 4.0, 1), (1, 8.0, 3)):
+        statistics = {name: torch.full_like(tensor, value) for name, tensor in initial.buffers.items()}
+        upload = {MODEL: initial.without_buffers(), STATISTICS: Weights({}, statistics), NUM_SAMPLES: Count(size)}
+        replies[client] = upload
+    held, _ = method.stages()["aggregate"](server, Replies(replies), Exchange(experiment.setting, 1))
+    after = Record(held)
+    assert set(after[member_slot(0)].buffers["encoder.1.running_mean"].tolist()) == {7.0}
+    assert after[member_slot(1)] is server[member_slot(1)]
+    expected = average_weights({0: initial, 1: initial}, {0: 1, 1: 3}).params
+    assert all(torch.equal(after[member_slot(0)].params[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("variant", ["clients", "permutation"])
-def test_members_need_their_statistics(lab: Any, variant: str, tmp_path: Any) -> None:
-    experiment = lab.experiment(method={"name": "fedensemble", "variant": variant}, model__batchnorm="local")
-    with pytest.raises(RunError, match=r"round 1, server stage .*: .*model\.batchnorm=aggregate"):
-        lab.run(experiment, tmp_path / "run")
+@pytest.mark.parametrize("batchnorm", ["local", "frozen"])
+def test_every_policy_gives_members_that_can_answer(lab: Any, variant: str, batchnorm: str, tmp_path: Any) -> None:
+    """Half of the clients per round. Statistics that never move do not travel."""
+    run = lab.run(with_statistics(lab, variant, batchnorm, participation=0.5), tmp_path / "run")
+    assert ("member_buffers" in run.history[-1]["bytes_up"]) == (batchnorm == "local")
+    initial = lab.experiment(model={"name": "fedgen_cnn", "feature_dim": 8}).setting.initial
+    members = members_of(run.state.server)
+    assert members and all(set(values) == set(initial.values) for values in members)
+    same = [torch.equal(values["encoder.1.running_mean"], torch.zeros(6)) for values in members]
+    assert all(same) == (batchnorm == "frozen")
+    assert run.history[-1]["pooled_local"] is not None
 
 
 # ---- models side by side -----------------------------------------------------------------------------------------
@@ -190,18 +248,16 @@ def test_a_model_is_averaged_over_those_who_had_it(lab: Any) -> None:
     experiment = by_hand(lab, [[0], [1], [2]], method={"name": "fedensemble", "variant": "permutation", "models": 3})
     method = experiment.method
     deal = Arrays({"model": T([1, 0, 1])})
-    server = {"assignment": deal, **{f"member_{m:04d}": saying(-1.0 - m) for m in range(3)}}
-    counted = lab.train(experiment)[0].message["num_samples"]
-    replies = {
-        client: {"model": saying(value), "num_samples": replace(counted, value=size)}
-        for client, value, size in ((0, 4.0, 1), (1, 5.0, 2), (2, 8.0, 3))
-    }
-    after = method.stages()["aggregate"](server, replies, experiment.setting, 1)
+    server = Record({ASSIGNMENT: deal}) | {member_slot(m): saying(-1.0 - m) for m in range(3)}
+    uploads = ((0, 4.0, 1), (1, 5.0, 2), (2, 8.0, 3))
+    replies = Replies({client: {MODEL: saying(value), NUM_SAMPLES: Count(size)} for client, value, size in uploads})
+    exchange = Exchange(experiment.setting, 1)
+    held, facts = method.stages()["aggregate"](server, replies, exchange)
+    after = Record(held)
     assert [values["head.bias"].item() for values in members_of(after)] == [5, 7, -3]
-    assert torch.equal(after["assignment"]["model"], method.assignment(2, experiment.setting)["model"])
-    assert server["assignment"] is deal
-    assert set(method.broadcast(server, 2, experiment.setting)) == {"model"}
-    assert method.broadcast(server, 2, experiment.setting)["model"] is server["member_0001"]
+    assert torch.equal(after[ASSIGNMENT]["model"], method.assignment(2, experiment.setting)["model"])
+    assert (server[ASSIGNMENT], facts) == (deal, {})
+    assert method.broadcast(server, 2, exchange) == {MODEL: server[member_slot(1)]}
 
 
 def test_the_ensemble_answers_for_clients_too(lab: Any, tmp_path: Any) -> None:
@@ -212,7 +268,7 @@ def test_the_ensemble_answers_for_clients_too(lab: Any, tmp_path: Any) -> None:
     record = run.history[-1]
     rows = torch.cat([torch.from_numpy(client.test.copy()) for client in lab.partition.clients])
     experiment = lab.experiment(method=options, federation__rounds=2)
-    scores = Worker(experiment).scores(lab.dataset.test.images[rows], run.state.server, None)
+    scores = lab.scores(experiment, experiment.setting.initial, lab.dataset.test.images[rows], run.state.server)
     right = (scores.argmax(dim=1) == lab.dataset.test.labels[rows]).float().mean().item()
     assert record["pooled_local"] == pytest.approx(right)
     assert all(math.isfinite(loss) for loss in record["train_loss"].values())

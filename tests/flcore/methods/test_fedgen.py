@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import Worker
+from flcore.engine.client import TurnRunner
 from flcore.errors import ConfigError
-from flcore.messages import Arrays, Facts, Weights
-from flcore.methods.fedgen import FedGen, Heads
-from flcore.optim import AdamState
-from flcore.records import Record, payload_of, serialise
+from flcore.messages import Arrays, Weights
+from flcore.methods.feature_generator import (
+    GENERATOR,
+    GENERATOR_OPTIMIZER,
+    LABEL_COUNTS,
+    LABEL_DISTRIBUTION,
+    Heads,
+)
+from flcore.methods.fedgen import FedGen
+from flcore.methods.vocabulary import MODEL, Exchange, Replies
+from flcore.records import Record, serialise
 
 T = torch.tensor
 
@@ -31,15 +38,14 @@ def by_hand(lab: Any, pixels: list[list[int]], labels: list[int], encoder: bool 
 
 def taught(experiment: Any, output: list[float], chances: list[float], model: Weights | None = None) -> Record:
     """A server whose generator says ``output`` whatever it is asked, and asks for labels with given chances."""
-    server = experiment.method.start_server(experiment.setting)
-    weights = payload_of(Weights, server, "generator")
+    server = Record(experiment.method.start_server(experiment.setting))
+    weights = server[GENERATOR]
     params = {name: torch.zeros_like(value) for name, value in weights.params.items()}
     generator = Weights({**params, "network.3.bias": T(output)}, weights.buffers)
-    return {
-        **server,
-        "model": model or server["model"],
-        "generator": generator,
-        "label_distribution": Arrays({"p": T(chances)}),
+    return server | {
+        MODEL: model or server[MODEL],
+        GENERATOR: generator,
+        LABEL_DISTRIBUTION: Arrays({"p": T(chances)}),
     }
 
 
@@ -90,7 +96,7 @@ def test_generated_features_reach_neither_encoder_nor_generator(lab: Any) -> Non
     found = {}
     for name, options in {"fedgen": {"beta": 0}, "fedavg": {}}.items():
         experiment = by_hand(lab, [[2, 0]], [0], True, method={"name": name, **options})
-        server = taught(experiment, [1.0, 1.0], [1.0, 0.0], model) if name == "fedgen" else {"model": model}
+        server = taught(experiment, [1.0, 1.0], [1.0, 0.0], model) if name == "fedgen" else Record({MODEL: model})
         found[name] = lab.train(experiment, number=2, server=server)[0].message["model"].params
     assert torch.equal(found["fedgen"]["encoder.1.weight"], found["fedavg"]["encoder.1.weight"])
     assert not torch.equal(found["fedgen"]["encoder.1.weight"], torch.eye(2))
@@ -125,10 +131,12 @@ def test_the_first_round_is_fedavg(lab: Any, tmp_path: Any) -> None:
 def heads_of(weights: list[list[list[float]]], drawn: list[list[int]]) -> dict[int, Record]:
     """Replies of clients with given heads, without bias, and the classes they drew."""
     return {
-        client: {
-            "model": Weights({"head.weight": T(head), "head.bias": torch.zeros(len(head))}),
-            "label_counts": Arrays({"drawn": T(counts)}),
-        }
+        client: Record(
+            {
+                MODEL: Weights({"head.weight": T(head), "head.bias": torch.zeros(len(head))}),
+                LABEL_COUNTS: Arrays({"drawn": T(counts)}),
+            }
+        )
         for client, (head, counts) in enumerate(zip(weights, drawn, strict=True))
     }
 
@@ -138,7 +146,19 @@ TWO_HEADS = heads_of([[[3.0, 0.0], [-3.0, 0.0]], [[2.0, 1.0], [-2.0, -1.0]]], [[
 
 def start(lab: Any, **options: Any) -> tuple[FedGen, Any, Record]:
     experiment = by_hand(lab, [[2, 0], [0, 2]], [0, 1], method={"name": "fedgen", **options})
-    return experiment.method, experiment.setting, experiment.method.start_server(experiment.setting)
+    return experiment.method, experiment.setting, Record(experiment.method.start_server(experiment.setting))
+
+
+def train(
+    method: FedGen, server: Record, replies: dict[int, Record], setting: Any, number: int
+) -> tuple[Record, dict[str, float]]:
+    """The server after the generator's training in a round, and the facts."""
+    after, facts = method.train_generator(server, Replies(replies), Exchange(setting, number))
+    return after, dict(facts)
+
+
+def asked(server: Record) -> list[float]:
+    return server[LABEL_DISTRIBUTION]["p"].tolist()
 
 
 def test_the_generator_learns_what_the_heads_say(lab: Any) -> None:
@@ -146,13 +166,12 @@ def test_the_generator_learns_what_the_heads_say(lab: Any) -> None:
     method, setting, server = start(lab, gen_steps=100, gen_lr=1e-3)
     losses = []
     for number in (1, 2, 3):
-        server = method.train_generator(server, TWO_HEADS, setting, number)
-        losses.append(payload_of(Facts, server, "facts").values["generator_fidelity"])
+        server, facts = train(method, server, TWO_HEADS, setting, number)
+        losses.append(facts["generator_fidelity"])
     assert losses[-1] < 0.07
     assert losses[-1] < losses[0]
-    assert AdamState.from_arrays(payload_of(Arrays, server, "generator_optimizer").named).steps == 300
-    assert payload_of(Arrays, server, "label_distribution")["p"].tolist() == [0.5, 0.5]
-    facts = set(payload_of(Facts, server, "facts").values)
+    assert server[GENERATOR_OPTIMIZER]["steps"].tolist() == [300]
+    assert asked(server) == [0.5, 0.5]
     assert {name for name in facts if name.startswith("generator_")} == {"generator_fidelity", "generator_diversity"}
 
 
@@ -160,22 +179,23 @@ def test_training_is_a_function(lab: Any) -> None:
     """What comes in stays, the same input gives the same output, another round other numbers."""
     method, setting, server = start(lab)
     before = serialise(server)
-    first, again = (method.train_generator(server, TWO_HEADS, setting, 1) for _ in range(2))
     turned = dict(reversed(TWO_HEADS.items()))
+    first, again, other, second = (
+        serialise(train(method, server, replies, setting, number)[0])
+        for replies, number in ((TWO_HEADS, 1), (TWO_HEADS, 1), (turned, 1), (TWO_HEADS, 2))
+    )
     assert serialise(server) == before
-    assert serialise(first) == serialise(again) == serialise(method.train_generator(server, turned, setting, 1))
-    assert serialise(first) != serialise(method.train_generator(server, TWO_HEADS, setting, 2))
-    assert torch.equal(payload_of(Weights, server, "model").params["head.weight"], torch.zeros(2, 2))
+    assert first == again == other
+    assert first != second
 
 
 @pytest.mark.parametrize(("number", "lr"), [(1, 3e-4), (11, 2.451218e-4)])
 def test_learning_rate_of_the_generator(lab: Any, number: int, lr: float) -> None:
     """Adam's first step moves a weight by lr wherever the gradient is not tiny (fedpa.md fact 2 for round 11)."""
     method, setting, server = start(lab, gen_steps=1)
-    after = method.train_generator(server, TWO_HEADS, setting, number)
+    after, _ = train(method, server, TWO_HEADS, setting, number)
     moves = [
-        (payload_of(Weights, after, "generator").params[name] - value).abs().max().item()
-        for name, value in payload_of(Weights, server, "generator").params.items()
+        (after[GENERATOR].params[name] - value).abs().max().item() for name, value in server[GENERATOR].params.items()
     ]
     assert max(moves) == pytest.approx(lr, rel=1e-3)
 
@@ -184,13 +204,10 @@ def test_only_classes_that_were_drawn_are_asked_for(lab: Any) -> None:
     """Nobody drew class 1 in round 1: clients are not asked for it, until somebody has; then it stays."""
     method, setting, server = start(lab, gen_steps=2)
     one = heads_of([[[3.0, 0.0], [-3.0, 0.0]]], [[5, 0]])
-    after = method.train_generator(server, one, setting, 1)
-    assert payload_of(Arrays, after, "label_distribution")["p"].tolist() == [1, 0]
-    both = method.train_generator(after, TWO_HEADS, setting, 2)
-    assert payload_of(Arrays, method.train_generator(both, one, setting, 3), "label_distribution")["p"].tolist() == [
-        0.5,
-        0.5,
-    ]
+    after, _ = train(method, server, one, setting, 1)
+    assert asked(after) == [1, 0]
+    both, _ = train(method, after, TWO_HEADS, setting, 2)
+    assert asked(train(method, both, one, setting, 3)[0]) == [0.5, 0.5]
 
 
 def test_what_the_generator_is_trained_on(lab: Any) -> None:
@@ -201,8 +218,8 @@ def test_what_the_generator_is_trained_on(lab: Any) -> None:
     seen: list[Any] = []
 
     class Watched(FedGen):
-        def objective(self, server: Record, heads: Heads, round_number: int) -> Any:
-            terms = super().objective(server, heads, round_number)
+        def objective(self, server: Record, heads: Heads, passed: int) -> Any:
+            terms = super().objective(server, heads, passed)
 
             def watched(outputs: Any, noise: Any, labels: Any) -> Any:
                 seen.append((heads, set(labels.tolist())))
@@ -213,7 +230,7 @@ def test_what_the_generator_is_trained_on(lab: Any) -> None:
     _, setting, server = start(lab)
     for counts in ([[9, 0], [0, 4], [0, 0]], [[9, 0], [1, 0], [0, 0]]):
         replies = heads_of([[[float(k)] * 2] * 2 for k in range(3)], counts)
-        Watched(gen_steps=3).train_generator(server, dict(reversed(replies.items())), setting, 1)
+        train(Watched(gen_steps=3), server, dict(reversed(replies.items())), setting, 1)
     heads, labels = seen[0]
     assert heads.weight[:, 0, 0].tolist() == [0, 1, 2]
     assert heads.shares[:, 0].tolist() == pytest.approx([0.833333, 0.083333, 0.083333], abs=1e-6)
@@ -225,7 +242,9 @@ def test_what_the_generator_is_trained_on(lab: Any) -> None:
 def test_where_nothing_was_drawn_nothing_is_trained(lab: Any) -> None:
     method, setting, server = start(lab)
     nobody = heads_of([[[3.0, 0.0], [-3.0, 0.0]]], [[0, 0]])
-    assert method.train_generator(server, nobody, setting, 1) is server
+    after, facts = train(method, server, nobody, setting, 1)
+    assert after is server
+    assert facts == {}
 
 
 def test_terms_of_the_generator() -> None:
@@ -233,18 +252,18 @@ def test_terms_of_the_generator() -> None:
     method = FedGen(alpha=2.0, eta=3.0)
     heads = Heads(torch.zeros(2, 2, 2), torch.zeros(2, 2), torch.full((2, 2), 0.5))
     outputs, noise = T([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]]), T([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    terms = method.objective({}, heads, 5)(outputs, noise, T([0, 0, 1]))
+    terms = method.objective(Record(), heads, 4)(outputs, noise, T([0, 0, 1]))
     assert {name: weight for name, (weight, _) in terms.items()} == {"fidelity": 2.0, "diversity": 3.0}
     assert terms["fidelity"][1].item() == pytest.approx(math.log(2))
     assert terms["diversity"][1].item() == pytest.approx(0.641180, abs=1e-6)
-    without = FedGen(eta=0).objective({}, heads, 5)(outputs, noise, T([0, 0, 1]))
+    without = FedGen(eta=0).objective(Record(), heads, 4)(outputs, noise, T([0, 0, 1]))
     assert set(without) == {"fidelity"}
 
 
 def test_a_generator_that_diverges_stops_the_run(lab: Any) -> None:
     method, setting, server = start(lab, gen_lr=1e30)
-    with pytest.raises(ArithmeticError, match=r"generator diverged.*method\.gen_lr"):
-        method.train_generator(server, TWO_HEADS, setting, 1)
+    with pytest.raises(ArithmeticError, match=r"generator diverged \(fidelity .*lower method\.gen_lr"):
+        train(method, server, TWO_HEADS, setting, 1)
 
 
 def test_features_for_analyses(lab: Any) -> None:
@@ -253,10 +272,10 @@ def test_features_for_analyses(lab: Any) -> None:
     features, labels = method.generated_features(server, setting, 3, torch.Generator().manual_seed(0))
     assert labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert features.shape == (6, 2) and len(features.unique(dim=0)) == 6
-    one = method.train_generator(server, heads_of([[[3.0, 0.0], [-3.0, 0.0]]], [[5, 0]]), setting, 1)
+    one, _ = train(method, server, heads_of([[[3.0, 0.0], [-3.0, 0.0]]], [[5, 0]]), setting, 1)
     assert method.generated_features(one, setting, 2, torch.Generator())[1].tolist() == [0, 0]
     off = FedGen(gamma=0, beta=0)
-    assert off.generated_features(off.start_server(setting), setting, 3, torch.Generator()) is None
+    assert off.generated_features(Record(off.start_server(setting)), setting, 3, torch.Generator()) is None
 
 
 # ---- preset ------------------------------------------------------------------------------------------------------
@@ -280,7 +299,7 @@ def test_preset_trains_as_its_choices_do(lab: Any) -> None:
         "default": {},
     }.items():
         method, setting, server = start(lab, gen_steps=5, **options)
-        trained[name] = serialise({"g": method.train_generator(server, TWO_HEADS, setting, 1)["generator"]})
+        trained[name] = serialise(train(method, server, TWO_HEADS, setting, 1)[0].only(GENERATOR))
     assert trained["preset"] == trained["choices"] != trained["default"]
 
 
@@ -345,7 +364,7 @@ def test_odd_clients(lab: Any, model: str, tmp_path: Any) -> None:
     partition = lab.by_hand(lab.dataset, clients, [range(10)] * 4)
     run = lab.run(gentle(lab, partition=partition, model={"name": model}), tmp_path / "run")
     assert all(math.isfinite(loss) for record in run.history for loss in record["train_loss"].values())
-    assert payload_of(Arrays, run.state.server, "label_distribution")["p"].tolist() == pytest.approx([0.2] * 5 + [0])
+    assert asked(run.state.server) == pytest.approx([0.2] * 5 + [0])
     assert all(torch.isfinite(value).all() for value in run.state.server["generator"].params.values())
 
 
@@ -367,7 +386,7 @@ def test_the_generator_and_its_optimiser_survive_a_restart(lab: Any, tmp_path: A
             return super().call(name, function, *arguments)
 
     with pytest.raises(StopError):
-        lab.run(experiment, tmp_path / "parts", steps=OneRound())
+        lab.run(experiment, tmp_path / "parts", orchestrator=OneRound())
     assert lab.run(experiment, tmp_path / "parts").bytes == whole.bytes
 
 
@@ -386,7 +405,7 @@ def test_a_step_less_client_asks_for_nothing(lab: Any) -> None:
 def turn_of(experiment: Any, server: Record) -> Any:
     """The first client's turn of round 1."""
     (leg,) = experiment.method.legs(1, experiment.setting)
-    return Worker(experiment).receive(1, leg, 0, server, {})
+    return TurnRunner(experiment).receive(1, leg, 0, server, {})
 
 
 def test_the_generators_quality_is_noted_every_round(lab: Any, tmp_path: Path) -> None:

@@ -10,13 +10,16 @@ import pytest
 import torch
 
 from flcore.messages import Arrays, Count, Prototypes
-from flcore.methods.fedhkd import FedHKD, qualified_counts
-from flcore.records import Record, serialise
+from flcore.methods.class_prototypes import CLASS_COUNTS
+from flcore.methods.fedhkd import KNOWLEDGE, FedHKD, qualified_counts
+from flcore.methods.vocabulary import NUM_SAMPLES, Exchange, Replies
+from flcore.prototypes.release import privacy_spent
+from flcore.records import Payloads, Record, serialise
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
 
-def same(first: Record, second: Record) -> bool:
+def same(first: Payloads, second: Payloads) -> bool:
     return serialise(first) == serialise(second)
 
 
@@ -121,18 +124,64 @@ def test_who_counts() -> None:
 def test_mean_of_the_knowledge(lab: Any) -> None:
     """Class 0: (30·1 + 90·5)/120 = 4; class 1: client 0 alone, 2; class 2: nobody, keeps 6."""
     setting = replace(lab.experiment().setting, num_classes=3)
-    server = {"knowledge": Prototypes(torch.tensor([[9.0], [9.0], [6.0]]), torch.ones(3, dtype=torch.bool))}
+    server = Record({KNOWLEDGE: Prototypes(torch.tensor([[9.0], [9.0], [6.0]]), torch.ones(3, dtype=torch.bool))})
     held = torch.tensor([True, True, False])
-    replies = {
+    replies: dict[int, Payloads] = {
         client: {
-            "knowledge": Prototypes(torch.tensor([[first], [second], [0.0]]), held),
-            "class_counts": Arrays({"held": torch.tensor(counts)}),
-            "num_samples": Count(100),
+            KNOWLEDGE: Prototypes(torch.tensor([[first], [second], [0.0]]), held),
+            CLASS_COUNTS: Arrays({"held": torch.tensor(counts)}),
+            NUM_SAMPLES: Count(100),
         }
         for client, first, second, counts in ((0, 1.0, 2.0, [30, 70]), (1, 5.0, 8.0, [90, 10]))
     }
-    fused = FedHKD().fuse_knowledge(server, replies, setting, 2)["knowledge"]
-    assert fused.means.flatten().tolist() == [4, 2, 6]
+    after, facts = FedHKD().fuse_knowledge(server, Replies(replies), Exchange(setting, 2))
+    assert after[KNOWLEDGE].means.flatten().tolist() == [4, 2, 6]
+    assert facts == {}
+
+
+def test_sigma_and_zeta_are_the_release_step_in_other_units(lab: Any) -> None:
+    """Replacing one of n features of norm ζ moves their mean by 2ζ/n at most: σ = 0.6 is z = 0.6·n/(2·1.2) = n/4.
+
+    The account takes the smallest n that goes up, ``min_count``: 1, or 8 with z = 2. σ without ζ promises nothing.
+    """
+    assert FedHKD(noise=0.6, clip=1.2).privacy(3)["epsilon"] == privacy_spent(0.25, 3, 1e-5)  # type: ignore[index]
+    account = FedHKD(noise=0.6, clip=1.2, min_count=8, proto_delta=1e-3).privacy(3)
+    assert account is not None and account["epsilon"] == privacy_spent(2.0, 3, 1e-3)
+    assert (account["unit"], account["delta"], account["releases"]) == ("sample", 1e-3, 3)
+    assert "soft predictions" in account["covers"]
+    assert FedHKD(noise=0.6).privacy(3) is None
+    assert FedHKD(clip=1.2).privacy(3) is None
+    assert FedHKD(noise=0.6, clip=1.2, lambda_head=0, gamma=0).privacy(3) is None
+    other = FedHKD(proto_clip=1.2, proto_noise=2.0, proto_unit="client").privacy(3)
+    assert other is not None and (other["epsilon"], other["unit"]) == (privacy_spent(2.0, 3, 1e-5), "client")
+
+
+@pytest.mark.parametrize(
+    "other", [{"proto_clip": 1.0}, {"proto_clip": 1.0, "proto_noise": 1.0}, {"proto_unit": "client"}]
+)
+@pytest.mark.parametrize("own", [{"clip": 1.0}, {"noise": 1.0}])
+def test_one_way_to_say_it(own: dict[str, Any], other: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"clip and noise .* set one or the other"):
+        FedHKD(**own, **other)
+
+
+def test_rare_classes_and_noise_in_units_of_the_sensitivity(lab: Any) -> None:
+    """C = 0.5 and z = 6: deviations 6·2·0.5/n = 6/n on the rows of n samples; the others stay, answers included."""
+    model = {"name": "fedcspc_cnn"}
+    released = {"name": "fedhkd", "proto_clip": 0.5, "min_count": 5}
+    clean, noisy = (
+        lab.train(lab.experiment(model=model, method={**released, "proto_noise": z}))[0].message[KNOWLEDGE]
+        for z in (0.0, 6.0)
+    )
+    counts = lab.experiment(model=model).label_counts(0, 1)
+    assert clean.present.tolist() == noisy.present.tolist() == (counts >= 5).tolist()
+    assert 0 < int(clean.present.sum()) < int((counts > 0).sum())
+    blur = noisy.means - clean.means
+    for label in range(6):
+        deviation = 6 / int(counts[label]) if counts[label] >= 5 else 0.0
+        assert blur[label, :256].std().item() == pytest.approx(deviation, rel=5 / math.sqrt(2 * 256))
+        assert not blur[label, 256:].any()
+        assert bool(clean.means[label].any()) == bool(clean.present[label])
 
 
 def test_traffic(lab: Any) -> None:
@@ -182,18 +231,3 @@ def test_stacked_clients(lab: Any, model: dict[str, Any], distance: str) -> None
                 strict=True,
             )
             assert all(torch.allclose(a, b, atol=1e-4) for a, b in pairs)
-
-
-@pytest.mark.parametrize("distance", ["mse", "l2"])
-def test_odd_clients_give_numbers(lab: Any, distance: str, tmp_path: Any) -> None:
-    """One class only; one sample; fewer samples than a batch; classes 4 and 5 that nobody holds."""
-    labels = lab.dataset.train.labels
-    of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
-    clients = [of[0], of[1][:1], of[1][1:4] + of[2][:4], of[3]]
-    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
-    changes = {"model": CSPC, "method": {"name": "fedhkd", "distance": distance}}
-    run = lab.run(lab.experiment(partition=partition, **changes), tmp_path / "run")
-    assert run.state.failures == ()
-    assert run.state.server["knowledge"].present.tolist() == [True] * 4 + [False] * 2
-    assert bool(torch.isfinite(run.state.server["knowledge"].means).all())
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.state.server["model"].params.values())

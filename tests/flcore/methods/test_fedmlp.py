@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flcore.data.dividing import make_partition
-from flcore.data.imbalance import Imbalance, minority_classes
+from flcore.data.imbalance import Imbalance
 from flcore.data.partition import Partition
 from flcore.data.partitioners import PARTITIONERS
-from flcore.engine.client import Worker
+from flcore.engine.client import TurnRunner
 from flcore.errors import ConfigError
-from flcore.messages import Arrays, Count, Facts, Prototypes, Weights
-from flcore.methods.fedmlp import FedMLP, average_linkage, count_classes, minority, nearest_prototype
-from flcore.methods.vocabulary import Batch, Leg
+from flcore.messages import Arrays, Count, Prototypes, Weights
+from flcore.methods.fedmlp import REPORT_LEG, FedMLP, aggregate_prototypes, count_classes, nearest_prototype
+from flcore.methods.vocabulary import Batch, Exchange, Facts, Leg, Replies
 from flcore.models.view import ModuleView
 from flcore.records import Record, serialise
 
@@ -183,32 +185,8 @@ def test_absent_classes_take_no_part(lab: Any) -> None:
 # ---- the server --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("counts", "few"),
-    [
-        ([5000, 4629, 4286, 3968, 3674, 3401, 3149, 2916, 2700, 2500], [5, 6, 7, 8, 9]),  # fact 4
-        ([5421, 5019, 4647, 4302, 3983, 3688, 3415, 3161, 2927, 2710], [5, 6, 7, 8, 9]),  # fact 15
-        ([5421] * 10, []),  # γ = 1
-        ([7, 0, 9], [1]),  # ⌊3/2⌋ = 1; a class nobody holds is the smallest
-    ],
-)
-def test_minority(counts: list[int], few: list[int]) -> None:
-    assert minority(torch.tensor(counts), 0.5).nonzero().flatten().tolist() == few
-
-
-def test_other_minorities() -> None:
-    """⌊0.29·100⌋ = 29; none at 0, all at 1. At one half it is what the partition says, ties included."""
-    counts = torch.arange(100, 0, -1)
-    assert minority(counts, 0.29).nonzero().flatten().tolist() == list(range(71, 100))
-    assert int(minority(counts, 0.0).sum()) == 0 and int(minority(counts, 1.0).sum()) == 100
-    for seed in range(20):
-        drawn = np.random.default_rng(seed).integers(0, 5, 9)
-        found = minority(torch.from_numpy(drawn), 0.5).nonzero().flatten().tolist()
-        assert tuple(found) == minority_classes(drawn)
-
-
-def setting_of(lab: Any, num_classes: int, dim: int) -> Any:
-    return replace(lab.experiment().setting, num_classes=num_classes, feature_dim=dim)
+def exchange_of(lab: Any, num_classes: int, dim: int, number: int = 1) -> Exchange:
+    return Exchange(replace(lab.experiment().setting, num_classes=num_classes, feature_dim=dim), number)
 
 
 def test_global_prototypes(lab: Any) -> None:
@@ -221,22 +199,29 @@ def test_global_prototypes(lab: Any) -> None:
         Prototypes(torch.tensor([[1.0, 2], [0, 3], [0, 0]]), held),
         Prototypes(torch.tensor([[3.0, 6], [0, 0], [0, 0]]), torch.tensor([True, False, False])),
     ]
-    replies = {k: {"prototypes": upload, "num_samples": Count(size)} for k, (upload, size) in
-               enumerate(zip(uploads, (1, 1000), strict=True))}  # fmt: skip
+    replies = Replies(
+        {
+            k: {"prototypes": upload, "num_samples": Count(size)}
+            for k, (upload, size) in enumerate(zip(uploads, (1, 1000), strict=True))
+        }
+    )
     before = Prototypes(torch.tensor([[0.0, 0], [0, 0], [7, 7]]), torch.tensor([False, False, True]))
-    after = FedMLP().aggregate_prototypes({"prototypes": before}, replies, setting_of(lab, 3, 2), 2)
+    after, facts = aggregate_prototypes(Record({"prototypes": before}), replies, exchange_of(lab, 3, 2, 2))
     assert after["prototypes"].means.tolist() == [[2, 4], [0, 3], [7, 7]]
     expected = {"classes_known": 3, "prototype_norm_mean": 3.981424, "prototype_norm_max": 6.708204}
-    assert after["facts"].values == pytest.approx(expected, abs=1e-6)
+    assert facts == pytest.approx(expected, abs=1e-6)
+    withheld = Replies({k: {"prototypes": Prototypes.empty(3, 2)} for k in range(2)})
+    kept, facts = aggregate_prototypes(Record({"prototypes": before}), withheld, exchange_of(lab, 3, 2, 2))
+    assert kept["prototypes"].means.tolist() == before.means.tolist()
+    assert facts == {"classes_known": 1}
 
 
-def clustered(lab: Any, means: torch.Tensor, present: torch.Tensor, counts: list[int], **options: Any) -> Record:
-    server = {
-        "prototypes": Prototypes(means, present),
-        "class_counts": Arrays({"classes": torch.tensor(counts)}),
-        "facts": Facts({}),
-    }
-    return FedMLP(**options).cluster_prototypes(server, {}, setting_of(lab, len(means), means.shape[1]), 3)
+def clustered(
+    lab: Any, means: torch.Tensor, present: torch.Tensor, counts: list[int], **options: Any
+) -> tuple[Any, Facts]:
+    """What the server holds after the stage, and its facts."""
+    server = {"prototypes": Prototypes(means, present), "class_counts": Arrays({"classes": torch.tensor(counts)})}
+    return FedMLP(**options).cluster_prototypes(Record(server), Replies({}), exchange_of(lab, *means.shape, 3))
 
 
 def test_semantic_prototypes(lab: Any) -> None:
@@ -245,13 +230,13 @@ def test_semantic_prototypes(lab: Any) -> None:
     Class 7 has no prototype and cannot be drawn to a cluster.
     """
     means = torch.cat([SEVEN, torch.zeros(1, 2)])
-    server = clustered(lab, means, torch.tensor([True] * 7 + [False]), [9, 9, 9, 9, 1, 1, 1, 1])
+    server, facts = clustered(lab, means, torch.tensor([True] * 7 + [False]), [9, 9, 9, 9, 1, 1, 1, 1])
     semantic, clusters = server["semantic"], server["clusters"]
     assert semantic.present.tolist() == [True] * 3 + [False] * 5
     assert torch.allclose(semantic.means[:3], torch.tensor([[0.95, 0.05], [0.1, 0.933333], [-1, -0.95]]), atol=1e-6)
     assert clusters["assignment"][:7].tolist() == [0, 0, 1, 1, 1, 2, 2]
     assert clusters["minority"].tolist() == [False] * 4 + [True] * 3 + [False]
-    assert server["facts"].values == {"clusters": 3, "minority_classes": 4}
+    assert facts == {"clusters": 3, "minority_classes": 4}
 
 
 def test_a_single_cluster_is_none(lab: Any) -> None:
@@ -260,37 +245,27 @@ def test_a_single_cluster_is_none(lab: Any) -> None:
     After centring (section 5.4) they are (0, y - 0.175): the first two point down, the others up.
     """
     means = torch.tensor([[1.0, 0], [1, 0.1], [1, 0.2], [1, 0.4]])
-    chain, apart = (
+    (chain, chained), (apart, parted) = (
         clustered(lab, means, everywhere(4), [4, 3, 2, 1], minority_fraction=1.0, cluster=cluster)
         for cluster in ("finch", "centred")
     )
     assert not chain["semantic"].present.any() and not chain["semantic"].means.any()
     assert not chain["clusters"]["minority"].any()
-    assert chain["facts"].values == {"clusters": 1, "minority_classes": 4}
+    assert chained == {"clusters": 1, "minority_classes": 4}
     assert apart["clusters"]["assignment"].tolist() == [0, 0, 1, 1]
     assert apart["clusters"]["minority"].all()
-    assert apart["facts"].values == {"clusters": 2, "minority_classes": 4}
+    assert parted == {"clusters": 2, "minority_classes": 4}
 
 
 def test_other_clusterings(lab: Any) -> None:
     """K = 7: max(2, round(√7)) = 3 of k-means and average linkage; 2 when asked for; ``none``: p = own g."""
     for cluster in ("kmeans", "agglomerative"):
-        found = clustered(lab, SEVEN, everywhere(7), [1] * 7, cluster=cluster)
+        found, _ = clustered(lab, SEVEN, everywhere(7), [1] * 7, cluster=cluster)
         assert found["clusters"]["assignment"].tolist() == [0, 0, 1, 1, 1, 2, 2], cluster
-        fewer = clustered(lab, SEVEN, everywhere(7), [1] * 7, cluster=cluster, num_clusters=2)
+        fewer, _ = clustered(lab, SEVEN, everywhere(7), [1] * 7, cluster=cluster, num_clusters=2)
         assert fewer["clusters"]["assignment"].tolist() == [0] * 5 + [1] * 2, cluster
-    own = clustered(lab, SEVEN, everywhere(7), [1] * 7, cluster="none")
+    own, _ = clustered(lab, SEVEN, everywhere(7), [1] * 7, cluster="none")
     assert torch.equal(own["semantic"].means[own["clusters"]["assignment"]], SEVEN)
-
-
-def test_average_linkage() -> None:
-    """On a line 0, 1, 5, 7: merges {0, 1} at 1, {5, 7} at 2; two clusters with centres 0.5 and 6."""
-    points = torch.tensor([[5.0], [0.0], [7.0], [1.0]])
-    found = average_linkage(points, 2)
-    assert found.labels.tolist() == [0, 1, 0, 1]
-    assert found.centres.flatten().tolist() == [6.0, 0.5]
-    assert average_linkage(points[:1], 3).labels.tolist() == [0]
-    assert len(average_linkage(points, 9).centres) == 4
 
 
 # ---- rounds and messages -----------------------------------------------------------------------------------------
@@ -380,12 +355,24 @@ def test_running_counts(lab: Any, stream: Any, tmp_path: Any) -> None:
 
 def test_counts_add_up(lab: Any) -> None:
     """A report has a row per task; who tells nothing adds nothing; the server's own sum stays: (1, 0) + (2, 3)."""
-    setting = setting_of(lab, 2, 1)
-    replies: dict[int, Record] = {0: {"class_counts": Arrays({"tasks": torch.tensor([[2, 0], [0, 3]])})}, 1: {}}
-    server = {"class_counts": Arrays({"classes": torch.tensor([1, 0])})}
-    assert count_classes({}, replies, setting, 1)["class_counts"]["classes"].tolist() == [2, 3]
-    assert count_classes(server, replies, setting, 1)["class_counts"]["classes"].tolist() == [3, 3]
+    exchange = exchange_of(lab, 2, 1)
+    replies = Replies({0: {"class_counts": Arrays({"tasks": torch.tensor([[2, 0], [0, 3]])})}, 1: {}})
+    server = Record({"class_counts": Arrays({"classes": torch.tensor([1, 0])})})
+    for held, total in ((Record(), [2, 3]), (server, [3, 3])):
+        after, facts = count_classes(held, replies, exchange)
+        assert after["class_counts"]["classes"].tolist() == total
+        assert facts == {}
     assert server["class_counts"]["classes"].tolist() == [1, 0]
+
+
+def test_a_report_is_asked_for_with_nothing(lab: Any) -> None:
+    """The leg says so, whatever the server holds already."""
+    experiment = lab.experiment(model=SMALL, method={"name": "fedmlp"})
+    method, setting = experiment.method, experiment.setting
+    counts = Arrays({"classes": torch.zeros(6, dtype=torch.int64)})
+    server = Record({**method.start_server(setting), "class_counts": counts})
+    assert method.broadcast(server, 0, Exchange(setting, 1, REPORT_LEG)) == {}
+    assert set(method.broadcast(server, 0, Exchange(setting, 1))) == {"model", "prototypes"}
 
 
 def test_running_counts_without_tasks(lab: Any, tmp_path: Any) -> None:
@@ -397,6 +384,32 @@ def test_running_counts_without_tasks(lab: Any, tmp_path: Any) -> None:
     assert run.state.server["class_counts"]["classes"].tolist() == expected
     full = lab.run(lab.experiment(model=SMALL, federation__rounds=1, method={"name": "fedmlp"}), tmp_path / "full")
     assert full.state.server["class_counts"]["classes"].tolist() == expected
+
+
+def test_what_leaves_is_released_and_what_stays_is_not(lab: Any) -> None:
+    """(3, 4) twice of class 0, (0, 5) once of class 1; two samples needed, length at most 1: (0.6, 0.8) alone."""
+    dataset = lab.toy_dataset([[3, 4], [3, 4], [0, 5]], [0, 0, 1], None, None)
+    method = {"name": "fedmlp", "min_count": 2, "proto_clip": 1.0, "proto_unit": "client"}
+    experiment = lab.experiment(dataset, lab.by_hand(dataset, [[0, 1, 2]]), lab.ToySpec(), method=method)
+    reply, memory = lab.train(experiment, leg=1)
+    sent, kept = reply.message["prototypes"], memory["newest"]
+    assert sent.present.tolist() == [True, False]
+    assert sent.means.flatten().tolist() == pytest.approx([0.6, 0.8, 0, 0])
+    assert kept.means.tolist() == [[3, 4], [0, 5]]
+
+
+def test_the_account_is_of_the_prototypes_sent() -> None:
+    noisy = {"proto_noise": 4.0, "proto_clip": 1.0}
+    account = FedMLP(**noisy).privacy(3)  # type: ignore[arg-type]
+    assert account is not None and (account["releases"], account["unit"]) == (3, "sample")
+    assert FedMLP(**noisy, **OFF).privacy(3) is None  # type: ignore[arg-type]
+
+
+def test_no_bound_for_one_sample_of_running_prototypes() -> None:
+    """They hold a sample several times, in versions of different models."""
+    with pytest.raises(ValueError, match="proto_unit = sample clips the features of single samples once"):
+        FedMLP(proto_mode="running", proto_clip=1.0)
+    assert FedMLP(proto_mode="running", proto_clip=1.0, proto_unit="client").proto_clip == 1.0
 
 
 # ---- the clients' memory -----------------------------------------------------------------------------------------
@@ -448,10 +461,10 @@ def test_when_it_is_committed(lab: Any, stream: Any, schedule: str, tmp_path: An
     round 6 that and what it computed in round 4.
     """
     experiment = stream(schedule, 6)
-    worker = Worker(experiment)
+    worker = TurnRunner(experiment)
     server = lab.run(experiment, tmp_path / "run").state.server
     uploads: list[Prototypes] = []
-    memory: Record = {}
+    memory = Record()
     recalled = {}
     for number in (1, 2, 3, 4, 6):
         turn = worker.receive(number, Leg(), 0, server, memory)
@@ -480,13 +493,13 @@ def test_local_clusters_without_clustering(lab: Any, stream: Any, tmp_path: Any)
     """Each remembered prototype stands for itself; one alone is its own centre in any clustering."""
     experiment = stream(method={"cluster": "none"})
     run = lab.run(experiment, tmp_path / "run")
-    turn = Worker(experiment).receive(4, Leg(), 0, run.state.server, run.memory(0))
+    turn = TurnRunner(experiment).receive(4, Leg(), 0, run.state.server, run.memory(0))
     context = experiment.method.context(turn)["memory"]
     assert torch.equal(context["centres"][context["centres_present"]], context["means"][context["present"]])
     one = Prototypes(torch.full((6, 8), 2.0), torch.arange(6) == 3)
-    memory = {"earlier": Prototypes.empty(6, 8), "newest": one, "stage": Count(0)}
+    memory = {"earlier": Prototypes.empty(6, 8), "newest": one, "stretch": Count(0)}
     for cluster in ("finch", "centred", "kmeans", "agglomerative", "none"):
-        alone = FedMLP(cluster=cluster).remembered(replace(turn, memory=memory))
+        alone = FedMLP(cluster=cluster).remembered(replace(turn, memory=Record(memory)))
         assert alone["centres_present"].tolist() == [True] + [False] * 5
         assert torch.equal(alone["centres"][0], one.means[3])
 
@@ -600,9 +613,21 @@ def test_nearest_prototype(lab: Any) -> None:
     _, view = toy_view(lab)
     prototypes = Prototypes(torch.tensor([[3.0, 4, 0], [0, 1, 0], [0, 0, 0]]), torch.tensor([True, True, False]))
     images = torch.zeros(2, 1, 1, 3)
-    assert nearest_prototype(view, images, {"prototypes": prototypes}, None).tolist() == [[-5, -1, -6]] * 2
-    nothing = nearest_prototype(view, images, {"prototypes": Prototypes.empty(3, 3)}, None)
+    assert nearest_prototype(view, images, Record({"prototypes": prototypes}), None).tolist() == [[-5, -1, -6]] * 2
+    nothing = nearest_prototype(view, images, Record({"prototypes": Prototypes.empty(3, 3)}), None)
     assert torch.equal(nothing, view.classify(view.features(images)))
+
+
+def test_nearest_prototype_on_a_gpu() -> None:
+    """Fake tensors refuse what CUDA would, and whatever would wait for it: a branch on a value."""
+    with FakeTensorMode():
+        prototypes = Prototypes(torch.zeros(3, 2, device="cuda"), torch.zeros(3, dtype=torch.bool, device="cuda"))
+        model = SimpleNamespace(
+            features=lambda images: images, classify=lambda features: torch.zeros(4, 3, device="cuda")
+        )
+        server = Record({"prototypes": prototypes})
+        found = nearest_prototype(model, torch.zeros(4, 2, device="cuda"), server, None)  # type: ignore[arg-type]
+    assert (found.shape, found.device.type) == ((4, 3), "cuda")
 
 
 def test_heads_that_stay_at_home(lab: Any, stream: Any, tmp_path: Any) -> None:
@@ -623,7 +648,7 @@ def test_heads_that_stay_at_home(lab: Any, stream: Any, tmp_path: Any) -> None:
         assert torch.equal(own.params["encoder.0.weight"], base.params["encoder.0.weight"])
         assert torch.equal(own.params["head.weight"], start.params["head.weight"]) == (client not in ever)
     client = run.history[-1]["participants"][0]
-    turn = Worker(experiment).receive(3, Leg(), client, run.state.server, run.memory(client))
+    turn = TurnRunner(experiment).receive(3, Leg(), client, run.state.server, run.memory(client))
     began = method.begin(turn)
     assert torch.equal(began.params["head.weight"], run.memory(client)["top"].params["head.weight"])
     assert torch.equal(began.params["encoder.0.weight"], base.params["encoder.0.weight"])
@@ -631,11 +656,17 @@ def test_heads_that_stay_at_home(lab: Any, stream: Any, tmp_path: Any) -> None:
     assert set(FedMLP().alternatives()) == {"nearest_prototype"}
 
 
+def test_heads_at_home_are_read_for_scoring_and_not_calibrated() -> None:
+    whole, part = FedMLP(), FedMLP(share="extractor")
+    assert (whole.can_be_calibrated, whole.answers_from_memory) == (True, False)
+    assert (part.can_be_calibrated, part.answers_from_memory) == (False, True)
+
+
 def test_who_answers_with_what(lab: Any) -> None:
     """With own heads the nearest prototype answers for everybody, the head for a client; else the head for both."""
     module, view = toy_view(lab)
     module.head.bias.data = torch.tensor([0.0, 0.0, 5.0])
-    server = {"prototypes": Prototypes(torch.eye(3), everywhere(3))}
+    server = Record({"prototypes": Prototypes(torch.eye(3), everywhere(3))})
     images = torch.tensor([[1.0, 0, 0]]).reshape(1, 1, 1, 3)
     part, whole = FedMLP(share="extractor"), FedMLP()
 

@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import Worker
+from flcore.engine.client import TurnRunner
 from flcore.messages import Weights
-from flcore.methods.vocabulary import Leg
-from flcore.records import Record, serialise
+from flcore.methods.base import frozen_answer
+from flcore.methods.fedntd import FedNTD
+from flcore.methods.vocabulary import Batch, Leg
+from flcore.models.view import View
+from flcore.records import Payloads, Record, serialise
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
 
-def same(first: Record, second: Record) -> bool:
+def same(first: Payloads, second: Payloads) -> bool:
     return serialise(first) == serialise(second)
 
 
@@ -124,16 +127,55 @@ def test_two_classes_leave_fedavg_and_a_warning(lab: Any) -> None:
 def test_private_statistics_serve_the_teacher(lab: Any) -> None:
     """Under `batchnorm: local` the received parameters come without statistics; the client's own stand in."""
     experiment = lab.experiment(method__name="fedntd", model={"name": "fedgen_cnn", "batchnorm": "local"})
-    setting, worker = experiment.setting, Worker(experiment)
+    setting, worker = experiment.setting, TurnRunner(experiment)
     _, memory = lab.train(experiment)
     server = experiment.method.start_server(setting)
-    turns = [worker.receive(2, Leg(), 0, server, kept) for kept in (memory, {})]
-    own, initial = (experiment.method.context(turn)["global"] for turn in turns)
+    turns = [worker.receive(2, Leg(), 0, server, kept) for kept in (memory, Record())]
+    own, initial = (experiment.method.context(turn)["teacher"] for turn in turns)
+    asked = [experiment.method.frozen(turn)["teacher"] for turn in turns]
+    assert [part for part, _ in asked] == ["logits", "logits"]
+    assert [weights.values for _, weights in asked] == [own, initial]
     assert all(torch.equal(own[name], tensor) for name, tensor in memory["batchnorm"].buffers.items())
     assert initial.keys() == setting.initial.values.keys()
     assert all(torch.equal(initial[name], tensor) for name, tensor in setting.initial.values.items())
     assert any(not torch.equal(own[name], initial[name]) for name in setting.initial.buffers)
-    assert not Worker(experiment).receive(2, Leg(), 0, server, memory).inbox["model"].buffers
+    assert not TurnRunner(experiment).receive(2, Leg(), 0, server, memory).inbox["model"].buffers
+
+
+class OneModel(View):
+    """Features are the images, logits (f, 0, 0); other weights may be asked, or not."""
+
+    def __init__(self, others: bool) -> None:
+        self.others = others
+
+    @property
+    def params(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def ask(self, part: str, inputs: torch.Tensor, weights: Any) -> torch.Tensor:
+        assert weights is None or self.others, "asked in the step although it is known"
+        made = inputs if weights is None else inputs + weights["shift"]
+        return made if part == "features" else torch.cat([made, torch.zeros(len(made), 2)], 1)
+
+    def beside(self) -> View:
+        return self
+
+    def note(self, features: torch.Tensor) -> None:
+        raise NotImplementedError
+
+
+def test_a_teacher_that_is_known_is_not_asked(lab: Any) -> None:
+    """The same loss from logits that were looked up as from the model; x = 1 of class 2, others (1, 0).
+
+    Teacher (1 + 3 + 3, 0): the head's shift comes on top of the features'.
+    """
+    images, labels = torch.ones(1, 1), torch.tensor([2])
+    context = {"teacher": {"shift": torch.tensor([3.0])}}
+    asked = FedNTD().loss(OneModel(True), Batch(images, labels), context)
+    answer = frozen_answer(OneModel(True), Batch(images, labels), context, "teacher", "logits")
+    assert answer.tolist() == [[7.0, 0.0, 0.0]]
+    known = Batch(images, labels, frozen={"teacher": answer})
+    assert FedNTD().loss(OneModel(False), known, {})["distillation"] == asked["distillation"] > 0
 
 
 @pytest.mark.parametrize("batchnorm", ["aggregate", "local"])
@@ -148,24 +190,13 @@ def test_stacked_clients_do_as_single_ones(lab: Any, batchnorm: str) -> None:
         assert found[client][0].losses == pytest.approx(expected[client][0].losses, abs=1e-4)
 
 
-def test_odd_clients_give_numbers(lab: Any, tmp_path: Any) -> None:
-    """One class only; one sample; fewer samples than a batch; classes 4 and 5 that nobody holds."""
-    labels = lab.dataset.train.labels
-    of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
-    partition = lab.by_hand(lab.dataset, [of[0], of[1][:1], of[1][1:4] + of[2][:4], of[3]], [range(60)] * 4)
-    run = lab.run(lab.experiment(partition=partition, model=CSPC, method__name="fedntd"), tmp_path / "run")
-    assert run.state.failures == ()
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.state.server["model"].params.values())
-    assert run.history[-1]["train_loss"]["distillation"] > 0
-
-
 def test_the_not_true_classes_are_remembered(lab: Any) -> None:
     """A client of one class, trained for long on it: β pulls what it says of the others to what it received."""
     labels = lab.dataset.train.labels
     of = torch.nonzero(labels == 0).flatten().tolist()
     partition = lab.by_hand(lab.dataset, [of], [range(60)])
     images = torch.nonzero(labels > 0).flatten()
-    worker = Worker(lab.experiment(partition=partition, model=CSPC))
+    worker = TurnRunner(lab.experiment(partition=partition, model=CSPC))
     setting = worker.experiment.setting
     inputs = lab.dataset.train.images[images].float() / 255
 

@@ -10,17 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from flcore.engine.client import Worker
+from flcore.engine.client import TurnRunner
 from flcore.errors import ConfigError
-from flcore.messages import Arrays, Count, Facts, Prototypes, Weights
-from flcore.methods.fedgen import Heads
-from flcore.methods.fedpa import FedPA, fuse_prototypes
-from flcore.methods.vocabulary import Turn
+from flcore.messages import Arrays, Count, Prototypes, Weights
+from flcore.methods.feature_generator import (
+    GENERATOR,
+    GENERATOR_OPTIMIZER,
+    LABEL_COUNTS,
+    LABEL_DISTRIBUTION,
+    Heads,
+)
+from flcore.methods.fedpa import KNOWN_COUNTS, FedPA, fuse_prototypes
+from flcore.methods.vocabulary import MODEL, PROTOTYPES, Exchange, Replies, Turn
 from flcore.models import build_model, extract_weights
 from flcore.models.cnn import FedGenCnn
 from flcore.models.network import Network
-from flcore.optim import AdamState
-from flcore.records import Record, measure, payload_of, serialise
+from flcore.records import Record, measure, serialise
 
 T = torch.tensor
 LN2 = math.log(2)
@@ -37,15 +42,15 @@ def by_hand(lab: Any, pixels: list[list[int]], labels: list[int], encoder: bool 
 
 def taught(experiment: Any, prototypes: Prototypes | None = None) -> Record:
     """A server whose generator says (1, 1) whatever it is asked, asks for class 0, and knows some prototypes."""
-    server = dict(experiment.method.start_server(experiment.setting))
-    if "generator" in server:
-        weights = payload_of(Weights, server, "generator")
+    server = Record(experiment.method.start_server(experiment.setting))
+    if GENERATOR in server:
+        weights = server[GENERATOR]
         params = {name: torch.zeros_like(value) for name, value in weights.params.items()}
-        server["generator"] = Weights({**params, "network.3.bias": T([1.0, 1.0])}, weights.buffers)
-        server["label_distribution"] = Arrays({"p": T([1.0, 0.0])})
-    if prototypes is not None:
-        server["prototypes"] = prototypes
-    return server
+        server |= {
+            GENERATOR: Weights({**params, "network.3.bias": T([1.0, 1.0])}, weights.buffers),
+            LABEL_DISTRIBUTION: Arrays({"p": T([1.0, 0.0])}),
+        }
+    return server if prototypes is None else server | {PROTOTYPES: prototypes}
 
 
 AT_ZERO = Prototypes(torch.zeros(2, 2), T([True, False]))
@@ -108,7 +113,7 @@ def test_a_missing_prototype_pulls_nowhere(lab: Any) -> None:
 
 def turn_of(experiment: Any, server: Record, number: int) -> Turn:
     (leg,) = experiment.method.legs(number, experiment.setting)
-    return Worker(experiment).receive(number, leg, 0, server, {})
+    return TurnRunner(experiment).receive(number, leg, 0, server, {})
 
 
 @pytest.mark.parametrize(
@@ -127,8 +132,7 @@ def test_schedules(lab: Any, number: int, ge: float | None, po: float) -> None:
 
 def test_nothing_extra_in_the_first_round(lab: Any) -> None:
     experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedpa"})
-    server = experiment.method.start_server(experiment.setting)
-    turn = turn_of(experiment, server, 1)
+    turn = turn_of(experiment, Record(experiment.method.start_server(experiment.setting)), 1)
     assert experiment.method.context(turn) == {}
     assert experiment.method.draws(turn, 3, torch.Generator()) == {}
     assert set(turn.inbox) == {"model", "prototypes"}
@@ -138,7 +142,7 @@ def test_nothing_extra_in_the_first_round(lab: Any) -> None:
 # ---- switches ----------------------------------------------------------------------------------------------------
 
 FUSE, TRAIN, LAST = "fuse-prototypes", "train-generator", "aggregate"
-GENERATOR = {"generator", "generator_optimizer"}
+OWN = {"generator", "generator_optimizer"}
 
 
 @pytest.mark.parametrize(
@@ -146,10 +150,10 @@ GENERATOR = {"generator", "generator_optimizer"}
     [
         (False, False, False, [LAST], set(), set()),
         (False, False, True, [FUSE, LAST], {"prototypes"}, {"prototypes", "label_counts"}),
-        (False, True, False, [TRAIN, LAST], GENERATOR, {"label_counts"}),
-        (True, True, False, [FUSE, TRAIN, LAST], GENERATOR | {"prototypes"}, {"prototypes", "label_counts"}),
-        (False, True, True, [FUSE, TRAIN, LAST], GENERATOR | {"prototypes"}, {"prototypes", "label_counts"}),
-        (True, True, True, [FUSE, TRAIN, LAST], GENERATOR | {"prototypes"}, {"prototypes", "label_counts"}),
+        (False, True, False, [TRAIN, LAST], OWN, {"label_counts"}),
+        (True, True, False, [FUSE, TRAIN, LAST], OWN | {"prototypes"}, {"prototypes", "label_counts"}),
+        (False, True, True, [FUSE, TRAIN, LAST], OWN | {"prototypes"}, {"prototypes", "label_counts"}),
+        (True, True, True, [FUSE, TRAIN, LAST], OWN | {"prototypes"}, {"prototypes", "label_counts"}),
         (True, False, False, [LAST], set(), set()),  # L_ad without a generator is nothing
     ],
 )
@@ -180,8 +184,8 @@ def test_ablation_table(
     ("options", "kept"),
     [
         ({"lambda_ge0": 0}, {"prototypes"}),
-        ({"lambda_po0": 0, "gamma_ad": 0}, GENERATOR),
-        ({"lambda_po0": 0}, GENERATOR | {"prototypes"}),
+        ({"lambda_po0": 0, "gamma_ad": 0}, OWN),
+        ({"lambda_po0": 0}, OWN | {"prototypes"}),
     ],
 )
 def test_a_weight_of_zero_is_a_switch(lab: Any, options: Any, kept: set[str]) -> None:
@@ -235,12 +239,16 @@ def test_the_first_round_is_fedavg(lab: Any, tmp_path: Any) -> None:
 
 def uploads(*clients: tuple[list[list[float]], list[bool], list[int]]) -> dict[int, Record]:
     return {
-        client: {
-            "prototypes": Prototypes(T(means), T(present)),
-            "label_counts": Arrays({"held": T(held)}),
-        }
+        client: Record(
+            {PROTOTYPES: Prototypes(T(means), T(present)), LABEL_COUNTS: Arrays({"held": T(held)})},
+        )
         for client, (means, present, held) in enumerate(clients)
     }
+
+
+def fused(previous: Prototypes, replies: dict[int, Record]) -> Prototypes:
+    after, _ = fuse_prototypes(Record({PROTOTYPES: previous}), Replies(replies), None)  # type: ignore[arg-type]
+    return after[PROTOTYPES]
 
 
 def test_prototypes_weigh_by_counts() -> None:
@@ -250,20 +258,18 @@ def test_prototypes_weigh_by_counts() -> None:
         ([[1.0, 3.0], [2.0, 2.0], [0.0, 0.0], [0.0, 0.0]], [True, True, False, False], [30, 3, 0, 0]),
         ([[4.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [True, False, False, False], [10, 0, 0, 0]),
     )
-    server = {"prototypes": previous}
-    found = payload_of(Prototypes, fuse_prototypes(server, replies, None, 1), "prototypes")  # type: ignore[arg-type]
+    found = fused(previous, replies)
     assert found.means.tolist() == [[1.75, 2.25], [2.0, 2.0], [5.0, 6.0], [0.0, 0.0]]
     assert found.present.tolist() == [True, True, True, False]
-    assert server["prototypes"] is previous and previous.means[0].tolist() == [7.0, 7.0]
-    turned = fuse_prototypes(server, dict(reversed(replies.items())), None, 1)  # type: ignore[arg-type]
-    assert serialise({"p": turned["prototypes"]}) == serialise({"p": found})
+    assert previous.means[0].tolist() == [7.0, 7.0]
+    turned = fused(previous, dict(reversed(replies.items())))
+    assert serialise({"p": turned}) == serialise({"p": found})
 
 
 def test_a_withheld_class_does_not_weigh() -> None:
     """Client 1 has 90 samples of the class and sends no prototype: 1.0 of client 0 alone."""
     replies = uploads(([[1.0]], [True], [10]), ([[0.0]], [False], [90]))
-    found = fuse_prototypes({"prototypes": Prototypes.empty(1, 1)}, replies, None, 1)  # type: ignore[arg-type]
-    assert payload_of(Prototypes, found, "prototypes").means.tolist() == [[1.0]]
+    assert fused(Prototypes.empty(1, 1), replies).means.tolist() == [[1.0]]
 
 
 PIXELS, LABELS = [[3, 4], [0, 1], [0, 3], [0, 5]], [0, 1, 1, 1]
@@ -272,9 +278,8 @@ PIXELS, LABELS = [[3, 4], [0, 1], [0, 3], [0, 5]], [0, 1, 1, 1]
 def sent(lab: Any, number: int = 1, seed: int = 0, **options: Any) -> Prototypes:
     """What goes up from a client with one sample of class 0 and three of class 1, features as given (no encoder)."""
     experiment = by_hand(lab, PIXELS, LABELS, False, seed=seed, method={"name": "fedpa", "use_ge": False, **options})
-    server = experiment.method.start_server(experiment.setting)
-    message = lab.train(experiment, number=number, server=server)[0].message
-    return payload_of(Prototypes, message, "prototypes")
+    server = Record(experiment.method.start_server(experiment.setting))
+    return lab.train(experiment, number=number, server=server)[0].message[PROTOTYPES]
 
 
 def test_small_classes_are_withheld(lab: Any) -> None:
@@ -304,9 +309,14 @@ def test_noise(lab: Any) -> None:
     assert sent(lab, min_count=2, **noisy).means[0].tolist() == [0, 0]
 
 
-def test_noise_needs_a_bound(lab: Any) -> None:
+def test_noise_needs_a_bound_that_holds(lab: Any) -> None:
+    """Running means hold a sample several times, in versions of different models: no bound for one sample."""
     with pytest.raises(ConfigError, match="proto_noise needs proto_clip"):
         lab.config(method={"name": "fedpa", "proto_noise": 1.0})
+    for running in ({"proto_mode": "running"}, {"preset": "authors"}):
+        with pytest.raises(ConfigError, match="proto_unit = sample"):
+            lab.config(method={"name": "fedpa", "proto_clip": 1.0, **running})
+        lab.config(method={"name": "fedpa", "proto_clip": 1.0, "proto_unit": "client", **running})
 
 
 # ---- the generator -----------------------------------------------------------------------------------------------
@@ -315,20 +325,24 @@ def test_noise_needs_a_bound(lab: Any) -> None:
 def test_terms_of_the_generator() -> None:
     """t = 1: weights 24.5, 1, -0.15. L_ad 7.25 (fact 7), diversity of the numbers of fact 6; at t = 0 no L_ad."""
     heads = Heads(torch.zeros(2, 2, 2), torch.zeros(2, 2), torch.full((2, 2), 0.5))
-    server = {"prototypes": Prototypes(T([[0.0, 0.0], [0.0, 2.0]]), T([True, True]))}
+    server = Record({PROTOTYPES: Prototypes(T([[0.0, 0.0], [0.0, 2.0]]), T([True, True]))})
     far, labels = T([[3.0, 4.0], [0.0, 0.0]]), T([0, 1])
-    terms = FedPA().objective(server, heads, 2)(far, torch.zeros(2, 2), labels)
+    terms = FedPA().objective(server, heads, 1)(far, torch.zeros(2, 2), labels)
     assert {name: weight for name, (weight, _) in terms.items()} == pytest.approx(
-        {"fidelity": 24.5, "diversity": 1.0, "adversarial": -0.15}
+        {"fidelity": 24.5, "diversity": 1.0, "adversarial": -0.15, "distance": 0.0}
     )
     assert terms["fidelity"][1].item() == pytest.approx(LN2)
     assert terms["adversarial"][1].item() == pytest.approx(7.25)
-    capped = FedPA(ad_cap=5.0).objective(server, heads, 2)(far, torch.zeros(2, 2), labels)
+    capped = FedPA(ad_cap=5.0).objective(server, heads, 1)(far, torch.zeros(2, 2), labels)
     assert capped["adversarial"][1].item() == pytest.approx(3.5)  # (5 + 2)/2
-    unsquared = FedPA(po_form="l2").objective(server, heads, 2)(far, torch.zeros(2, 2), labels)
+    unsquared = FedPA(po_form="l2").objective(server, heads, 1)(far, torch.zeros(2, 2), labels)
     assert unsquared["adversarial"][1].item() == pytest.approx(3.5)  # (5 + 2)/2
-    first = FedPA().objective(server, heads, 1)(far, torch.zeros(2, 2), labels)
-    assert {name: weight for name, (weight, _) in first.items()} == {"fidelity": 25.0, "diversity": 1.0}
+    first = FedPA().objective(server, heads, 0)(far, torch.zeros(2, 2), labels)
+    assert {name: weight for name, (weight, _) in first.items()} == {
+        "fidelity": 25.0,
+        "diversity": 1.0,
+        "distance": 0.0,
+    }
 
     spread, noise, labels = T([[0.0, 0], [1, 1], [2, 0]]), T([[0.0, 1], [1, 1], [0, 0]]), T([0, 0, 1])
     for options, expected in (
@@ -338,36 +352,32 @@ def test_terms_of_the_generator() -> None:
         ({"div_metric": "norms"}, 0.730322),
         ({"preset": "authors"}, 0.716531),
     ):
-        found = FedPA(**options).chosen.objective(server, heads, 2)(spread, noise, labels)
+        found = FedPA(**options).chosen.objective(server, heads, 1)(spread, noise, labels)
         assert found["diversity"][1].item() == pytest.approx(expected, abs=1e-6)
 
 
 def replies_of_heads(present: list[bool]) -> dict[int, Record]:
     """Two clients that classify by the first coordinate, and hold and drew both classes."""
     head = {"head.weight": T([[3.0, 0.0], [-3.0, 0.0]]), "head.bias": torch.zeros(2)}
-    return {
-        client: {
-            "model": Weights(head),
-            "prototypes": Prototypes(T([[1.0, 0.0], [-1.0, 0.0]]) * T(present).unsqueeze(1), T(present)),
-            "label_counts": Arrays({"held": T([6, 4]), "drawn": T([3, 2])}),
-        }
-        for client in (0, 1)
-    }
+    prototypes = Prototypes(T([[1.0, 0.0], [-1.0, 0.0]]) * T(present).unsqueeze(1), T(present))
+    counts = Arrays({"held": T([6, 4]), "drawn": T([3, 2])})
+    return {client: Record({MODEL: Weights(head), PROTOTYPES: prototypes, LABEL_COUNTS: counts}) for client in (0, 1)}
 
 
-def trained(lab: Any, rounds: int = 3, present: tuple[bool, bool] = (True, True), **options: Any) -> Record:
+def trained(
+    lab: Any, rounds: int = 3, present: tuple[bool, bool] = (True, True), **options: Any
+) -> tuple[Record, dict[str, float]]:
+    """The server after some rounds of its own work, and the facts of the last one."""
     experiment = by_hand(lab, [[2, 0], [0, 2]], [0, 1], False, method={"name": "fedpa", **options})
-    server = experiment.method.start_server(experiment.setting)
-    replies = replies_of_heads(list(present))
+    server = Record(experiment.method.start_server(experiment.setting))
+    replies = Replies(replies_of_heads(list(present)))
     for number in range(1, rounds + 1):
+        facts: dict[str, float] = {}
         for name, stage in experiment.method.stages().items():
             if name != LAST:
-                server = stage(server, replies, experiment.setting, number)
-    return server
-
-
-def facts_of(server: Record) -> dict[str, float]:
-    return dict(payload_of(Facts, server, "facts").values)
+                server, found = stage(server, replies, Exchange(experiment.setting, number))
+                facts |= found
+    return server, facts
 
 
 def test_the_generator_satisfies_the_heads_and_leaves_the_prototypes(lab: Any) -> None:
@@ -376,31 +386,33 @@ def test_the_generator_satisfies_the_heads_and_leaves_the_prototypes(lab: Any) -
     Steps: 4 rounds of 50 (fact 13).
     """
     options = {"gen_lr": 1e-3, "rounds": 4}
-    pushed, free = trained(lab, **options), trained(lab, use_ad=False, **options)
-    capped = trained(lab, ad_cap=1e-6, **options)
-    assert facts_of(pushed)["generator_fidelity"] < 0.1
-    assert facts_of(pushed)["generator_distance"] > facts_of(free)["generator_distance"] + 0.05
-    assert facts_of(capped)["generator_distance"] == pytest.approx(facts_of(free)["generator_distance"], abs=1e-4)
-    optimizer = AdamState.from_arrays(payload_of(Arrays, pushed, "generator_optimizer").named)
-    assert optimizer.steps == 200
+    (server, pushed), (_, free) = trained(lab, **options), trained(lab, use_ad=False, **options)
+    _, capped = trained(lab, ad_cap=1e-6, **options)
+    assert pushed["generator_fidelity"] < 0.1
+    assert pushed["generator_distance"] > free["generator_distance"] + 0.05
+    assert capped["generator_distance"] == pytest.approx(free["generator_distance"], abs=1e-4)
+    assert server[GENERATOR_OPTIMIZER]["steps"].tolist() == [200]
 
 
 def test_which_prototypes_the_generator_sees(lab: Any) -> None:
     """``old``: none in the first round, so no distance to note; ``new``: those that were just sent."""
-    assert "generator_distance" not in facts_of(trained(lab, rounds=1, gen_proto="old"))
-    assert "generator_distance" in facts_of(trained(lab, rounds=1))
-    assert "generator_distance" in facts_of(trained(lab, rounds=2, gen_proto="old"))
-    nobody = facts_of(trained(lab, rounds=2, present=(False, False)))
+    assert "generator_distance" not in trained(lab, rounds=1, gen_proto="old")[1]
+    assert "generator_distance" in trained(lab, rounds=1)[1]
+    assert "generator_distance" in trained(lab, rounds=2, gen_proto="old")[1]
+    _, nobody = trained(lab, rounds=2, present=(False, False))
     assert "generator_distance" not in nobody
     assert nobody["generator_adversarial"] == 0
 
 
 def test_distance_is_a_root_of_mean_squares() -> None:
-    """‖(3, 4)‖ = 5 and ‖(0, 1)‖ = 1; class 1 has no prototype: √((25 + 1)/2) = √13."""
-    server = {"prototypes": Prototypes(torch.zeros(2, 2), T([True, False]))}
-    outputs = T([[3.0, 4.0], [0.0, 1.0], [100.0, 0.0]])
-    found = FedPA().generator_facts(server, outputs, T([0, 0, 1]))
-    assert found == {"generator_distance": pytest.approx(math.sqrt(13))}
+    """‖(3, 4)‖ = 5 and ‖(0, 1)‖ = 1; class 1 has no prototype: √((25 + 1)/2) = √13. Of class 1 alone there is none."""
+    heads = Heads(torch.zeros(2, 2, 2), torch.zeros(2, 2), torch.full((2, 2), 0.5))
+    server = Record({PROTOTYPES: Prototypes(torch.zeros(2, 2), T([True, False]))})
+    terms = FedPA().objective(server, heads, 1)
+    outputs, noise = T([[3.0, 4.0], [0.0, 1.0], [100.0, 0.0]]), torch.zeros(3, 2)
+    weight, distance = terms(outputs, noise, T([0, 0, 1]))["distance"]
+    assert (weight, distance.item()) == (0.0, pytest.approx(math.sqrt(13)))
+    assert "distance" not in terms(outputs, noise, T([1, 1, 1]))
 
 
 def test_labels_by_frequency_use_the_latest_counts(lab: Any) -> None:
@@ -408,14 +420,15 @@ def test_labels_by_frequency_use_the_latest_counts(lab: Any) -> None:
     experiment = by_hand(lab, [[2, 0], [0, 2]], [0, 1], False, method={"name": "fedpa", "gen_label_dist": "frequency"})
     method, setting = experiment.method, replace(experiment.setting, num_clients=2)
     replies = replies_of_heads([True, True])
-    server = {**method.start_server(setting), **method.known_labels({}, replies, setting)}
-    assert payload_of(Arrays, server, "label_distribution")["p"].tolist() == pytest.approx([0.6, 0.4])
-    later = {0: {**replies[0], "label_counts": Arrays({"held": T([1, 1]), "drawn": T([1, 1])})}}
-    server = {**server, **method.known_labels(server, later, setting)}
-    assert payload_of(Arrays, server, "label_distribution")["p"].tolist() == pytest.approx([7 / 12, 5 / 12])
-    assert "known_counts" not in method.broadcast(server, 0, setting)
-    uniform = FedPA().known_labels({}, replies, setting)
-    assert payload_of(Arrays, uniform, "label_distribution")["p"].tolist() == [0.5, 0.5]
+    server = Record(method.start_server(setting))
+    server |= method.known_labels(server, Replies(replies), setting)
+    assert server[LABEL_DISTRIBUTION]["p"].tolist() == pytest.approx([0.6, 0.4])
+    later = Replies({0: replies[0] | {LABEL_COUNTS: Arrays({"held": T([1, 1]), "drawn": T([1, 1])})}})
+    server |= method.known_labels(server, later, setting)
+    assert server[LABEL_DISTRIBUTION]["p"].tolist() == pytest.approx([7 / 12, 5 / 12])
+    assert KNOWN_COUNTS not in method.broadcast(server, 0, Exchange(setting, 2))
+    uniform = Record(FedPA().known_labels(Record(), Replies(replies), setting))
+    assert uniform[LABEL_DISTRIBUTION]["p"].tolist() == [0.5, 0.5]
 
 
 # ---- traffic -----------------------------------------------------------------------------------------------------
@@ -462,18 +475,18 @@ def test_traffic_of_the_paper(lab: Any, num_classes: int, model: int, generator:
     )
     method = FedPA()
     counts = torch.ones(num_classes, dtype=torch.int64)
-    inbox = method.broadcast(method.start_server(setting), 0, setting)
-    turn = Turn(setting, 1, "train-clients", 0, counts, inbox, {})
-    message, _ = method.reply(turn, Client(initial, num_classes))
-    assert payload_of(Weights, message, "model").num_parameters == model
+    server, exchange = Record(method.start_server(setting)), Exchange(setting, 1)
+    turn = Turn(setting, 1, counts=counts, inbox=Record(method.broadcast(server, 0, exchange)))
+    message = Record(method.reply(turn, Client(initial, num_classes))[0])
+    assert message[MODEL].num_parameters == model
     assert sum(size.scalars for size in measure(message).values()) == up - num_classes
     assert measure(message)["label_counts"].bytes == 2 * num_classes * 8
 
-    server = method.start_server(setting)
     for stage in method.stages().values():
-        server = stage(server, {0: message}, setting, 1)
-    broadcast = method.broadcast(server, 0, setting)
-    assert payload_of(Weights, broadcast, "generator").num_parameters == generator
+        after, _ = stage(server, Replies({0: message}), exchange)
+        server = Record(after)
+    broadcast = Record(method.broadcast(server, 0, Exchange(setting, 2)))
+    assert broadcast[GENERATOR].num_parameters == generator
     assert sum(size.scalars for size in measure(broadcast).values()) == down
     assert measure(broadcast)["generator_buffers"].bytes == 2 * 256 * 4 + 8
     assert set(broadcast) == {"model", "generator", "label_distribution", "prototypes"}
@@ -525,8 +538,8 @@ def test_odd_clients(lab: Any, options: Any, tmp_path: Any) -> None:
     for record in run.history:
         assert all(math.isfinite(value) for value in (*record["train_loss"].values(), *record["server"].values()))
         assert record["pooled_local"] is not None
-    assert payload_of(Prototypes, run.state.server, "prototypes").present.tolist() == [True] * 5 + [False]
-    assert payload_of(Arrays, run.state.server, "label_distribution")["p"].tolist() == pytest.approx([0.2] * 5 + [0])
+    assert run.state.server[PROTOTYPES].present.tolist() == [True] * 5 + [False]
+    assert run.state.server[LABEL_DISTRIBUTION]["p"].tolist() == pytest.approx([0.2] * 5 + [0])
 
 
 def test_clients_that_hold_one_class_in_turn(lab: Any, tmp_path: Any) -> None:
@@ -537,7 +550,7 @@ def test_clients_that_hold_one_class_in_turn(lab: Any, tmp_path: Any) -> None:
     changes = {"federation__participation": 0.25, "federation__rounds": 6, "local__epochs": 1}
     run = lab.run(gentle(lab, partition=partition, method={"name": "fedpa", "gen_steps": 2}, **changes), tmp_path / "r")
     met = {client for record in run.history for client in record["participants"]}
-    present = payload_of(Prototypes, run.state.server, "prototypes").present.tolist()
+    present = run.state.server[PROTOTYPES].present.tolist()
     assert present == [client in met for client in range(4)] + [False, False]
     assert len(met) > 1
 
@@ -552,7 +565,7 @@ def test_the_account_of_noisy_prototypes() -> None:
     assert account is not None
     assert 0.8 < account["epsilon"] <= 1.2309
     assert account["delta"] == 1e-5
-    assert "weights and label counts" in account["covers"]
+    assert "weights, counts" in account["covers"]
     more = FedPA(proto_noise=4.0, proto_clip=1.0).privacy(20)
     assert more is not None
     assert more["epsilon"] > account["epsilon"]

@@ -5,7 +5,6 @@ The arithmetic of the losses is tested in generators/, losses/test_contrastive.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,14 @@ from flcore.data.dividing import make_partition
 from flcore.data.images import normalise
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
-from flcore.evaluation.analyses.virtual_sheet import has_virtual_images, image_sheet, virtual_sheet
+from flcore.evaluation.analyses.virtual_sheet import image_sheet
 from flcore.experiment import Experiment
-from flcore.messages import Arrays, Count, Prototypes, Weights
-from flcore.methods.fedpg import FedPG, aggregate_prototypes, support_means
-from flcore.prototypes import class_means
+from flcore.messages import Count, Prototypes, Weights
+from flcore.methods.fedpg import TARGETS, FedPG, aggregate_prototypes
+from flcore.methods.image_generator import GENERATOR
+from flcore.methods.virtual_images import VIRTUAL
+from flcore.methods.vocabulary import MODEL, NUM_SAMPLES, PROTOTYPES, Exchange, Replies
+from flcore.prototypes.class_means import class_means
 from flcore.records import Record, measure, serialise
 
 SMALL = {"name": "fedpg", "gen_steps": 3, "gen_batch": 8, "noise_dim": 4, "n_virtual": 5, "virtual_batch": 8}
@@ -38,29 +40,45 @@ def apart(first: Weights, second: Weights) -> float:
     return max(float((first.values[name].float() - second.values[name].float()).abs().max()) for name in first.values)
 
 
-def uploads(experiment: Experiment, means: Tensor, present: Tensor) -> dict[int, Record]:
+def uploads(experiment: Experiment, means: Tensor, present: Tensor) -> Replies:
     """One client's reply with these prototypes and the initial model."""
-    return {
-        0: {
-            "model": experiment.setting.initial,
-            "num_samples": Count(1),
-            "prototypes": Prototypes(torch.where(present.unsqueeze(1), means, 0.0), present),
-        }
-    }
+    own = Prototypes(torch.where(present.unsqueeze(1), means, 0.0), present)
+    return Replies({0: {MODEL: experiment.setting.initial, NUM_SAMPLES: Count(1), PROTOTYPES: own}})
 
 
-def through_stages(experiment: Experiment, server: Record, replies: Mapping[int, Record], number: int) -> Record:
+def started(experiment: Experiment) -> Record:
+    return Record(experiment.method.start_server(experiment.setting))
+
+
+def through_stages(
+    experiment: Experiment, server: Record, replies: Replies, number: int
+) -> tuple[Record, dict[str, float]]:
+    """The server after the stages of a round, and their facts."""
+    facts: dict[str, float] = {}
     for stage in experiment.method.stages().values():
-        server = stage(server, replies, experiment.setting, number)
-    return server
+        after, found = stage(server, replies, Exchange(experiment.setting, number))
+        server, facts = Record(after), facts | dict(found)
+    return server, facts
+
+
+def next_round(experiment: Experiment, server: Record, means: Tensor, present: Tensor) -> Record:
+    """The server after the stages of round 2 on one client's prototypes."""
+    return through_stages(experiment, server, uploads(experiment, means, present), 2)[0]
+
+
+def first_round(
+    lab: Any, present: tuple[bool, ...] = (True,) * 6, **changes: Any
+) -> tuple[Experiment, Record, dict[str, float]]:
+    """An experiment, its server after the stages of round 1 with random prototypes of the classes present, facts."""
+    experiment = lab.experiment(**({"method": SMALL} | changes))
+    means = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    replies = uploads(experiment, means, torch.tensor(present))
+    return experiment, *through_stages(experiment, started(experiment), replies, 1)
 
 
 def after_a_round(lab: Any, present: tuple[bool, ...] = (True,) * 6, **changes: Any) -> tuple[Experiment, Record]:
-    """An experiment, and its server after the stages of round 1 with random prototypes of the classes present."""
-    experiment = lab.experiment(**({"method": SMALL} | changes))
-    means = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
-    server = experiment.method.start_server(experiment.setting)
-    return experiment, through_stages(experiment, server, uploads(experiment, means, torch.tensor(present)), 1)
+    """Likewise without facts."""
+    return first_round(lab, present, **changes)[:2]
 
 
 # ---- prototypes ----------------------------------------------------------------------------------------------------
@@ -70,38 +88,11 @@ def test_prototypes_are_means_over_clients() -> None:
     """Fact 1: (1,0,2), (3,2,0) → (2,1,1); one client's own → itself; nobody's: absent, whatever there was before."""
     first = Prototypes(torch.tensor([[1.0, 0, 2], [4, 4, 4], [0, 0, 0]]), torch.tensor([True, True, False]))
     second = Prototypes(torch.tensor([[3.0, 2, 0], [0, 0, 0], [0, 0, 0]]), torch.tensor([True, False, False]))
-    before: Any = {"prototypes": Prototypes(torch.full((3, 3), 9.0), torch.tensor([True, True, True]))}
-
-    class Setting:
-        num_classes, feature_dim = 3, 3
-
-    replies: Any = {0: {"prototypes": first}, 1: {"prototypes": second}, 2: {}}
-    after: Any = aggregate_prototypes(before, replies, Setting(), 2)["prototypes"]  # type: ignore[arg-type]
+    before = Record({PROTOTYPES: Prototypes(torch.full((3, 3), 9.0), torch.tensor([True, True, True]))})
+    replies = Replies({0: {PROTOTYPES: first}, 1: {PROTOTYPES: second}, 2: {}})
+    after = aggregate_prototypes(before, replies, None)[0][PROTOTYPES]  # type: ignore[arg-type]
     assert after.means.tolist() == [[2, 1, 1], [4, 4, 4], [0, 0, 0]]
     assert after.present.tolist() == [True, True, False]
-
-
-def test_supports() -> None:
-    """Classes of 3, 4 and 9 samples, m = 4: all of the first two; of the third 4 draws with replacement.
-
-    Features are one-hot, so that a mean shows who was drawn: multiples of 1/4 that sum to 1.
-    """
-    labels = torch.tensor([0] * 3 + [1] * 4 + [2] * 9)
-    order = torch.randperm(16, generator=torch.Generator().manual_seed(0))
-    found = support_means(torch.eye(16)[order], labels[order], 4, 4, torch.Generator().manual_seed(1))
-    assert found.present.tolist() == [True, True, True, False]
-    assert found.means[0].tolist() == pytest.approx([1 / 3] * 3 + [0] * 13)
-    assert found.means[1].tolist() == [0] * 3 + [1 / 4] * 4 + [0] * 9
-    drawn = found.means[2] * 4
-    assert drawn[7:].sum().item() == 4
-    assert torch.equal(drawn, drawn.round())
-    assert 1 < int((drawn > 0).sum()) <= 4
-    draws = [
-        support_means(torch.eye(9), torch.zeros(9, dtype=torch.int64), 1, 4, torch.Generator().manual_seed(seed)).means
-        for seed in range(40)
-    ]
-    # With replacement: among 40 draws of 4 out of 9 one without any repetition every time has a chance of 10^-12.
-    assert max(float(draw.max()) for draw in draws) > 1 / 4
 
 
 def test_supports_of_a_client_have_a_stream_of_their_own(lab: Any) -> None:
@@ -130,17 +121,52 @@ def test_rare_classes_are_held_back(lab: Any) -> None:
     partition = lab.by_hand(lab.dataset, [rows[0][:2] + rows[1][:3]], [range(60)])
     changes = {"partition": partition, "partition__num_clients": 1}
     sent = {
-        least: lab.train(lab.experiment(method=SMALL | {"min_proto_samples": least}, **changes))[0].message[
-            "prototypes"
-        ]
+        least: lab.train(lab.experiment(method=SMALL | {"min_count": least}, **changes))[0].message[PROTOTYPES]
         for least in (1, 3)
     }
     assert sent[1].present.tolist() == [True, True] + [False] * 4
     assert sent[3].present.tolist() == [False, True] + [False] * 4
     assert sent[3].means[0].tolist() == [0] * 8
     assert torch.equal(sent[3].means[1], sent[1].means[1])
-    with pytest.raises(ValueError, match="min_proto_samples"):
-        FedPG(support=2, min_proto_samples=3)
+    with pytest.raises(ValueError, match="min_count = 3: prototypes are made of support = 2 images at most"):
+        FedPG(support=2, min_count=3)
+
+
+def test_clipped_and_noisy_prototypes(lab: Any) -> None:
+    """Means are clipped to norm 0.01, and get noise of the client's own stream; nothing else of the turn changes."""
+    plain, clipped, noisy = (
+        lab.train(lab.experiment(method=SMALL | options))[0].message
+        for options in (
+            {},
+            {"proto_clip": 0.01, "proto_unit": "client"},
+            {"proto_clip": 0.01, "proto_unit": "client", "proto_noise": 0.1},
+        )
+    )
+    held = plain[PROTOTYPES].present
+    directions = plain[PROTOTYPES].means[held] / plain[PROTOTYPES].means[held].norm(dim=1, keepdim=True)
+    assert float(plain[PROTOTYPES].means[held].norm(dim=1).min()) > 0.01
+    assert torch.allclose(clipped[PROTOTYPES].means[held], 0.01 * directions, atol=1e-6)
+    assert not torch.allclose(noisy[PROTOTYPES].means[held], clipped[PROTOTYPES].means[held], atol=1e-4)
+    assert noisy[PROTOTYPES].present.tolist() == held.tolist()
+    assert same(plain[MODEL], noisy[MODEL])
+
+
+def test_a_bound_for_one_image_is_refused() -> None:
+    """A support drawn with replacement may hold an image m times: then it moves the mean by 2C, not by 2C/m."""
+    with pytest.raises(ValueError, match=r"drawn with replacement .* set proto_unit = client"):
+        FedPG(proto_clip=1.0)
+    with pytest.raises(ValueError, match="proto_noise needs proto_clip"):
+        FedPG(proto_noise=1.0, proto_unit="client")
+
+
+def test_the_account_ends_with_the_prototypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to round 5: at most five uploads, however often a client takes part later."""
+    monkeypatch.setattr("flcore.methods.class_prototypes.privacy_spent", lambda noise, releases, delta: 0.5 * releases)
+    noisy: dict[str, Any] = {"proto_clip": 1.0, "proto_noise": 4.0, "proto_unit": "client"}
+    for stop, epsilons in ((None, [1.5, 4.5]), (5, [1.5, 2.5])):
+        accounts = [FedPG(stop_round=stop, **noisy).privacy(releases) for releases in (3, 9)]
+        assert [account and account["epsilon"] for account in accounts] == epsilons
+    assert FedPG().privacy(9) is None
 
 
 # ---- the generator -------------------------------------------------------------------------------------------------
@@ -151,14 +177,11 @@ def test_training_changes_nothing_that_came_in(lab: Any) -> None:
     present = (True, True, False, True, True, False)
     experiment, server = after_a_round(lab, present)
     before = {name: serialise({name: payload}) for name, payload in server.items()}
-    replies = uploads(experiment, torch.randn(6, 8), torch.tensor([True, False] * 3))
-    after = through_stages(experiment, server, replies, 2)
+    after = next_round(experiment, server, torch.randn(6, 8), torch.tensor([True, False] * 3))
     assert {name: serialise({name: payload}) for name, payload in server.items()} == before
-    targets: Any = server["targets"]
-    prototypes: Any = server["prototypes"]
-    assert torch.equal(targets["means"][list(present)], prototypes.means[list(present)])
-    assert same(after["model"], experiment.setting.initial)  # type: ignore[arg-type]
-    assert apart(after["generator"], server["generator"]) > 0  # type: ignore[arg-type]
+    assert torch.equal(server[TARGETS]["means"][list(present)], server[PROTOTYPES].means[list(present)])
+    assert same(after[MODEL], experiment.setting.initial)
+    assert apart(after[GENERATOR], server[GENERATOR]) > 0
 
 
 def test_missing_classes_aim_where_they_did(lab: Any) -> None:
@@ -166,17 +189,16 @@ def test_missing_classes_aim_where_they_did(lab: Any) -> None:
     first = torch.tensor([True, True, True, True, False, False])
     second = torch.tensor([False, True, True, True, True, False])
     experiment, server = after_a_round(lab, tuple(first.tolist()))
-    held: Any = server["prototypes"]
-    targets: Any = server["targets"]
-    norms = torch.linalg.vector_norm(held.means[first], dim=1)
+    targets = server[TARGETS]
+    norms = torch.linalg.vector_norm(server[PROTOTYPES].means[first], dim=1)
     assert torch.linalg.vector_norm(targets["means"][~first], dim=1).tolist() == pytest.approx(
         [norms.mean().item()] * 2
     )
     means = torch.randn(6, 8, generator=torch.Generator().manual_seed(9))
-    after: Any = through_stages(experiment, server, uploads(experiment, means, second), 2)
-    assert torch.equal(after["targets"]["means"][~second], targets["means"][~second])
-    assert torch.equal(after["targets"]["means"][second], means[second])
-    assert after["virtual"]["labels"].tolist() == [label for label in range(6) for _ in range(5)]
+    after = next_round(experiment, server, means, second)
+    assert torch.equal(after[TARGETS]["means"][~second], targets["means"][~second])
+    assert torch.equal(after[TARGETS]["means"][second], means[second])
+    assert after[VIRTUAL]["labels"].tolist() == [label for label in range(6) for _ in range(5)]
 
 
 def test_random_targets_are_drawn_anew_and_hardly_move(lab: Any) -> None:
@@ -188,9 +210,8 @@ def test_random_targets_are_drawn_anew_and_hardly_move(lab: Any) -> None:
     for proto_lr in (0.0, 2e-5):
         options = SMALL | {"proto_init": "random", "proto_lr": proto_lr, "gen_lr": 2e-5, "gen_steps": 20}
         experiment, server = after_a_round(lab, method=options)
-        means = torch.randn(6, 8)
-        after = through_stages(experiment, server, uploads(experiment, means, torch.ones(6, dtype=torch.bool)), 2)
-        rounds.append([entry["targets"]["means"] for entry in (server, after)])  # type: ignore[index]
+        after = next_round(experiment, server, torch.randn(6, 8), torch.ones(6, dtype=torch.bool))
+        rounds.append([entry[TARGETS]["means"] for entry in (server, after)])
     fixed, moving = rounds
     assert not torch.allclose(fixed[0], fixed[1], atol=0.1)
     for start, end in zip(fixed, moving, strict=True):
@@ -202,11 +223,10 @@ def test_a_pull_to_the_prototypes_holds_moving_targets(lab: Any) -> None:
     shifts = {}
     for use_d in (True, False):
         options = {"use_d": use_d, "d_form": "l2", "proto_lr": 0.1, "gen_lr": 0.1, "gen_steps": 30}
-        _, server = after_a_round(lab, method=SMALL | options)
-        shifts[use_d] = server["facts"].values["target_shift"]  # type: ignore[attr-defined]
+        shifts[use_d] = first_round(lab, method=SMALL | options)[2]["target_shift"]
     assert 0 < shifts[True] < 0.9 * shifts[False]
-    generators = [after_a_round(lab, method=SMALL | {"use_d": use_d})[1]["generator"] for use_d in (True, False)]
-    assert same(*generators)  # type: ignore[arg-type]
+    generators = [after_a_round(lab, method=SMALL | {"use_d": use_d})[1][GENERATOR] for use_d in (True, False)]
+    assert same(*generators)
 
 
 def test_switches_of_the_generator(lab: Any) -> None:
@@ -242,11 +262,11 @@ def test_learning_rates_fall_step_by_step(lab: Any) -> None:
     options = {"gen_lr": 1e-3, "gen_decay": 0.5, "gen_decay_every": 1}
     for steps, most in ((1, 1e-3), (2, 1.52705e-3)):
         experiment = lab.experiment(method=SMALL | options | {"gen_steps": steps})
-        server = experiment.method.start_server(experiment.setting)
+        server = started(experiment)
         replies = uploads(experiment, torch.randn(6, 8), torch.ones(6, dtype=torch.bool))
         for number in (1, 2):
-            after = through_stages(experiment, server, replies, number)
-            before, trained = (entry["generator"].params for entry in (server, after))  # type: ignore[attr-defined]
+            after, _ = through_stages(experiment, server, replies, number)
+            before, trained = (entry[GENERATOR].params for entry in (server, after))
             moved = max(float((trained[name] - before[name]).abs().max()) for name in before)
             assert moved == pytest.approx(most, rel=1e-3)
             server = after
@@ -258,32 +278,31 @@ def test_the_virtual_images(lab: Any, kind: str, dtype: str) -> None:
     """n of every class in order, on 0 to 1 or 0 to 255, the same up to half a level; all as a client is sent them."""
     experiment, server = after_a_round(lab, method=SMALL | {"generator": kind, "virtual_dtype": dtype})
     _, reference = after_a_round(lab, method=SMALL | {"generator": kind})
-    virtual: Any = server["virtual"]
-    images = virtual["images"]
+    images = server[VIRTUAL]["images"]
     assert images.shape == (30, 1, 16, 16)
     assert images.dtype == getattr(torch, dtype)
-    assert virtual["labels"].tolist() == [label for label in range(6) for _ in range(5)]
+    assert server[VIRTUAL]["labels"].tolist() == [label for label in range(6) for _ in range(5)]
     unit = 255 if dtype == "uint8" else 1
-    plain = reference["virtual"]["images"]  # type: ignore[index]
+    plain = reference[VIRTUAL]["images"]
     assert float((images / unit - plain).abs().max()) <= 0.5 / 255 + 1e-6
     assert 0 <= float(plain.min()) < float(plain.max()) <= 1
     for client in range(4):
-        assert experiment.method.broadcast(server, client, experiment.setting)["virtual"] is server["virtual"]
+        assert experiment.method.broadcast(server, client, Exchange(experiment.setting, 2))[VIRTUAL] is server[VIRTUAL]
+    assert torch.equal(experiment.method.virtual_images(server, experiment.setting), images)
 
 
 def test_facts(lab: Any) -> None:
     """P' = P: no shift, and d(P', P) = mean -log softmax_c(-2‖P_c - P_i‖²); distances from their definitions."""
     present = torch.tensor([True, True, True, True, False, False])
-    experiment, server = after_a_round(lab, tuple(present.tolist()))
-    facts: Any = server["facts"].values  # type: ignore[attr-defined]
-    means = server["prototypes"].means[present].double()  # type: ignore[attr-defined]
+    experiment, server, facts = first_round(lab, tuple(present.tolist()))
+    means = server[PROTOTYPES].means[present].double()
     squares = (means.unsqueeze(1) - means).square().sum(dim=2)
     assert facts["match"] == pytest.approx(-torch.log_softmax(-2 * squares, 1).diagonal().mean().item(), rel=1e-4)
     assert facts["target_shift"] == 0
     assert facts["prototype_spread"] == pytest.approx(squares.sum().item() / 12, rel=1e-5)
-    virtual: Any = server["virtual"]
+    virtual = server[VIRTUAL]
     normal = (virtual["images"] - 0.3) / 0.3
-    network, values = experiment.setting.network, server["model"].values  # type: ignore[attr-defined]
+    network, values = experiment.setting.network, server[MODEL].values
     features, labels = network.features(normal, values), virtual["labels"]
     rights = network.classify(features, values).argmax(dim=1) == labels
     assert facts["head_accuracy"] == pytest.approx(rights.double().mean().item())
@@ -370,16 +389,16 @@ def test_weights_multiply_the_terms(lab: Any) -> None:
 @pytest.mark.parametrize("options", [{}, {"passes": "joint"}, {"virtual_dtype": "uint8", "detach": False}])
 @pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
 def test_stacked_clients_learn_the_same(lab: Any, model: str, options: dict[str, Any]) -> None:
-    replies = []
+    both = []
     for stack in (False, True):
         experiment = lab.experiment(method=SMALL | options, model={"name": model}, engine__stack=stack)
         setting = experiment.setting
         means = torch.randn(6, setting.feature_dim, generator=torch.Generator().manual_seed(0))
-        server = experiment.method.start_server(setting)
-        server = through_stages(experiment, server, uploads(experiment, means, torch.ones(6, dtype=torch.bool)), 1)
+        replies = uploads(experiment, means, torch.ones(6, dtype=torch.bool))
+        server, _ = through_stages(experiment, started(experiment), replies, 1)
         turns = lab.train_stack(experiment, range(4), number=2, server=server)
-        replies.append([turns[client][0] for client in range(4)])
-    for one, other in zip(*replies, strict=True):
+        both.append([turns[client][0] for client in range(4)])
+    for one, other in zip(*both, strict=True):
         assert apart(one.message["model"], other.message["model"]) < 1e-4
         assert torch.allclose(one.message["prototypes"].means, other.message["prototypes"].means, atol=1e-3)
         assert other.losses == pytest.approx(one.losses, abs=1e-3)
@@ -410,9 +429,9 @@ def test_without_any_prototype_nothing_is_trained(lab: Any) -> None:
     experiment, server = after_a_round(lab, (False,) * 6)
     assert "targets" not in server
     assert "virtual" not in server
-    untouched = experiment.method.start_server(experiment.setting)["generator"]
-    assert same(server["generator"], untouched)  # type: ignore[arg-type]
-    assert set(experiment.method.broadcast(server, 0, experiment.setting)) == {"model"}
+    assert same(server[GENERATOR], started(experiment)[GENERATOR])
+    assert set(experiment.method.broadcast(server, 0, Exchange(experiment.setting, 2))) == {"model"}
+    assert experiment.method.virtual_images(server, experiment.setting) is None
     assert experiment.method.generated_features(server, experiment.setting, 2, torch.Generator()) is None
 
 
@@ -454,7 +473,7 @@ def test_bytes(lab: Any, tmp_path: Any) -> None:
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("uint8", 1)])
 def test_counted_bytes_are_those_of_the_message(lab: Any, dtype: str, size: int) -> None:
     experiment, server = after_a_round(lab, method=SMALL | {"virtual_dtype": dtype})
-    message = experiment.method.broadcast(server, 0, experiment.setting)
+    message = experiment.method.broadcast(server, 0, Exchange(experiment.setting, 2))
     assert set(message) == {"model", "virtual"}
     assert sum(cost.bytes for cost in measure(message).values()) == len(serialise(message))
     assert measure(message)["virtual"].bytes == size * 30 * 256 + 8 * 30
@@ -494,9 +513,8 @@ def test_the_sheet(lab: Any) -> None:
         assert sheet[:, :, 0].tolist() == expected
     assert image_sheet(images.repeat(1, 3, 4, 1), 2, 9).shape == (4 + 1 + 4, 3 * 2 + 2, 3)
     experiment, server = after_a_round(lab)
-    assert has_virtual_images(experiment, server) is None
-    assert virtual_sheet(experiment, server, lambda client: {}).arrays["sheet"].shape == (6 * 17 - 1, 5 * 17 - 1, 1)
-    assert "no virtual images" in str(has_virtual_images(experiment, {"model": Arrays({})}))
+    made = experiment.method.virtual_images(server, experiment.setting)
+    assert image_sheet(made, 6, 12).shape == (6 * 17 - 1, 5 * 17 - 1, 1)
 
 
 # ---- does it do what it is for -------------------------------------------------------------------------------------
@@ -523,14 +541,13 @@ def test_generated_images_reach_the_prototypes_of_digits(lab: Any, tmp_path: Any
     for steps in (0, 100):
         method = {"name": "fedpg", "gen_lr": 1e-3, "gen_steps": steps}
         experiment = lab.experiment(dataset, partition, method=method, federation__rounds=9, **changes)
-        setting, model = experiment.setting, averaged.state.server["model"]
+        setting, model = experiment.setting, averaged.state.server[MODEL]
         known = dataset.train.labels < 8
         images = normalise(dataset.train.images[known], dataset.meta.mean, dataset.meta.std)
         prototypes = class_means(setting.network.features(images, model.values), dataset.train.labels[known], 10)
-        server: Record = {**experiment.method.start_server(setting), "model": model, "prototypes": prototypes}
+        server = started(experiment) | {MODEL: model, PROTOTYPES: prototypes}
         for stage in ("train-generator", "generate-images"):
-            server = experiment.method.stages()[stage](server, {}, setting, 5)
-        facts: Any = server["facts"]
-        accuracy[steps] = facts.values["nearest_prototype_accuracy"]
+            server, facts = experiment.method.stages()[stage](server, Replies({}), Exchange(setting, 5))
+        accuracy[steps] = facts["nearest_prototype_accuracy"]
     assert accuracy[0] == pytest.approx(1 / 8, abs=0.05)
     assert accuracy[100] >= 0.95

@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from flcore.messages import Arrays, Prototypes
+from flcore.methods.class_prototypes import CLASS_COUNTS
 from flcore.methods.fedproc import FedProc
-from flcore.records import Record, serialise
+from flcore.methods.vocabulary import PROTOTYPES, Exchange, Replies
+from flcore.records import Payloads, Record, serialise
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
 
-def same(first: Record, second: Record) -> bool:
+def same(first: Payloads, second: Payloads) -> bool:
     return serialise(first) == serialise(second)
 
 
@@ -61,16 +63,17 @@ def test_one_step_by_hand(lab: Any) -> None:
 def test_means_over_clients(lab: Any, weighted: bool, expected: float) -> None:
     """Class 0: 1 and 5 of 100 and 300 samples; class 1 keeps 7; class 2 stays without."""
     setting = replace(lab.experiment().setting, num_classes=3)
-    server = {"prototypes": Prototypes(torch.tensor([[9.0], [7.0], [0.0]]), torch.tensor([True, True, False]))}
+    previous = Prototypes(torch.tensor([[9.0], [7.0], [0.0]]), torch.tensor([True, True, False]))
     held = torch.tensor([True, False, False])
-    replies = {
+    replies: dict[int, Payloads] = {
         client: {
-            "prototypes": Prototypes(torch.tensor([[value], [0.0], [0.0]]), held),
-            "class_counts": Arrays({"held": torch.tensor([count])}),
+            PROTOTYPES: Prototypes(torch.tensor([[value], [0.0], [0.0]]), held),
+            CLASS_COUNTS: Arrays({"held": torch.tensor([count])}),
         }
         for client, value, count in ((0, 1.0, 100), (1, 5.0, 300))
     }
-    fused = FedProc(weighted=weighted).fuse_prototypes(server, replies, setting, 2)["prototypes"]
+    server, exchange = Record({PROTOTYPES: previous}), Exchange(setting, 2)
+    fused = FedProc(weighted=weighted).fuse_prototypes(server, Replies(replies), exchange)[0][PROTOTYPES]
     assert fused.means.flatten().tolist() == [expected, 7, 0]
     assert fused.present.tolist() == [True, True, False]
 
@@ -120,18 +123,3 @@ def test_stacked_clients(lab: Any, model: dict[str, Any]) -> None:
                 strict=True,
             )
             assert all(torch.allclose(a, b, atol=1e-4) for a, b in pairs)
-
-
-@pytest.mark.parametrize("similarity", ["cosine", "inner"])
-def test_odd_clients_give_numbers(lab: Any, similarity: str, tmp_path: Any) -> None:
-    """One class only; one sample; fewer samples than a batch; classes 4 and 5 that nobody holds."""
-    labels = lab.dataset.train.labels
-    of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
-    clients = [of[0], of[1][:1], of[1][1:4] + of[2][:4], of[3]]
-    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
-    changes = {"model": CSPC, "method": {"name": "fedproc", "similarity": similarity, "weighted": True}}
-    run = lab.run(lab.experiment(partition=partition, **changes), tmp_path / "run")
-    assert run.state.failures == ()
-    assert run.state.server["prototypes"].present.tolist() == [True] * 4 + [False] * 2
-    assert bool(torch.isfinite(run.state.server["prototypes"].means).all())
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.state.server["model"].params.values())

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import Worker
+from flcore.engine.client import TurnRunner
+from flcore.engine.client_data import ClientData
 from flcore.messages import Weights
-from flcore.methods.vocabulary import Leg
-from flcore.records import serialise
+from flcore.methods.vocabulary import Leg, Phase
+from flcore.records import Record, serialise
 
 
 def bits(weights: Weights) -> bytes:
@@ -46,14 +47,13 @@ def test_one_turn_by_hand(lab: Any) -> None:
     assert (reply.losses["cross_entropy"], reply.steps) == (pytest.approx(expected), 2)
 
 
-def trained_by(lab: Any, experiment: Any, numbers: tuple[int, ...]) -> Weights:
-    """The whole model after these phases of the leg."""
-    (leg,) = experiment.method.legs(1, experiment.setting)
-    phases = tuple(leg.phases[number] for number in numbers)
-    worker = Worker(experiment)
-    server = experiment.method.start_server(experiment.setting)
-    turn = worker.receive(1, replace(leg, phases=phases), 0, server, {})
-    (outcome,) = worker._trainer.train([turn], [experiment.method.begin(turn)], phases, 0)
+def after_phases(experiment: Any, *phases: Phase) -> Weights:
+    """The whole model of client 0 after a first leg of these phases."""
+    runner, leg = TurnRunner(experiment), Leg(phases=phases)
+    server = Record(experiment.method.start_server(experiment.setting))
+    turn = runner.receive(1, leg, 0, server, Record())
+    data = ClientData.of(experiment, [0], 1)
+    (outcome,) = runner.local_training([turn], data, [experiment.method.begin(turn)], leg, 0)
     return outcome.weights
 
 
@@ -70,8 +70,8 @@ def test_what_each_phase_leaves_alone(lab: Any, model: str, head_from: str, stac
         return Weights({name: weights.params[name] for name in rep.personal(weights)})
 
     start = experiment.setting.initial
-    after_head = trained_by(lab, experiment, (0,))
-    after_body = trained_by(lab, experiment, (0, 1))
+    (leg,) = rep.legs(1, experiment.setting)
+    after_head, after_body = after_phases(experiment, leg.phases[0]), after_phases(experiment, *leg.phases)
     assert bits(rep.base(after_head)) == bits(rep.base(start))
     assert all(not torch.equal(tensor, start.params[name]) for name, tensor in top(after_head).params.items())
     assert bits(top(after_body)) == bits(top(after_head))
@@ -115,9 +115,7 @@ def test_the_frozen_base_has_no_dropout(lab: Any) -> None:
 
     inner = leg.phases[0].loss
     head = replace(leg.phases[0], loss=lambda model, batch, context: inner(Listening(model), batch, context))
-    worker = Worker(experiment)
-    turn = worker.receive(1, leg, 0, experiment.method.start_server(experiment.setting), {})
-    worker._trainer.train([turn], [experiment.method.begin(turn)], (head,), 0)
+    after_phases(experiment, head)
     setting, own = experiment.setting, torch.from_numpy(lab.partition.clients[0].train.copy())
     images = (lab.dataset.train.images[own].float() / 255 - 0.3) / 0.3
     expected = setting.network.features(images, setting.initial.values)

@@ -10,18 +10,20 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flcore.engine.client import Worker
-from flcore.messages import Arrays, Count, Facts, Weights
+from flcore.engine.client import TurnRunner
+from flcore.messages import Arrays, Count, Weights
 from flcore.methods.fesem import (
+    ASSIGNMENT,
     FeSEM,
     assign,
     assignment_of,
-    centre_name,
+    centre_slot,
     cluster_means,
     kmeans,
     spread_models,
     squared_distance,
 )
+from flcore.methods.vocabulary import MODEL, NUM_SAMPLES, Exchange, Facts, Replies
 from flcore.records import Record, serialise
 
 TWO = {"name": "fesem", "centres": 2}
@@ -62,19 +64,21 @@ def weights_of(model: Weights) -> list[float]:
 
 
 def server_of(centres: list[float], assignment: list[int]) -> Record:
-    named = {centre_name(j): scalar(value) for j, value in enumerate(centres)}
-    return {**named, "assignment": Arrays({"centre": torch.tensor(assignment)})}
+    named = {centre_slot(j): scalar(value) for j, value in enumerate(centres)}
+    return Record({ASSIGNMENT: Arrays({"centre": torch.tensor(assignment)})}) | named
 
 
-def replies_of(models: dict[int, float], sizes: dict[int, int] | None = None) -> dict[int, Record]:
-    return {k: {"model": scalar(value), "num_samples": Count((sizes or {}).get(k, 1))} for k, value in models.items()}
+def replies_of(models: dict[int, float], sizes: dict[int, int] | None = None) -> Replies:
+    counts = sizes or {}
+    return Replies({k: {MODEL: scalar(value), NUM_SAMPLES: Count(counts.get(k, 1))} for k, value in models.items()})
 
 
-def after_round(lab: Any, method: FeSEM, server: Record, replies: dict[int, Record]) -> Record:
-    setting = lab.experiment().setting
+def after_round(lab: Any, method: FeSEM, server: Record, replies: Replies, number: int = 2) -> tuple[Record, Facts]:
+    facts: dict[str, float] = {}
     for stage in method.stages().values():
-        server = stage(server, replies, setting, 2)
-    return server
+        held, found = stage(server, replies, Exchange(lab.experiment().setting, number))
+        server, facts = Record(held), {**facts, **found}
+    return server, facts
 
 
 def test_one_round_of_clusters_by_hand(lab: Any) -> None:
@@ -85,10 +89,10 @@ def test_one_round_of_clusters_by_hand(lab: Any) -> None:
     server = server_of([0.0, 10.0], [0, 1, 1, 1, 1])
     replies = replies_of({3: 11, 0: 0, 2: 9, 1: 1})
     before = serialise(server)
-    after = after_round(lab, FeSEM(centres=2), server, replies)
+    after, facts = after_round(lab, FeSEM(centres=2), server, replies)
     assert assignment_of(after) == [0, 0, 1, 1, 1]
-    assert values({j: after[centre_name(j)] for j in range(2)}) == {0: 0.5, 1: 10}
-    assert after["facts"].values == {"moved": 1, "cluster_size_0": 2, "cluster_size_1": 3, "objective": 2.5}
+    assert values({j: after[centre_slot(j)] for j in range(2)}) == {0: 0.5, 1: 10}
+    assert facts == {"moved": 1, "cluster_size_0": 2, "cluster_size_1": 3, "objective": 2.5}
     assert serialise(server) == before
 
 
@@ -96,10 +100,10 @@ def test_means_weighted_by_samples(lab: Any) -> None:
     """w = 0 and 1 with 1 and 3 samples: 0.75 instead of 0.5; clients without a sample leave their centre alone."""
     server = server_of([0.0, 10.0], [0, 0, 1])
     replies = replies_of({0: 0, 1: 1, 2: 9}, {0: 1, 1: 3, 2: 0})
-    after = after_round(lab, FeSEM(centres=2, weighted=True), server, replies)
-    assert values({j: after[centre_name(j)] for j in range(2)}) == {0: 0.75, 1: 10}
-    plain = after_round(lab, FeSEM(centres=2), server, replies)
-    assert values({j: plain[centre_name(j)] for j in range(2)}) == {0: 0.5, 1: 9}
+    after, _ = after_round(lab, FeSEM(centres=2, weighted=True), server, replies)
+    assert values({j: after[centre_slot(j)] for j in range(2)}) == {0: 0.75, 1: 10}
+    plain, _ = after_round(lab, FeSEM(centres=2), server, replies)
+    assert values({j: plain[centre_slot(j)] for j in range(2)}) == {0: 0.5, 1: 9}
 
 
 def test_of_equally_near_centres_the_first_counts() -> None:
@@ -206,19 +210,16 @@ def test_fewer_different_models_than_clusters() -> None:
 
 def test_a_client_that_failed_at_first(lab: Any) -> None:
     """Client 1 gives no model: it is in no cluster and starts from centre 0; when it answers it is assigned."""
-    method, setting = FeSEM(centres=2), lab.experiment().setting
-    server = server_of([0.0, 0.0], [-1, -1, -1])
-    after = method.aggregate(
-        method.assign_clients(server, replies_of({0: 0, 2: 10}), setting, 1), replies_of({0: 0, 2: 10}), setting, 1
-    )
+    method = FeSEM(centres=2)
+    after, facts = after_round(lab, method, server_of([0.0, 0.0], [-1, -1, -1]), replies_of({0: 0, 2: 10}), 1)
     first, unknown, third = assignment_of(after)
     assert {first, third} == {0, 1} and unknown == -1
-    assert method.broadcast(after, 1, setting) == {"model": after[centre_name(0)]}
-    assert after["facts"].values["moved"] == 0
-    assert [after["facts"].values[f"cluster_size_{j}"] for j in range(2)] == [1, 1]
-    later = after_round(lab, method, after, replies_of({1: 9}))
+    assert method.broadcast(after, 1, Exchange(lab.experiment().setting, 2)) == {MODEL: after[centre_slot(0)]}
+    assert facts["moved"] == 0
+    assert [facts[f"cluster_size_{j}"] for j in range(2)] == [1, 1]
+    later, facts = after_round(lab, method, after, replies_of({1: 9}))
     assert assignment_of(later) == [first, third, third]
-    assert later["facts"].values["moved"] == 0
+    assert facts["moved"] == 0
 
 
 # ---- rounds on real models ---------------------------------------------------------------------------------------
@@ -236,9 +237,9 @@ def test_a_round_by_hand(lab: Any, tmp_path: Any) -> None:
     method, setting, server = experiment.method, experiment.setting, run.state.server
     expected = [[0.1, 0, 0.05]] * 3 + [[0, -0.2, -0.05]]
     for client in range(4):
-        own = method.client_model(server, client, {}, setting)
+        own = method.client_model(server, client, Record(), setting)
         assert weights_of(own) == pytest.approx(expected[client], abs=1e-7)
-        assert method.broadcast(server, client, setting) == {"model": own}
+        assert method.broadcast(server, client, Exchange(setting, 2)) == {MODEL: own}
     assert weights_of(method.global_model(server, setting)) == pytest.approx([0.075, -0.05, 0.025])
     sizes = {run.history[0]["server"][f"cluster_size_{j}"] for j in range(2)}
     assert sizes == {1, 3}
@@ -250,7 +251,7 @@ def test_uniform_weights(lab: Any, tmp_path: Any) -> None:
     """One centre, clients with A and with three B: (0.1, 0), 0.05 and (0, −0.2), −0.05 as 1:1, where FedAvg has 1:3."""
     experiment = by_hand(lab, [[0], [1, 2, 3]], method={"name": "fesem", "centres": 1})
     run = lab.run(experiment, tmp_path / "run")
-    assert weights_of(run.state.server[centre_name(0)]) == pytest.approx([0.05, -0.1, 0])
+    assert weights_of(run.state.server[centre_slot(0)]) == pytest.approx([0.05, -0.1, 0])
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -265,7 +266,7 @@ def test_one_centre_is_fedavg(lab: Any, weighted: bool, tmp_path: Any) -> None:
     expected = lab.run(lab.experiment(**changes), tmp_path / "fedavg")
     experiment = lab.experiment(**changes, method={"name": "fesem", "centres": 1, "weighted": weighted})
     run = lab.run(experiment, tmp_path / "fesem")
-    assert same(run.state.server[centre_name(0)], expected.state.server["model"])
+    assert same(run.state.server[centre_slot(0)], expected.state.server["model"])
     assert same(experiment.method.global_model(run.state.server, experiment.setting), expected.state.server["model"])
     for found, wanted in zip(run.history, expected.history, strict=True):
         assert {key: found[key] for key in wanted} == wanted
@@ -302,23 +303,23 @@ def two_centres(experiment: Any) -> Record:
     initial = experiment.setting.initial
     other = Weights({name: 2 * tensor for name, tensor in initial.params.items()}, initial.buffers)
     assignment = Arrays({"centre": torch.tensor([0, 0, 1, 1])})
-    return {centre_name(0): initial, centre_name(1): other, "assignment": assignment}
+    return Record({centre_slot(0): initial, centre_slot(1): other, ASSIGNMENT: assignment})
 
 
 def test_a_client_gets_its_own_centre(lab: Any) -> None:
     """Client 2 starts from, and answers with, centre 1; with steps of nothing it sends it back."""
     experiment = lab.experiment(method=TWO, local__lr=1e-30)
     server = two_centres(experiment)
-    worker, method, setting = Worker(experiment), experiment.method, experiment.setting
+    worker, method, setting = TurnRunner(experiment), experiment.method, experiment.setting
     (leg,) = method.legs(2, setting)
     for client, number in ((0, 0), (2, 1)):
-        inbox = worker.receive(2, leg, client, server, {}).inbox
+        inbox = worker.receive(2, leg, client, server, Record()).inbox
         assert set(inbox) == {"model"}
-        assert inbox["model"] is server[centre_name(number)]
-        assert method.client_model(server, client, {}, setting) is server[centre_name(number)]
+        assert inbox[MODEL] is server[centre_slot(number)]
+        assert method.client_model(server, client, Record(), setting) is server[centre_slot(number)]
         reply, _ = lab.train(experiment, client, number=2, server=server)
-        sent = reply.message["model"].params
-        assert all(torch.allclose(sent[name], tensor) for name, tensor in inbox["model"].params.items())
+        sent = reply.message[MODEL].params
+        assert all(torch.allclose(sent[name], tensor) for name, tensor in inbox[MODEL].params.items())
 
 
 def test_stacked_clients(lab: Any) -> None:
@@ -330,9 +331,9 @@ def test_stacked_clients(lab: Any) -> None:
         ours, theirs = expected[client][0].message["model"], found[client][0].message["model"]
         for name, tensor in ours.params.items():
             assert torch.allclose(tensor, theirs.params[name], atol=1e-4), name
-    ends = [after_round(lab, serial.method, server, {k: r.message for k, (r, _) in run.items()})
-            for run in (expected, found)]  # fmt: skip
-    assert assignment_of(ends[0]) == assignment_of(ends[1]) == [0, 0, 1, 1]
+    for run in (expected, found):
+        replies = Replies({client: reply.message for client, (reply, _) in run.items()})
+        assert assignment_of(after_round(lab, serial.method, server, replies)[0]) == [0, 0, 1, 1]
 
 
 def test_traffic(lab: Any, tmp_path: Any) -> None:
@@ -350,21 +351,15 @@ def test_traffic(lab: Any, tmp_path: Any) -> None:
 def test_who_answers(lab: Any, tmp_path: Any) -> None:
     """Section 21: each client with its own centre, globally the mean over centres, weighted by members."""
     experiment = lab.experiment(method=TWO)
-    assert (FeSEM.trains, FeSEM.has_global_model, FeSEM.has_vote) == ("cohort", False, False)
-    start = experiment.method.start_server(experiment.setting)
+    facts = ("trains", "has_global_model", "has_vote", "answers_from_memory", "can_be_calibrated")
+    assert [getattr(experiment.method, fact) for fact in facts] == ["cohort", False, False, False, False]
+    start = Record(experiment.method.start_server(experiment.setting))
     assert same(experiment.method.global_model(start, experiment.setting), experiment.setting.initial)
-    server = two_centres(experiment) | {"assignment": Arrays({"centre": torch.tensor([0, -1, 1, 1])})}
+    server = two_centres(experiment) | {ASSIGNMENT: Arrays({"centre": torch.tensor([0, -1, 1, 1])})}
     shared = experiment.method.global_model(server, experiment.setting)
     for name, tensor in experiment.setting.initial.params.items():
         assert torch.allclose(shared.params[name], (1 + 2 * 2) / 3 * tensor)
     assert list(shared.buffers) == list(experiment.setting.initial.buffers)
-
-
-def test_equal_centres_share_no_memory(lab: Any) -> None:
-    start = lab.experiment(method__name="fesem").method.start_server(lab.experiment().setting)
-    assert [name for name in start if name.startswith("centre")] == [centre_name(j) for j in range(3)]
-    places = [tensor.data_ptr() for payload in start.values() for tensor in payload.arrays().values()]
-    assert len(set(places)) == len(places)
 
 
 @pytest.mark.parametrize("changes", [{}, {"model": {"name": "fedgen_cnn", "batchnorm": "local"}}])
@@ -377,7 +372,6 @@ def test_odd_clients_give_numbers(lab: Any, changes: dict[str, Any], tmp_path: A
     method = {"name": "fesem", "centres": 5}
     run = lab.run(lab.experiment(partition=partition, method=method, **changes), tmp_path / "run")
     assert run.state.failures == ()
-    assert isinstance(run.state.server["facts"], Facts)
     for payload in run.state.server.values():
         assert all(bool(torch.isfinite(tensor).all()) for tensor in payload.arrays().values())
     assert ("model_buffers" in run.history[-1]["bytes_up"]) == (not changes)

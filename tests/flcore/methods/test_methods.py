@@ -1,4 +1,4 @@
-"""Methods by hand on linear models, their limit cases to the bit, and their traffic (baselines.md 1-3, 15, 21-23)."""
+"""The references by hand, their limit cases to the bit and their traffic (baselines.md 1-3, 21-23); all methods."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.messages import Count, Prototypes, Weights
+from flcore.messages import Count, Weights
 from flcore.methods import METHODS
-from flcore.methods.fedproto import FedProto
-from flcore.records import serialise
+from flcore.methods.class_prototypes import ReleasesPrototypes, ReleasesVectors
+from flcore.methods.vocabulary import Exchange
+from flcore.records import Record, serialise
 
 # Sample A = (2, 0) of class 0 and three samples B = (0, 4) of class 1.
 PIXELS, LABELS = [[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1]
 
 
-def by_hand(lab: Any, clients: list[list[int]], encoder: bool = False, **changes: Any) -> Any:
+def by_hand(lab: Any, clients: list[list[int]], **changes: Any) -> Any:
     """A linear model that starts at zero, full batches, plain SGD with learning rate 0.1."""
     dataset = lab.toy_dataset(PIXELS, LABELS, None, None)
     settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 1}} | changes
-    return lab.experiment(
-        dataset, lab.by_hand(dataset, clients, [[0, 1]] * len(clients)), lab.ToySpec(encoder), **settings
-    )
+    return lab.experiment(dataset, lab.by_hand(dataset, clients, [[0, 1]] * len(clients)), lab.ToySpec(), **settings)
 
 
 def same(first: Weights, second: Weights) -> bool:
@@ -87,41 +86,6 @@ def test_fedprox_second_step(lab: Any, mu: float) -> None:
     assert ("proximal" in reply.losses) == (mu > 0)
 
 
-def test_fedproto_moves_the_encoder_towards_the_prototype(lab: Any) -> None:
-    """Encoder E = I, head zero (no gradient reaches E through it), A = (2, 0), prototype of class 0 at (0, 0), λ = 1.
-
-    MSE over 1 sample and 2 dimensions: 4/2 = 2. Its gradient on E is (2/2)·(f - p)xᵀ = ((4, 0), (0, 0)), so
-    E = ((0.6, 0), (0, 1)). The new feature (1.2, 0) goes up. λ = 0.5 halves the step: E_00 = 0.8, feature 1.6.
-    """
-    prototypes = Prototypes(torch.zeros(2, 2), torch.tensor([True, False]))
-    for weight, corner in ((1.0, 0.6), (0.5, 0.8)):
-        experiment = by_hand(lab, [[0]], encoder=True, method={"name": "fedproto", "weight": weight})
-        reply, memory = lab.train(experiment, server={"prototypes": prototypes})
-        assert reply.losses["alignment"] == pytest.approx(2 * weight)
-        encoder = memory["model"].params["encoder.1.weight"]
-        assert encoder.flatten().tolist() == pytest.approx([corner, 0, 0, 1])
-        assert reply.message["prototypes"].means.tolist() == [[pytest.approx(2 * corner), 0], [0, 0]]
-        assert reply.message["prototypes"].present.tolist() == [True, False]
-
-
-def test_fedproto_round_by_hand(lab: Any, tmp_path: Any) -> None:
-    """Without encoder features are pixels: client 0 sends (2, 0) and (0, 4), client 1 (0, 4): means (2, 0), (0, 4)."""
-    run = lab.run(by_hand(lab, [[0, 1], [2, 3]], method={"name": "fedproto"}), tmp_path / "run")
-    assert run.state.server["prototypes"].means.tolist() == [[2, 0], [0, 4]]
-    assert set(run.state.server) == {"prototypes"}
-
-
-def test_fedproto_counts_clients_not_samples() -> None:
-    """Prototypes 1 and 5 give 3 (section 15 b)."""
-    server = {"prototypes": Prototypes.empty(1, 1)}
-    replies = {
-        k: {"prototypes": Prototypes(torch.tensor([[value]]), torch.tensor([True]))}
-        for k, value in enumerate([1.0, 5.0])
-    }
-    (stage,) = FedProto().stages().values()
-    assert stage(server, replies, None, 1)["prototypes"].means.item() == 3.0  # type: ignore[arg-type]
-
-
 # ---- limit cases, to the bit -------------------------------------------------------------------------------------
 
 
@@ -143,32 +107,6 @@ def test_fedprox_without_its_term_is_fedavg(lab: Any, model: str, tmp_path: Any)
     assert runs["off"].history == runs["fedavg"].history
     assert not same(runs["on"].state.server["model"], expected)
     assert [r["participants"] for r in runs["on"].history] == [r["participants"] for r in runs["fedavg"].history]
-
-
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
-def test_fedproto_without_its_term_is_local_training(lab: Any, model: str, tmp_path: Any) -> None:
-    runs = {
-        name: lab.run(lab.experiment(method=options, model={"name": model}), tmp_path / name)
-        for name, options in {
-            "local": {"name": "local"},
-            "off": {"name": "fedproto", "weight": 0},
-            "on": {"name": "fedproto", "weight": 1},
-        }.items()
-    }
-    for client in range(4):
-        expected = runs["local"].memory(client)["model"]
-        assert same(runs["off"].memory(client)["model"], expected)
-        assert not same(runs["on"].memory(client)["model"], expected)
-    assert [r["local_accuracy"] for r in runs["off"].history] == [r["local_accuracy"] for r in runs["local"].history]
-
-
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn", "fedcspc_cnn"])
-def test_the_first_round_of_fedproto_is_local_training(lab: Any, model: str, tmp_path: Any) -> None:
-    changes = {"federation__rounds": 1, "model": {"name": model}, "local__epochs": 2, "local__momentum": 0.5}
-    local = lab.run(lab.experiment(method__name="local", **changes), tmp_path / "local")
-    proto = lab.run(lab.experiment(method__name="fedproto", **changes), tmp_path / "fedproto")
-    for client in range(4):
-        assert same(proto.memory(client)["model"], local.memory(client)["model"])
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "central"])
@@ -236,24 +174,6 @@ def test_only_the_sampled_send(lab: Any, tmp_path: Any) -> None:
     assert cost.last["bytes_up"] == {"model": 3 * 24, "num_samples": 3 * 8}
 
 
-def test_prototypes_travel_for_the_classes_held(lab: Any, tmp_path: Any) -> None:
-    """d = 2. Up per round: client 0 holds class 0, client 1 both: |C_k|·d = 2 + 4 scalars, 3·(8 + 8) = 48 bytes.
-
-    Down: nothing in round 1, then both classes to both clients: 2·2·16 = 64 bytes a round.
-    Three rounds: 144 bytes up, 128 down, 18 scalars.
-    """
-    dataset = lab.toy_dataset([[2, 0], [0, 4], [1, 0]], [0, 1, 0], None, None)
-    partition = lab.by_hand(dataset, [[0], [1, 2]])
-    run = lab.run(
-        lab.experiment(dataset, partition, lab.ToySpec(), method__name="fedproto", federation__rounds=3),
-        tmp_path / "run",
-    )
-    assert run.history[0]["bytes_down"] == {"prototypes": 0}
-    assert run.history[-1]["bytes_up"] == {"prototypes": 144}
-    assert run.history[-1]["bytes_down"] == {"prototypes": 128}
-    assert run.history[-1]["scalars_up"] == 18
-
-
 def test_batchnorm_statistics_are_counted_apart(lab: Any, tmp_path: Any) -> None:
     """fedgen_cnn at 1x16x16, d = 8, 6 classes: 984 + (256·8 + 8) + (8·6 + 6) = 3,094 parameters.
 
@@ -268,14 +188,17 @@ def test_batchnorm_statistics_are_counted_apart(lab: Any, tmp_path: Any) -> None
 @pytest.mark.parametrize("method", METHODS)
 def test_measured_bytes_are_those_of_the_messages(lab: Any, method: str) -> None:
     """Invariant 3, on what each method really sends and receives in round 1."""
-    experiment = lab.experiment(method__name=method)
-    server = experiment.method.start_server(experiment.setting)
+    # FedCSPC calibrates a projection.
+    model = {"name": "fedcspc_cnn", "projection_dim": 8} if method == "fedcspc" else {"name": "fedgen_cnn"}
+    experiment = lab.experiment(method__name=method, model=model)
+    server = Record(experiment.method.start_server(experiment.setting))
     reply, _ = lab.train(experiment, server=server)
     if method == "central":
         assert (reply.up, reply.down) == ({}, {})
         return
     assert sum(size.bytes for size in reply.up.values()) == len(serialise(reply.message))
-    inbox = experiment.method.broadcast(server, 0, experiment.setting)
+    leg = experiment.method.legs(1, experiment.setting)[0].name
+    inbox = experiment.method.broadcast(server, 0, Exchange(experiment.setting, 1, leg))
     assert sum(size.bytes for size in reply.down.values()) == len(serialise(inbox))
 
 
@@ -283,84 +206,70 @@ def test_measured_bytes_are_those_of_the_messages(lab: Any, method: str) -> None
 
 
 def test_who_trains_and_who_answers() -> None:
-    """Of the references and the methods of this file."""
-    facts = {name: (cls.trains, cls.data_scope, cls.has_global_model, cls.has_vote) for name, cls in METHODS.items()}
-    assert (
-        facts.items()
-        >= {
-            "local": ("all", "client", False, False),
-            "central": ("all", "union", True, False),
-            "fedavg": ("cohort", "client", True, False),
-            "fedprox": ("cohort", "client", True, False),
-            "fedproto": ("cohort", "client", False, True),
-        }.items()
-    )
+    """Everybody but those named: the cohort, on clients' own data, with one model for all that answers by itself."""
+    asked = ("trains", "data_scope", "has_global_model", "has_vote", "can_be_calibrated", "answers_from_memory")
+    found = {name: tuple(getattr(cls(), fact) for fact in asked) for name, cls in METHODS.items()}
+    special = {
+        "local": ("all", "client", False, False, False, True),
+        "central": ("all", "union", True, False, False, False),
+        "fedproto": ("cohort", "client", False, True, False, True),
+        "fedper": ("cohort", "client", False, False, False, True),
+        "fedrep": ("cohort", "client", False, False, False, True),
+        "fesem": ("cohort", "client", False, False, False, False),
+        "gfpl": ("cohort", "client", False, False, False, True),
+        "fedensemble": ("cohort", "client", True, False, False, True),
+    }
+    for name, facts in found.items():
+        assert facts[:4] == special.get(name, ("cohort", "client", True, False))[:4], name
+    for name in ("fedavg", "fedprox", "moon", "fedntd", "creff", "fedproc", "fedhkd"):
+        assert found[name] == ("cohort", "client", True, False, True, False), name
+    assert {name: found[name] for name in special} == special
+
+
+def test_whoever_sends_vectors_in_feature_space_has_the_release_step() -> None:
+    """One prototype per class, or vectors of any number."""
+    per_class = {name for name, cls in METHODS.items() if issubclass(cls, ReleasesPrototypes)}
+    assert per_class == {"fedproto", "fedproc", "fedhkd", "fedpa", "fedpg", "fedmlp"}
+    others = {name for name, cls in METHODS.items() if issubclass(cls, ReleasesVectors)} - per_class
+    assert others == {"fedcspc", "gfpl"}
+    for name in per_class | others:
+        build: Any = METHODS[name]
+        unit = {"proto_unit": "client"} if name in per_class else {}
+        account = build(proto_clip=1.0, proto_noise=9.0, **unit).privacy(100)
+        assert account is not None and 0 < account["epsilon"] < 100, name
+        assert (account["unit"], build().privacy(100)) == ("client", None)
+        with pytest.raises(ValueError, match="proto_noise needs proto_clip"):
+            build(proto_noise=2.0, **unit)
+
+
+ODD: list[dict[str, Any]] = [
+    *({"name": name} for name in ("fedavg", "fedper", "fedrep", "fedproto", "fedproc", "fedntd", "moon")),
+    {"name": "fedproc", "similarity": "inner", "weighted": True},
+    {"name": "fedhkd", "distance": "mse"},
+    {"name": "fedhkd", "distance": "l2", "clip": 1.0},
+    {"name": "fedensemble", "variant": "permutation"},
+]
+
+
+@pytest.mark.parametrize("method", ODD, ids=lambda method: "-".join(str(value) for value in method.values()))
+def test_odd_clients_give_numbers(lab: Any, method: dict[str, Any], tmp_path: Any) -> None:
+    """One class only; one sample; fewer samples than a batch; classes 4 and 5 that nobody holds."""
+    labels = lab.dataset.train.labels
+    of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
+    clients = [of[0], of[1][:1], of[1][1:4] + of[2][:4], of[3]]
+    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
+    model = {"name": "fedgen_cnn" if method["name"] in ("fedavg", "fedper") else "fedcspc_cnn"}
+    run = lab.run(lab.experiment(partition=partition, model=model, method=method), tmp_path / "run")
+    assert run.state.failures == ()
+    for record in (run.state.server, run.memory(1), run.memory(2)):
+        tensors = [tensor for payload in record.values() for tensor in payload.arrays().values()]
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+    for name in {"prototypes", "knowledge"} & set(run.state.server):
+        assert run.state.server[name].present.tolist() == [True] * 4 + [False] * 2
+    assert all(record["mean_local"] is not None for record in run.history)
 
 
 def test_fedavg_says_its_sample_count(lab: Any) -> None:
     reply, memory = lab.train(by_hand(lab, [[0], [1, 2, 3]]), client=1)
     assert reply.message["num_samples"] == Count(3)
     assert (memory, reply.remembers) == ({}, False)
-
-
-class Identity:
-    """A model whose features are its input and whose head prefers class 1."""
-
-    def features(self, images: torch.Tensor) -> torch.Tensor:
-        return images
-
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return torch.tensor([[0.0, 1.0, 0.0]]).expand(len(features), -1)
-
-
-def answers(
-    images: Any, prototypes: Prototypes, classes: list[bool] | None, inference: Any = "prototypes"
-) -> list[int]:
-    held = None if classes is None else torch.tensor(classes)
-    scores = FedProto(inference=inference).predict(Identity(), torch.tensor(images), {"prototypes": prototypes}, held)  # type: ignore[arg-type]
-    return scores.argmax(dim=1).tolist()
-
-
-def test_nearest_prototype_among_the_own_classes() -> None:
-    """Prototypes at 0, 10, 20 on a line; 9 is nearest to 10, among classes 0 and 2 to 0 (9 < 11), 11 to 20."""
-    prototypes = Prototypes(torch.tensor([[0.0], [10.0], [20.0]]), torch.tensor([True, True, True]))
-    images = [[9.0], [11.0], [19.0]]
-    assert answers(images, prototypes, None) == [1, 1, 2]
-    assert answers(images, prototypes, [True, False, True]) == [0, 2, 2]
-    assert answers(images, prototypes, None, "classifier") == [1, 1, 1]
-
-
-def test_scores_are_minus_the_mean_squared_distance() -> None:
-    """Feature (1, 2) to (0, 0): (1 + 4)/2 = 2.5; to (1, 4): (0 + 4)/2 = 2; a missing class is out of reach."""
-    prototypes = Prototypes(torch.tensor([[0.0, 0.0], [1.0, 4.0], [0.0, 0.0]]), torch.tensor([True, True, False]))
-    method = FedProto(inference="prototypes")
-    scores = method.predict(Identity(), torch.tensor([[1.0, 2.0]]), {"prototypes": prototypes}, None)  # type: ignore[arg-type]
-    assert scores[0].tolist() == pytest.approx([-2.5, -2.0, -math.inf])
-
-
-def test_before_the_first_prototypes_the_head_answers() -> None:
-    assert answers([[9.0]], Prototypes.empty(3, 1), [True, True, True]) == [1]
-
-
-def test_without_a_prototype_of_an_own_class_the_head_answers() -> None:
-    """Under partial participation the first cohort may hold none of a client's classes: class 0 is no answer then."""
-    others = Prototypes(torch.tensor([[0.0], [10.0], [0.0]]), torch.tensor([True, False, False]))
-    assert answers([[9.0]], others, [False, True, True]) == [1]
-
-
-def test_answers_do_not_depend_on_how_many_are_asked_together() -> None:
-    """Features around 300 in 50 dimensions, two prototypes 0.1 and 0.2 away in each: distances 0.01 and 0.04.
-
-    |f|² + |p|² - 2f·p = 9·10⁶ has a float32 error of about 1, of which the mean over 50 dimensions leaves 0.02.
-    """
-    base = 300 + torch.rand(50, generator=torch.Generator().manual_seed(0))
-    means = torch.stack([torch.zeros(50), base + 0.2, base - 0.1])
-    prototypes = Prototypes(means, torch.tensor([True, True, True]))
-    method = FedProto(inference="prototypes")
-
-    def scores(count: int) -> list[float]:
-        images = base.repeat(count, 1)
-        return method.predict(Identity(), images, {"prototypes": prototypes}, None)[0, 1:].tolist()  # type: ignore[arg-type]
-
-    assert scores(1) == pytest.approx([-0.04, -0.01], rel=1e-2)
-    assert scores(30) == pytest.approx(scores(1), rel=1e-3)

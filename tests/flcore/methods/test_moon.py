@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import Worker
+from flcore.engine.client import TurnRunner
 from flcore.messages import Weights
-from flcore.methods.vocabulary import Leg
-from flcore.records import Record, serialise
+from flcore.methods.moon import Moon
+from flcore.methods.vocabulary import Batch, Leg
+from flcore.records import Payloads, serialise
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
 
-def same(first: Record, second: Record) -> bool:
+def same(first: Payloads, second: Payloads) -> bool:
     return serialise(first) == serialise(second)
 
 
@@ -110,9 +111,34 @@ def test_private_statistics_serve_the_received_model(lab: Any, tmp_path: Any) ->
     equal = {**memory, "previous": Weights(run.state.server["model"].params)}
     reply, _ = lab.train(experiment, number=3, server=run.state.server, memory=equal)
     assert reply.losses["contrast"] == pytest.approx(5 * math.log(2), abs=1e-5)
-    context = experiment.method.context(Worker(experiment).receive(3, Leg(), 0, run.state.server, memory))
+    turn = TurnRunner(experiment).receive(3, Leg(), 0, run.state.server, memory)
+    context, frozen = experiment.method.context(turn), experiment.method.frozen(turn)
     for name, tensor in memory["batchnorm"].buffers.items():
         assert torch.equal(context["global"][name], tensor) and torch.equal(context["previous"][name], tensor)
+    assert {name: part for name, (part, _) in frozen.items()} == {"global": "features", "previous": "features"}
+    assert all(context[name] == weights.values for name, (_, weights) in frozen.items())
+
+
+def test_features_that_are_known_are_not_asked_for() -> None:
+    """z = (1, 0), looked up z_g = (1, 0) and z_prev = (0, 1): ln(1 + e^-2) at τ = 0.5, and no model is asked.
+
+    With the two exchanged ln(1 + e^2) = 2 + the same.
+    """
+
+    class Known:
+        def features(self, images: torch.Tensor, weights: Any = None) -> torch.Tensor:
+            assert weights is None
+            return images
+
+        def classify(self, features: torch.Tensor) -> torch.Tensor:
+            return features
+
+    one, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    context = {"present": torch.tensor([True])}
+    model: Any = Known()
+    for frozen, expected in (((one, other), 0.126928), ((other, one), 2.126928)):
+        batch = Batch(one, torch.tensor([0]), frozen=dict(zip(("global", "previous"), frozen, strict=True)))
+        assert Moon(mu=1.0).loss(model, batch, context)["contrast"].item() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("model", [CSPC, {"name": "fedgen_cnn", "feature_dim": 8}])
@@ -142,14 +168,3 @@ def test_one_client_is_drawn_to_its_own_start(lab: Any, tmp_path: Any) -> None:
         pytest.approx(math.log(2), abs=1e-6),
         pytest.approx(math.log(2), abs=1e-6),
     ]
-
-
-def test_odd_clients_give_numbers(lab: Any, tmp_path: Any) -> None:
-    """One class only; one sample; fewer samples than a batch; classes 4 and 5 that nobody holds."""
-    labels = lab.dataset.train.labels
-    of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
-    clients = [of[0], of[1][:1], of[1][1:4] + of[2][:4], of[3]]
-    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
-    run = lab.run(lab.experiment(partition=partition, model=CSPC, method__name="moon"), tmp_path / "run")
-    assert run.state.failures == ()
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.state.server["model"].params.values())

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from flcore.messages import Arrays, Weights
-from flcore.methods.vhl import VHL, note_holders
-from flcore.methods.vocabulary import Turn
-from flcore.records import measure, serialise
+from flcore.methods.vhl import HOLDERS, VHL, note_holders
+from flcore.methods.virtual_images import VIRTUAL
+from flcore.methods.vocabulary import MODEL, Exchange, Replies, Turn
+from flcore.records import Record, measure, serialise
 
 SMALL = {"name": "vhl", "per_class": 5, "virtual_batch": 8}
 
@@ -27,6 +28,10 @@ def apart(first: Weights, second: Weights) -> float:
     return max(float((first.values[name].float() - second.values[name].float()).abs().max()) for name in first.values)
 
 
+def started(experiment: Any) -> Record:
+    return Record(experiment.method.start_server(experiment.setting))
+
+
 def toy(lab: Any, **method: Any) -> Any:
     """One sample (2, 0) of class 0 of two; a linear model that starts at zero, one step with learning rate 0.1."""
     dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
@@ -38,9 +43,9 @@ def toy(lab: Any, **method: Any) -> Any:
 
 def from_zero(lab: Any, experiment: Any) -> Any:
     """A client's reply from a model that is zero in its additional outputs, too."""
-    server = experiment.method.start_server(experiment.setting)
-    zero = Weights({name: torch.zeros_like(value) for name, value in server["model"].params.items()})
-    return lab.train(experiment, server={**server, "model": zero})[0]
+    server = started(experiment)
+    zero = Weights({name: torch.zeros_like(value) for name, value in server[MODEL].params.items()})
+    return lab.train(experiment, server=server | {MODEL: zero})[0]
 
 
 def test_a_step_with_outputs_of_their_own(lab: Any) -> None:
@@ -70,7 +75,7 @@ def test_what_the_head_learns_of_the_virtual_images(lab: Any) -> None:
     """
     experiment = toy(lab)
     reply = from_zero(lab, experiment)
-    images = experiment.method.start_server(experiment.setting)["virtual"]["images"].flatten(1).double()
+    images = experiment.method.virtual_set(experiment.setting).flatten(1).double()
     shares = torch.tensor([0.25 - 1] * 3 + [0.25] * 3, dtype=torch.float64)
     expected = -0.1 * (torch.tensor([2.0, 0.0]) / 4 + (shares.unsqueeze(1) * images).sum(0) / 6)
     assert reply.message["model"].params["head.weight"][2].tolist() == pytest.approx(expected.tolist(), rel=1e-4)
@@ -160,29 +165,41 @@ def test_poor_clients(lab: Any, stack: bool, tmp_path: Any) -> None:
 # ---- the contrastive part lasts so many passes ---------------------------------------------------------------------
 
 
-def aligned(lab: Any, method: VHL, samples: int, model: str = "fedgen_cnn") -> list[float]:
-    """The draws of two passes in batches of 16; BatchNorm skips a last batch of one."""
-    setting = lab.experiment(model={"name": model}).setting
-    per_pass = math.ceil(samples / 16) - (samples % 16 == 1 and model == "fedgen_cnn")
-    counts = torch.tensor([samples, 0, 0, 0, 0, 0])
-    turn = Turn(setting, 1, "train-clients", 0, counts, {}, {})
-    drawn = method.draws(turn, 2 * per_pass, torch.Generator().manual_seed(0))
-    assert drawn["virtual"].shape == (2 * per_pass, min(method.virtual_batch, 6 * method.per_class))
+def aligned(method: VHL, setting: Any, steps: int, per_pass: int) -> list[float]:
+    """Which of so many steps have the contrastive part."""
+    drawn = method.draws(Turn(setting, 1, steps_per_pass=per_pass), steps, torch.Generator().manual_seed(0))
+    assert drawn["virtual"].shape == (steps, min(method.virtual_batch, 6 * method.per_class))
     return drawn["aligned"].tolist()
 
 
-@pytest.mark.parametrize(
-    ("samples", "model", "expected"),
-    [
-        (40, "fedgen_cnn", [1, 1, 1, 0, 0, 0]),
-        (33, "fedgen_cnn", [1, 1, 0, 0]),
-        (33, "fedproto_cnn", [1, 1, 1, 0, 0, 0]),
-        (16, "fedgen_cnn", [1, 0]),
-    ],
-)
-def test_alignment_in_the_first_pass(lab: Any, samples: int, model: str, expected: list[float]) -> None:
-    assert aligned(lab, VHL(align_epochs=1), samples, model) == expected
-    assert aligned(lab, VHL(align_epochs=5), samples, model) == [1.0] * len(expected)
+def test_alignment_in_the_first_passes(lab: Any) -> None:
+    """Passes of two steps, three and a half of them."""
+    setting = lab.experiment().setting
+    for epochs, expected in ((1, [1, 1, 0, 0, 0, 0, 0]), (2, [1, 1, 1, 1, 0, 0, 0]), (5, [1] * 7)):
+        assert aligned(VHL(align_epochs=epochs), setting, 7, 2) == expected
+
+
+@pytest.mark.parametrize(("batchnorm", "steps"), [("aggregate", 1), ("frozen", 2)])
+def test_a_pass_is_as_long_as_training_makes_it(lab: Any, batchnorm: str, steps: int) -> None:
+    """17 samples in batches of 16: BatchNorm skips the single one, unless frozen. Two passes, the first aligned."""
+    noted: list[tuple[int, list[float]]] = []
+
+    class Watched(VHL):
+        def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Any:
+            drawn = super().draws(turn, steps, generator)
+            noted.append((turn.steps_per_pass, drawn["aligned"].tolist()))
+            return drawn
+
+    partition = lab.by_hand(lab.dataset, [range(17)], [range(10)])
+    experiment = lab.experiment(
+        partition=partition,
+        algorithm=Watched(per_class=5, virtual_batch=8, align_epochs=1),
+        model={"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": batchnorm},
+        local__epochs=2,
+        partition__num_clients=1,
+    )
+    lab.train(experiment)
+    assert noted == [(steps, [1.0] * steps + [0.0] * steps)]
 
 
 def test_after_the_alignment_the_contrast_is_nought(lab: Any) -> None:
@@ -219,67 +236,47 @@ def test_the_virtual_set_travels_once(lab: Any, tmp_path: Any) -> None:
 
 def test_counted_bytes_are_those_of_the_message(lab: Any) -> None:
     experiment = lab.experiment(method=SMALL)
-    server = experiment.method.start_server(experiment.setting)
-    message = experiment.method.broadcast(server, 0, experiment.setting)
+    message = experiment.method.broadcast(started(experiment), 0, Exchange(experiment.setting, 1))
     assert sum(size.bytes for size in measure(message).values()) == len(serialise(message))
     assert measure(message)["virtual"].bytes == 7680
 
 
-def test_all_clients_hold_the_same_set_for_ever(lab: Any, tmp_path: Any) -> None:
-    """Fact (b), in rounds 1 and R."""
-    first, last = (
-        lab.run(
-            lab.experiment(method=SMALL, federation={"rounds": rounds, "participation": 0.5}), tmp_path / str(rounds)
-        )
-        for rounds in (1, 6)
-    )
-    expected = serialise({"virtual": first.state.server["virtual"]})
-    for run in (first, last):
-        for client in run.state.memories:
-            assert serialise(run.memory(client)) == expected
-    assert len(first.state.memories) == 2
-    assert len(last.state.memories) > 2
-    other = lab.experiment(seed=1, method=SMALL)
-    assert serialise({"virtual": other.method.start_server(other.setting)["virtual"]}) != expected
-
-
-def test_a_memory_is_written_once(lab: Any) -> None:
-    experiment = lab.experiment(method=SMALL)
-    server = experiment.method.start_server(experiment.setting)
-    reply, memory = lab.train(experiment, server=server)
-    assert set(memory) == {"virtual"}
-    knows = note_holders(server, {0: reply.message}, experiment.setting, 1)
-    again, kept = lab.train(experiment, server=knows, memory=memory, number=2)
-    assert "virtual" not in again.down
-    assert (kept, again.remembers) == ({}, False)
+def test_all_clients_learn_from_the_set_that_was_sent(lab: Any) -> None:
+    """Fact (b), in rounds 1 and R, by whomever it is drawn; a function of the seed alone."""
+    experiment, again, other = (lab.experiment(method=SMALL, seed=seed) for seed in (0, 0, 1))
+    sent = experiment.method.broadcast(started(experiment), 0, Exchange(experiment.setting, 1))[VIRTUAL]["images"]
+    for client, number in ((0, 1), (3, 9)):
+        turn = Turn(again.setting, number, client=client)
+        assert torch.equal(again.method.context(turn)["virtual"]["images"], sent)
+    assert torch.equal(experiment.method.virtual_images(started(experiment), experiment.setting), sent)
+    assert not torch.equal(other.method.virtual_set(other.setting), sent)
 
 
 @pytest.mark.parametrize("stack", [False, True])
-def test_private_statistics_do_not_push_it_out(lab: Any, stack: bool, tmp_path: Any) -> None:
-    """With model.batchnorm=local the engine remembers statistics anew in every round."""
-    changes = {"method": SMALL, "model": {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": "local"}}
-    run = lab.run(lab.experiment(engine__stack=stack, **changes), tmp_path / "run")
-    expected = run.state.server["virtual"]["images"]
-    for client in range(4):
-        assert set(run.memory(client)) == {"virtual", "batchnorm"}
-        assert torch.equal(run.memory(client)["virtual"]["images"], expected)
+@pytest.mark.parametrize(("batchnorm", "remembered"), [("aggregate", set()), ("local", {"batchnorm"})])
+def test_nobody_keeps_the_set(lab: Any, stack: bool, batchnorm: str, remembered: set[str], tmp_path: Any) -> None:
+    """It can be drawn again: neither the server's state nor a memory grows with it."""
+    changes = {"method": SMALL, "model": {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": batchnorm}}
+    run = lab.run(lab.experiment(engine__stack=stack, federation__rounds=2, **changes), tmp_path / "run")
+    assert set(run.state.server) == {"model", "holders"}
+    assert {name for client in range(4) for name in run.memory(client)} == remembered
 
 
 def test_holders_are_noted_without_changing_what_came_in() -> None:
-    before = {"holders": Arrays({"clients": torch.zeros(4, dtype=torch.bool)})}
-    after = note_holders(before, {3: {}, 1: {}}, None, 1)  # type: ignore[arg-type]
-    assert after["holders"]["clients"].tolist() == [False, True, False, True]  # type: ignore[index]
-    assert not before["holders"]["clients"].any()
+    before = Record({HOLDERS: Arrays({"clients": torch.zeros(4, dtype=torch.bool)})})
+    after, _ = note_holders(before, Replies({3: {}, 1: {}}), None)  # type: ignore[arg-type]
+    assert after[HOLDERS]["clients"].tolist() == [False, True, False, True]
+    assert not before[HOLDERS]["clients"].any()
 
 
 def test_features_of_the_set_for_analyses(lab: Any) -> None:
     experiment = lab.experiment(method=SMALL)
-    server = experiment.method.start_server(experiment.setting)
-    found = experiment.method.generated_features(server, experiment.setting, 3, torch.Generator())
-    features, labels = found
+    features, labels = experiment.method.generated_features(
+        started(experiment), experiment.setting, 3, torch.Generator()
+    )
     assert features.shape == (18, 8)
     assert labels.tolist() == [label for label in range(6) for _ in range(3)]
     off = replace(experiment.method, lambda_v=0.0, lambda_a=0.0)
-    assert (
-        off.generated_features(off.start_server(experiment.setting), experiment.setting, 3, torch.Generator()) is None
-    )
+    server = Record(off.start_server(experiment.setting))
+    assert off.generated_features(server, experiment.setting, 3, torch.Generator()) is None
+    assert off.virtual_images(server, experiment.setting) is None

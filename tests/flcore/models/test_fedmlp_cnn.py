@@ -68,7 +68,7 @@ def test_layers_in_order() -> None:
 def test_dropout_is_of_channels_and_behind_the_second_convolution() -> None:
     """All channels dropped: the third convolution reads zeros, whatever the image. Kept: it reads twice the values."""
     module = make().train()
-    assert dict(module.noise_shapes) == {"channels": (20,)}
+    assert dict(module.dropout_shapes) == {"channels": (20,)}
     given = images()
     gone = module.features(given, {"channels": torch.zeros(4, 20)})
     assert torch.equal(gone, gone[:1].expand(4, -1))

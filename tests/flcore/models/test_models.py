@@ -132,7 +132,7 @@ def test_a_pass_draws_no_random_numbers(name: str) -> None:
     before = torch.random.get_rng_state()
     noise = {
         site: torch.rand(4, *shape, generator=torch.Generator().manual_seed(1))
-        for site, shape in module.noise_shapes.items()
+        for site, shape in module.dropout_shapes.items()
     }
     module(torch.zeros(4, *COLOUR), noise or None)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -159,8 +159,8 @@ def test_dropout_preserves_expected_values() -> None:
 def test_dropout_network_hears_its_noise_and_nothing_else() -> None:
     module = make("fedproto_cnn", GREY)
     images = torch.rand(4, *GREY, generator=torch.Generator().manual_seed(0))
-    kept = {site: torch.ones(4, *shape) for site, shape in module.noise_shapes.items()}
-    gone = {site: torch.zeros(4, *shape) for site, shape in module.noise_shapes.items()}
+    kept = {site: torch.ones(4, *shape) for site, shape in module.dropout_shapes.items()}
+    gone = {site: torch.zeros(4, *shape) for site, shape in module.dropout_shapes.items()}
     # Without noise: the same in both modes and twice; that is evaluation.
     assert torch.equal(module.train()(images)[1], module.eval()(images)[1])
     assert torch.equal(module(images)[1], module(images)[1])

@@ -27,8 +27,8 @@ def test_dropout_behind_the_pooling_and_in_front_of_the_head() -> None:
     """Noise of 0 drops everything: the maps leave the hidden layer's bias, the features leave the head's."""
     model = build_model(PflCnn(), SHAPE, 10)
     images = torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(0))
-    kept = {site: torch.ones(2, *shape) for site, shape in model.noise_shapes.items()}
-    gone = {site: torch.zeros(2, *shape) for site, shape in model.noise_shapes.items()}
+    kept = {site: torch.ones(2, *shape) for site, shape in model.dropout_shapes.items()}
+    gone = {site: torch.zeros(2, *shape) for site, shape in model.dropout_shapes.items()}
     assert torch.equal(model.classify(model.features(images), gone), model.head.bias.expand(2, 10))
     without_maps = model.features(images, {"maps": gone["maps"], "features": kept["features"]})
     assert torch.allclose(without_maps, model.projection[0].bias.relu().expand(2, 128))

@@ -1,21 +1,16 @@
-"""Class means and their mean over clients (baselines.md section 15)."""
+"""Class means of features, on the CPU and as a GPU would take them (baselines.md section 15)."""
 
 from __future__ import annotations
 
-import itertools
+from typing import Any
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from flcore.messages import Prototypes
-from flcore.prototypes import average_prototypes, class_means
-
-
-def prototypes(*rows: float | None) -> Prototypes:
-    """One dimension; None for a class without prototype."""
-    means = torch.tensor([[0.0 if row is None else row] for row in rows])
-    return Prototypes(means, torch.tensor([row is not None for row in rows]))
+from flcore.prototypes.class_means import class_means, class_sums
 
 
 def test_class_means() -> None:
@@ -32,43 +27,38 @@ def test_a_client_with_a_single_class() -> None:
     assert found.means[1].item() == 1.5
 
 
-def test_clients_count_equally() -> None:
-    """Prototypes 1 and 5 give 3, whatever the clients' sizes (n-weighted 100:300 would be 4)."""
-    found = average_prototypes({0: prototypes(1.0), 1: prototypes(5.0)}, prototypes(None))
-    assert found.means.tolist() == [[3.0]]
+class Listening(TorchDispatchMode):
+    """Notes the operations carried out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
-def test_each_class_over_those_who_hold_it() -> None:
-    """Class 0: (1 + 5)/2; class 1: client 1 alone; class 2: nobody, the last value 7 stays; class 3: nobody ever."""
-    uploads = {0: prototypes(1.0, None, None, None), 1: prototypes(5.0, 4.0, None, None)}
-    found = average_prototypes(uploads, prototypes(9.0, None, 7.0, None))
-    assert found.means.flatten().tolist() == [3.0, 4.0, 7.0, 0.0]
-    assert found.present.tolist() == [True, True, True, False]
+def test_on_a_gpu_nothing_is_added_without_order() -> None:
+    """`index_add_` and `bincount` use atomic additions there; fake tensors run what would run."""
+    with FakeTensorMode(), Listening() as heard:
+        found = class_means(torch.zeros(5, 2, device="cuda"), torch.zeros(5, dtype=torch.int64, device="cuda"), 3)
+    assert (found.means.shape, found.means.dtype, found.means.device.type) == ((3, 2), torch.float32, "cuda")
+    assert (found.present.shape, found.present.dtype) == ((3,), torch.bool)
+    assert "mm" in heard.names
+    assert heard.names.isdisjoint({"index_add", "index_add_", "scatter_add", "scatter_add_", "bincount"})
 
 
-def test_nobody_answers() -> None:
-    previous = prototypes(1.0, None)
-    found = average_prototypes({}, previous)
-    assert torch.equal(found.means, previous.means)
-    assert torch.equal(found.present, previous.present)
-
-
-def test_what_stands_in_absent_rows_is_ignored() -> None:
-    dirty = Prototypes(torch.tensor([[8.0], [2.0]]), torch.tensor([False, True]))
-    assert average_prototypes({0: dirty}, prototypes(None, None)).means.flatten().tolist() == [0.0, 2.0]
-
-
-def test_order_of_arrival_does_not_matter() -> None:
-    generator = torch.Generator().manual_seed(0)
-    uploads = {
-        k: Prototypes(torch.randn(3, 5, generator=generator), torch.rand(3, generator=generator) < 0.7)
-        for k in range(4)
-    }
-    previous = Prototypes.empty(3, 5)
-    expected = average_prototypes(uploads, previous).means
-    for order in itertools.permutations(uploads):
-        found = average_prototypes({client: uploads[client] for client in order}, previous)
-        assert torch.equal(found.means, expected)
+def test_sums_by_class_of_a_stack() -> None:
+    """Two clients of three samples, the last of the second is padding: sums (1 + 3, 2) and (10, 20), counts alike."""
+    features = torch.tensor([[[1.0], [2.0], [3.0]], [[10.0], [20.0], [40.0]]])
+    labels, weight = torch.tensor([[0, 2, 0], [0, 2, 2]]), torch.tensor([[1.0, 1, 1], [1, 1, 0]])
+    sums, counts = class_sums(features, labels, 3, weight)
+    assert sums[..., 0].tolist() == [[4, 0, 2], [10, 0, 20]]
+    assert counts.tolist() == [[2, 0, 1], [1, 0, 1]]
+    assert sums.dtype == counts.dtype == torch.float64
+    unweighted, all_counts = class_sums(features, labels, 3)
+    assert unweighted[1, :, 0].tolist() == [10, 0, 60] and all_counts[1].tolist() == [1, 0, 2]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-50, 50)), min_size=1, max_size=20))

@@ -9,10 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Tensor
 
 from flcore.prototypes.clustering import (
+    Clustering,
     Clusters,
+    average_linkage,
     cluster_classes,
     cluster_prototypes,
     clusters_of,
@@ -20,6 +23,8 @@ from flcore.prototypes.clustering import (
     first_neighbours,
     kmeans,
     merge_small,
+    one_thread,
+    partition_by,
     subsampled_means,
 )
 from flcore.rng import numpy_stream
@@ -71,6 +76,22 @@ def test_merging_small_clusters() -> None:
 
 
 # --- k-means -----------------------------------------------------------------------------------------------------
+
+
+def test_one_thread_and_then_as_before() -> None:
+    """Also for libraries that scikit-learn brings; a second limit inspects nothing again."""
+    kmeans(torch.rand(4, 2), 2, stream(0))
+
+    def threads() -> list[int]:
+        return [library["num_threads"] for library in threadpool_info()]
+
+    with threadpool_limits(2):
+        before = threads()
+        for _ in range(2):
+            with one_thread():
+                assert set(threads()) == {1}
+            assert threads() == before
+    assert max(before) == 2
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -252,6 +273,39 @@ def test_one_point_and_dead_points() -> None:
     assert len(finch(torch.zeros(3, 2)).centres) == 1
     # Two points centred are opposite, and still each other's nearest.
     assert finch(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), centred=True).labels.tolist() == [0, 0]
+
+
+# --- by name -----------------------------------------------------------------------------------------------------
+
+
+def test_average_linkage() -> None:
+    """On a line 0, 1, 5, 7: merges {0, 1} at 1, {5, 7} at 2; two clusters with centres 0.5 and 6."""
+    points = torch.tensor([[5.0], [0.0], [7.0], [1.0]])
+    found = average_linkage(points, 2)
+    assert found.labels.tolist() == [0, 1, 0, 1]
+    assert found.centres.flatten().tolist() == [6.0, 0.5]
+    assert average_linkage(points[:1], 3).labels.tolist() == [0]
+    assert len(average_linkage(points, 9).centres) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("finch", [0, 0, 1, 1, 1, 2, 2]),  # fact 5, however many are asked for
+        ("kmeans", [0, 0, 0, 0, 0, 1, 1]),
+        ("agglomerative", [0, 0, 0, 0, 0, 1, 1]),
+        ("none", [0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_clusterings_by_name(name: Clustering, labels: list[int]) -> None:
+    assert partition_by(name, 2, stream(0))(SEVEN).labels.tolist() == labels
+
+
+def test_centred_by_name() -> None:
+    """Directions (1, y), y = 0, 0.1, 0.2, 0.4, are a chain; less their mean the first two point down, the others up."""
+    points = torch.tensor([[1.0, 0], [1, 0.1], [1, 0.2], [1, 0.4]])
+    assert partition_by("finch", 2, stream(0))(points).labels.tolist() == [0] * 4
+    assert partition_by("centred", 2, stream(0))(points).labels.tolist() == [0, 0, 1, 1]
 
 
 # --- class prototypes in fixed shapes ----------------------------------------------------------------------------

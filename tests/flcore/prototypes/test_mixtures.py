@@ -1,10 +1,9 @@
-"""Class distributions: mixtures (gfpl.md, section 8) and single Gaussians (baselines.md, section 7)."""
+"""Mixtures of Gaussians per class (gfpl.md, section 8)."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,13 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flcore.prototypes.gaussians import (
-    ClassGaussians,
-    class_gaussians,
-    map_gaussians,
-    merge_gaussians,
-    sample_gaussians,
-)
+from flcore.messages import Mixtures
+from flcore.prototypes import mixtures as module
 from flcore.prototypes.mixtures import (
     Mixture,
     bhattacharyya,
@@ -27,9 +21,12 @@ from flcore.prototypes.mixtures import (
     fit_mixture,
     fuse_components,
     fuse_mixtures,
+    fuse_uploads,
     group_components,
+    packed,
     sample_classes,
     sample_mixture,
+    unpacked,
 )
 from flcore.rng import numpy_stream, torch_stream
 
@@ -227,9 +224,8 @@ def test_many_small_dimensions_do_not_underflow() -> None:
 def grouped(values: list[float], threshold: float) -> list[list[float]]:
     """Unit-variance Gaussians at ``values``: D = (difference)²/8."""
     points = torch.tensor(values, dtype=torch.float64).unsqueeze(1)
-    ones = torch.ones_like(points)
-    distances = bhattacharyya(points.unsqueeze(1), ones.unsqueeze(1), points.unsqueeze(0), ones.unsqueeze(0))
-    return [[values[index] for index in group] for group in group_components(distances, threshold)]
+    groups = group_components(points, torch.ones_like(points), threshold)
+    return [[values[index] for index in group] for group in groups]
 
 
 @pytest.mark.parametrize(
@@ -258,6 +254,45 @@ def test_identical_components_stay_apart_at_threshold_zero() -> None:
     """Fact 12: strictly less."""
     assert grouped([1, 1, 1], 0.0) == [[1], [1], [1]]
     assert grouped([1, 1, 1], 1e-9) == [[1, 1, 1]]
+
+
+def as_written(mixture: Mixture, threshold: float) -> list[list[int]]:
+    """Algorithm 1 word by word: whoever is near every member joins, again and again."""
+    pairs = (mixture.means.unsqueeze(1), mixture.variances.unsqueeze(1), mixture.means, mixture.variances)
+    near = (bhattacharyya(*pairs) < threshold).tolist()
+    left, groups = list(range(len(near))), []
+    while left:
+        group = [left.pop(0)]
+        while joining := [new for new in left if all(near[new][member] for member in group)]:
+            group += joining
+            left = [index for index in left if index not in joining]
+        groups.append(group)
+    return groups
+
+
+@given(
+    components=st.integers(1, 12), threshold=st.sampled_from([0.0, 0.3, 1.0, 3.0, math.inf]), seed=st.integers(0, 99)
+)
+@settings(max_examples=40, deadline=None)
+def test_a_seed_and_all_that_is_near_it_are_algorithm_1(components: int, threshold: float, seed: int) -> None:
+    mixture = random_mixture(seed, components, 2)
+    assert group_components(mixture.means, mixture.variances, threshold) == as_written(mixture, threshold)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 2.0])
+def test_no_table_of_all_distances(threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 components of 4 dimensions: never more than 30 distances at a time, where all of them are 900."""
+    asked: list[int] = []
+
+    def counted(*gaussians: Tensor, per_dimension: bool = False) -> Tensor:
+        found = bhattacharyya(*gaussians, per_dimension=per_dimension)
+        asked.append(found.numel())
+        return found
+
+    monkeypatch.setattr(module, "bhattacharyya", counted)
+    fuse_mixtures({k: random_mixture(k, 3, 4) for k in range(10)}, None, threshold)
+    assert max(asked) == 30
+    assert sum(asked) <= 30 * 31 / 2
 
 
 # --- fusion ------------------------------------------------------------------------------------------------------
@@ -332,6 +367,48 @@ def test_fusion_does_not_depend_on_who_answered_first() -> None:
         assert torch.equal(found.variances, expected.variances)
 
 
+# --- messages ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_packed_is_what_is_unpacked() -> None:
+    """Deviations travel, variances come out: 4 and 9 as 2 and 3; counts of the classes that are there."""
+    first = Mixture(torch.tensor([0.25, 0.75]), torch.tensor([[0.0], [1.0]]), torch.tensor([[4.0], [9.0]]))
+    second = Mixture(torch.ones(1), torch.full((1, 1), 5.0), torch.full((1, 1), 0.25))
+    payload = packed({7: second, 2: first}, torch.arange(10) * 10, 1)
+    assert payload.classes.tolist() == [2, 7]
+    assert payload.components.tolist() == [2, 1]
+    assert payload.deviations.flatten().tolist() == [2.0, 3.0, 0.5]
+    assert payload.counts is not None and payload.counts.tolist() == [20, 70]
+    found = unpacked(payload)
+    assert list(found) == [2, 7]
+    for mixture, expected in ((found[2], first), (found[7], second)):
+        assert torch.equal(mixture.weights, expected.weights)
+        assert torch.equal(mixture.means, expected.means)
+        assert torch.equal(mixture.variances, expected.variances)
+
+
+def test_no_mixture_at_all() -> None:
+    payload = packed({}, torch.arange(10), 3)
+    assert payload.means.shape == payload.deviations.shape == (0, 3)
+    assert unpacked(payload) == {} == fuse_uploads({0: payload, 4: payload}, 1.0)
+
+
+def test_uploads_are_fused_class_by_class() -> None:
+    """Class 0 of clients 2 and 5 at 0 and 8, told counts 3 and 1: mean 2; untold, 4. Class 6 is client 5's alone."""
+
+    def upload(means: dict[int, float], counts: Tensor | None) -> Mixtures:
+        parts = {c: Mixture(torch.ones(1), torch.tensor([[m]]), torch.ones(1, 1)) for c, m in means.items()}
+        return packed(parts, counts, 1)
+
+    for told, expected in ((True, 2.0), (False, 4.0)):
+        counts = [torch.tensor([n, 0, 0, 0, 0, 0, 7]) if told else None for n in (3, 1)]
+        uploads = {5: upload({6: 9.0, 0: 8.0}, counts[1]), 2: upload({0: 0.0}, counts[0])}
+        fused = fuse_uploads(uploads, math.inf)
+        assert list(fused) == [0, 6]
+        assert fused[0].means.tolist() == [[expected]]
+        assert fused[6].means.tolist() == [[9.0]]
+
+
 # --- sampling ----------------------------------------------------------------------------------------------------
 
 
@@ -364,139 +441,3 @@ def test_pseudo_features_of_classes() -> None:
     assert torch.equal(again, features)
     other, _ = sample_classes({2: near, 7: far}, 16, torch_stream(1, "draw"))
     assert not torch.equal(other, features)
-
-
-# --- Gaussians per class (CCVR) ----------------------------------------------------------------------------------
-
-CLIENT_A = torch.tensor([[0.0, 0.0], [2.0, 0.0]])
-CLIENT_B = torch.tensor([[1.0, 3.0], [3.0, 3.0], [2.0, 6.0]])
-
-
-def of_one_class(points: Tensor) -> ClassGaussians:
-    return class_gaussians(points, torch.zeros(len(points), dtype=torch.int64), 1)
-
-
-def test_merged_statistics() -> None:
-    """baselines.md 7a: mean (1.6, 2.4), covariance [[1.3, 1.2], [1.2, 6.3]], not the biased [[0.8833, ...]]."""
-    merged = merge_gaussians({0: of_one_class(CLIENT_A), 1: of_one_class(CLIENT_B)})
-    assert merged.counts.tolist() == [5]
-    assert merged.means[0].tolist() == close(1.6, 2.4)
-    assert merged.covariances[0].flatten().tolist() == close(1.3, 1.2, 1.2, 6.3)
-
-
-def test_statistics_of_a_client() -> None:
-    """A: mean (1, 0), unbiased variance 2 in the first dimension; B: mean (2, 4), [[1, 0], [0, 3]]."""
-    a, b = of_one_class(CLIENT_A), of_one_class(CLIENT_B)
-    assert a.means.tolist() == [[1.0, 0.0]]
-    assert a.covariances.tolist() == [[[2.0, 0.0], [0.0, 0.0]]]
-    assert b.means.tolist() == [[2.0, 4.0]]
-    assert b.covariances.tolist() == [[[1.0, 0.0], [0.0, 3.0]]]
-
-
-def test_single_and_missing_samples() -> None:
-    """A class of one sample has covariance 0, not NaN; a missing class is all 0."""
-    found = class_gaussians(CLIENT_B[:1], torch.tensor([1]), 3)
-    assert found.counts.tolist() == [0, 1, 0]
-    assert found.means.tolist() == [[0, 0], [1, 3], [0, 0]]
-    assert torch.equal(found.covariances, torch.zeros(3, 2, 2, dtype=torch.float64))
-    # Two clients with one sample each: (1, 3) and (2, 6): the pooled covariance [[0.5, 1.5], [1.5, 4.5]].
-    merged = merge_gaussians({0: of_one_class(CLIENT_B[:1]), 1: of_one_class(CLIENT_B[2:])})
-    assert merged.covariances[0].tolist() == [[0.5, 1.5], [1.5, 4.5]]
-
-
-@given(samples=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(-9, 9)), min_size=1, max_size=25))
-@settings(max_examples=50, deadline=None)
-def test_merging_equals_pooling(samples: list[tuple[int, int, int]]) -> None:
-    """(client, class, value): merged statistics equal those of all samples together, in exact arithmetic."""
-    uploads = {}
-    for client in sorted({sample[0] for sample in samples}):
-        own = [sample for sample in samples if sample[0] == client]
-        features = torch.tensor([[float(value)] for _, _, value in own])
-        uploads[client] = class_gaussians(features, torch.tensor([label for _, label, _ in own]), 3)
-    merged = merge_gaussians(uploads)
-    for label in range(3):
-        values = [Fraction(value) for _, c, value in samples if c == label]
-        assert merged.counts[label].item() == len(values)
-        mean = sum(values) / len(values) if values else Fraction(0)
-        scatter = sum((value - mean) ** 2 for value in values)
-        assert merged.means[label].item() == pytest.approx(float(mean), abs=1e-12)
-        variance = scatter / (len(values) - 1) if len(values) > 1 else Fraction(0)
-        assert merged.covariances[label].item() == pytest.approx(float(variance), abs=1e-10)
-
-
-def test_merging_is_exact_far_from_the_origin() -> None:
-    """Values around 1e6 with variance 1: the difference of raw moments would lose four digits, in float32 all."""
-    shifted = merge_gaussians({0: of_one_class(CLIENT_A.double() + 1e6), 1: of_one_class(CLIENT_B.double() + 1e6)})
-    assert shifted.covariances[0].flatten().tolist() == pytest.approx([1.3, 1.2, 1.2, 6.3], abs=1e-9)
-
-
-def test_merging_does_not_depend_on_who_answered_first() -> None:
-    generator = torch.Generator().manual_seed(0)
-    uploads = {
-        k: class_gaussians(torch.randn(20, 3, generator=generator), torch.randint(4, (20,), generator=generator), 4)
-        for k in range(4)
-    }
-    expected = merge_gaussians(uploads)
-    for order in itertools.permutations(uploads):
-        found = merge_gaussians({k: uploads[k] for k in order})
-        assert torch.equal(found.means, expected.means)
-        assert torch.equal(found.covariances, expected.covariances)
-
-
-def test_linear_map() -> None:
-    """Statistics of W x + b from those of x equal those of the mapped samples; a missing class stays empty."""
-    generator = torch.Generator().manual_seed(0)
-    features, labels = torch.randn(30, 3, generator=generator).double(), torch.arange(30) % 2
-    weight, bias = torch.randn(7, 3, generator=generator), torch.randn(7, generator=generator)
-    mapped = map_gaussians(class_gaussians(features, labels, 3), weight, bias)
-    expected = class_gaussians(features @ weight.double().T + bias.double(), labels, 3)
-    assert torch.equal(mapped.counts, expected.counts)
-    assert torch.allclose(mapped.means, expected.means)
-    assert torch.allclose(mapped.covariances, expected.covariances)
-    assert torch.linalg.matrix_rank(mapped.covariances[0]).item() == 3  # of 7: sampling must take it
-
-
-def test_draws_of_a_rank_deficient_gaussian() -> None:
-    """Mean (1, 2), covariance of (t, 2t): [[1, 2], [2, 4]]; every draw lies on the line x2 - 2 = 2·(x1 - 1).
-
-    Of 50,000 draws the variances 1 and 4 have standard errors of 0.6 %.
-    """
-    statistics = ClassGaussians(
-        torch.tensor([9, 1, 0]), tensor((1, 2), (5, 5), (0, 0)), torch.zeros(3, 2, 2, dtype=torch.float64)
-    )
-    statistics.covariances[0] = tensor((1, 2), (2, 4))
-    draws, labels = sample_gaussians(statistics, 50_000, torch_stream(0, "draw"))
-    assert labels.tolist() == [0] * 50_000  # one sample is not enough for class 1, class 2 has none
-    assert draws.dtype == torch.float32
-    assert torch.allclose(draws[:, 1] - 2, 2 * (draws[:, 0] - 1), atol=1e-4)
-    assert draws.mean(0).tolist() == pytest.approx([1, 2], abs=0.05)
-    assert draws.var(0).tolist() == pytest.approx([1, 4], rel=0.03)
-
-
-def test_draws_have_the_covariance() -> None:
-    """[[1.3, 1.2], [1.2, 6.3]] of 100,000 draws, to about 1 %."""
-    merged = merge_gaussians({0: of_one_class(CLIENT_A), 1: of_one_class(CLIENT_B)})
-    draws, _ = sample_gaussians(merged, 100_000, torch_stream(0, "draw"))
-    found = torch.cov(draws.T)
-    assert found.flatten().tolist() == pytest.approx([1.3, 1.2, 1.2, 6.3], abs=0.1)
-
-
-def test_slightly_negative_eigenvalues_are_clamped() -> None:
-    """[[1, 1 + 1e-6], [1 + 1e-6, 1]] has the eigenvalue -1e-6: finite draws on the diagonal."""
-    covariance = tensor((1, 1 + 1e-6), (1 + 1e-6, 1)).unsqueeze(0)
-    statistics = ClassGaussians(torch.tensor([5]), tensor((0, 0)), covariance)
-    draws, _ = sample_gaussians(statistics, 100, torch_stream(0, "draw"))
-    assert draws.isfinite().all()
-    assert torch.allclose(draws[:, 0], draws[:, 1], atol=1e-5)
-
-
-def test_a_single_sample_may_be_drawn_as_itself() -> None:
-    draws, labels = sample_gaussians(of_one_class(CLIENT_B[:1]), 3, torch_stream(0, "draw"), min_count=1)
-    assert draws.tolist() == [[1.0, 3.0]] * 3
-    assert labels.tolist() == [0, 0, 0]
-
-
-def test_no_class_no_draws() -> None:
-    draws, labels = sample_gaussians(of_one_class(CLIENT_B[:1]), 3, torch_stream(0, "draw"))
-    assert draws.shape == (0, 2)
-    assert labels.shape == (0,)

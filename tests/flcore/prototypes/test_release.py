@@ -10,7 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flcore.prototypes.release import clip_to_norm, frequent_classes, mean_sensitivity, noisy_means, privacy_spent
+from flcore.prototypes.release import (
+    clip_to_norm,
+    frequent_classes,
+    mean_sensitivity,
+    noisy_means,
+    noisy_vectors,
+    privacy_spent,
+)
 
 T = torch.tensor
 
@@ -140,6 +147,43 @@ def test_noise_is_a_function_of_the_generator_alone() -> None:
 def test_noise_cannot_be_negative() -> None:
     with pytest.raises(ValueError, match="negative"):
         noisy_means(torch.ones(1, 2), T([1]), T([True]), stream(), max_norm=1.0, noise_multiplier=-1.0, unit="sample")
+
+
+# Vectors of any number
+
+
+def test_noise_on_any_number_of_vectors() -> None:
+    """q = 3, C = 2, z = 0.5: Δ = 2·2·√3 = 6.928203, deviation 3.464102; 60,000 numbers, within 5/√120000."""
+    noisy = noisy_vectors(torch.zeros(3, 20_000), stream(), max_norm=2.0, noise_multiplier=0.5)
+    assert noisy.std().item() == pytest.approx(3.464102, rel=5 / math.sqrt(120_000))
+    assert noisy.std(dim=1).tolist() == pytest.approx([3.464102] * 3, rel=0.025)
+    assert noisy.mean().item() == pytest.approx(0, abs=5 * 3.4641 / math.sqrt(60_000))
+
+
+@given(seed=st.integers(0, 500), count=st.integers(1, 6), norm=st.floats(0.1, 5), scale=st.floats(0.1, 20))
+@settings(max_examples=60, deadline=None)
+def test_all_vectors_together_move_no_further(seed: int, count: int, norm: float, scale: float) -> None:
+    """Whatever stands instead of q vectors: 2·C·√q at most; opposite vectors of norm C and more attain it."""
+    vectors = scale * torch.randn(count, 3, generator=stream(seed))
+    others = scale * torch.randn(count, 3, generator=stream(seed + 1))
+
+    def released(values: torch.Tensor) -> torch.Tensor:
+        return noisy_vectors(values, stream(), max_norm=norm, noise_multiplier=0.0)
+
+    bound = 2 * norm * math.sqrt(count)
+    assert (released(vectors) - released(others)).norm().item() <= bound * (1 + 1e-5)
+    far = vectors / vectors.norm(dim=1, keepdim=True) * 2 * norm
+    assert (released(far) - released(-far)).norm().item() == pytest.approx(bound, rel=1e-5)
+
+
+def test_vectors_are_clipped_and_none_is_enough() -> None:
+    vectors = T([[3.0, 4.0], [0.3, 0.4]])
+    found = noisy_vectors(vectors, stream(), max_norm=2.5, noise_multiplier=0.0)
+    assert found.tolist() == [pytest.approx([1.5, 2.0]), vectors[1].tolist()]
+    assert noisy_vectors(torch.zeros(0, 4), stream(), max_norm=1.0, noise_multiplier=1.0).shape == (0, 4)
+    for wrong in ({"max_norm": 0.0, "noise_multiplier": 1.0}, {"max_norm": 1.0, "noise_multiplier": -1.0}):
+        with pytest.raises(ValueError, match=r"positive|negative"):
+            noisy_vectors(vectors, stream(), **wrong)
 
 
 # The account

@@ -25,14 +25,14 @@ class Speeds:
         speeds = self
 
         class Serial(stacking.SerialTrainer):
-            def train(self, turns: Any, starts: Any, phases: Any, first_phase: int) -> Any:
-                outcomes = super().train(turns, starts, phases, first_phase)
+            def train(self, *arguments: Any) -> Any:
+                outcomes = super().train(*arguments)
                 speeds.now += serial * sum(outcome.steps for outcome in outcomes)
                 return outcomes
 
         class Stacked(stacking.StackedTrainer):
-            def train(self, turns: Any, starts: Any, phases: Any, first_phase: int) -> Any:
-                outcomes = super().train(turns, starts, phases, first_phase)
+            def train(self, *arguments: Any) -> Any:
+                outcomes = super().train(*arguments)
                 speeds.now += stacked * max(outcome.steps for outcome in outcomes)
                 speeds.measured += 1
                 return outcomes

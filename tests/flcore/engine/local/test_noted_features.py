@@ -7,16 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import Worker
-from flcore.engine.local.serial import added, class_sums
+from flcore.engine.client import TurnRunner
+from flcore.engine.client_data import ClientData
+from flcore.engine.local.step import added, class_sums
 from flcore.engine.local.tape import record_tape
-from flcore.errors import ConfigError
+from flcore.errors import ConfigError, RunError
+from flcore.evaluation.forward import Forward
+from flcore.methods.base import Method
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedmlp import FedMLP
 from flcore.methods.fedpa import FedPA
 from flcore.methods.fedproto import FedProto
 from flcore.methods.vocabulary import Leg, Phase
-from flcore.prototypes import class_means
+from flcore.prototypes.class_means import class_means
 from flcore.records import serialise
 
 RUNNING = {"proto_mode": "running"}
@@ -48,10 +51,10 @@ def test_sums_by_class() -> None:
 )
 def test_which_steps_are_noted(lab: Any, size: int, local: Any, skip: bool, first: dict[str, int]) -> None:
     experiment = lab.experiment(local={"batch_size": 4, **local})
-    worker = Worker(experiment)
+    worker = TurnRunner(experiment)
     turn = worker.receive(1, Leg(), 0, experiment.method.start_server(experiment.setting), {})
     for note, expected in first.items():
-        tape = record_tape(experiment, worker.module, turn, Phase(note=note), 0, size, skip_single=skip)  # type: ignore[arg-type]
+        tape = record_tape(experiment, experiment.new_module(), turn, Phase(note=note), 0, size, skip_single=skip)  # type: ignore[arg-type]
         assert tape.noted_from == expected
 
 
@@ -86,9 +89,9 @@ def test_all_passes(lab: Any) -> None:
     """
     method = {"name": "fedpa", "use_ge": False}
     experiment = one_batch(lab, method=method)
-    images, labels = experiment.dataset.train.images, experiment.dataset.train.labels
-    worker = Worker(experiment)
-    start = class_means(worker.over_images(images, worker.model.features), labels, 3).means
+    (data,) = ClientData.of(experiment, [0], 1)
+    features = Forward(experiment).part(experiment.setting.initial, data, "features")
+    start = class_means(features, data.labels, 3).means
     one, two = (prototypes(lab, method, steps=steps) for steps in (1, 2))
     assert torch.allclose(start, one, atol=1e-6) and not torch.allclose(one, two, atol=1e-2)
     assert torch.allclose(prototypes(lab, method | RUNNING, steps=3), (start + one + two) / 3, atol=1e-6)
@@ -127,17 +130,23 @@ def test_stacked_clients(lab: Any, name: str, model: str) -> None:
 @pytest.mark.parametrize("stack", [False, True])
 def test_a_loss_that_notes_nothing_is_named(lab: Any, stack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FedProto, "loss", FedAvg.loss)
-    with pytest.raises(LookupError, match="fedproto: a phase says note, but the loss never calls"):
+    with pytest.raises(RunError, match="fedproto: a phase says note, but the loss never calls"):
         lab.train_stack(lab.experiment(method={"name": "fedproto"} | RUNNING, engine__stack=stack), range(2))
 
 
-def test_who_asks() -> None:
+def test_who_asks(lab: Any) -> None:
     """FedProto's code has the last epoch, FedPA's all mini-batches; who sends no prototypes notes none."""
-    assert [method.phases()[0].note for method in (FedProto(), FedMLP(), FedPA())] == ["none"] * 3
+    setting = lab.experiment().setting
+
+    def note(method: Method) -> str:
+        ((phase,),) = (leg.phases for leg in method.legs(2, setting))
+        return phase.note
+
+    assert [note(method) for method in (FedProto(), FedMLP(), FedPA())] == ["none"] * 3
     asked = (FedProto(proto_mode="running"), FedMLP(proto_mode="running"), FedPA(proto_mode="running"))
-    assert [method.phases()[0].note for method in asked] == ["last_pass", "last_pass", "all"]
-    assert FedPA(preset="authors").phases()[0].note == "all"
-    assert FedPA(proto_mode="running", use_po=False, use_ad=False).phases()[0].note == "none"
+    assert [note(method) for method in asked] == ["last_pass", "last_pass", "all"]
+    assert note(FedPA(preset="authors")) == "all"
+    assert note(FedPA(proto_mode="running", use_po=False, use_ad=False)) == "none"
 
 
 def test_running_prototypes_cannot_be_clipped_by_sample(lab: Any) -> None:

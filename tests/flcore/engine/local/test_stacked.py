@@ -15,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from flcore.engine.client import Failure, Worker
+from flcore.engine.client import TurnRunner
+from flcore.engine.client_data import ClientData
 from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
 from flcore.engine.local.samples import GivenSamples
 from flcore.engine.local.stacked import StackedTrainer
+from flcore.engine.turns import Failure
 from flcore.errors import ConfigError
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
@@ -325,9 +327,11 @@ def test_a_used_worker_gives_the_same_bytes(lab: Any) -> None:
     """Nothing of one stack stays in the module for the next."""
     for model in MODELS.values():
         experiment = lab.experiment(method__name="fedproto", model=model, local__momentum=0.9, engine__stack=True)
-        used = Worker(experiment)
+        used = TurnRunner(experiment)
         lab.train_stack(experiment, [3, 1], worker=used)
-        first, second = (lab.train_stack(experiment, [0, 2], worker=worker) for worker in (used, Worker(experiment)))
+        first, second = (
+            lab.train_stack(experiment, [0, 2], worker=worker) for worker in (used, TurnRunner(experiment))
+        )
         for client in (0, 2):
             assert serialise(first[client][0].message) == serialise(second[client][0].message)
             assert serialise(first[client][1]) == serialise(second[client][1])
@@ -345,7 +349,7 @@ def test_how_stacks_are_handed_out_changes_no_byte(
     changes = {"method__name": "fedproto", "federation__rounds": 2, "model": MODELS["dropout"]}
     expected = lab.run(lab.experiment(**changes, engine={"stack": True, "stack_size": 2}), tmp_path / "plain").bytes
     engine = {"stack": True, "stack_size": 2, "workers": workers, "clients_per_task": clients_per_task}
-    found = lab.run(lab.experiment(**changes, engine=engine), tmp_path / "handed", steps=lab.Threaded())
+    found = lab.run(lab.experiment(**changes, engine=engine), tmp_path / "handed", orchestrator=lab.Threaded())
     assert found.bytes == expected
 
 
@@ -521,17 +525,18 @@ def test_a_frozen_model_in_the_loss(lab: Any, distance: Any, model: str) -> None
 def test_the_samples_of_a_stack_are_those_of_its_clients(lab: Any) -> None:
     """What is taken at positions: inputs and labels row by row."""
     samples = GivenSamples(torch.arange(6.0).reshape(3, 2), torch.tensor([4, 5, 6]))
-    inputs, labels = samples.take(torch.tensor([2, 0]))
-    assert (inputs.tolist(), labels.tolist(), len(samples)) == ([[4.0, 5.0], [0.0, 1.0]], [6, 4], 3)
+    assert samples.inputs(torch.tensor([2, 0])).tolist() == [[4.0, 5.0], [0.0, 1.0]]
+    assert samples.labels.tolist() == [4, 5, 6]
 
 
 def test_a_trainer_without_phases_gives_back_what_it_was_given(lab: Any) -> None:
     experiment = lab.experiment(engine__stack=True)
-    worker = Worker(experiment)
+    worker = TurnRunner(experiment)
     server = experiment.method.start_server(experiment.setting)
     leg = experiment.method.legs(1, experiment.setting)[0]
     turns = [worker.receive(1, leg, client, server, {}) for client in (0, 1)]
-    outcomes = StackedTrainer(experiment).train(turns, [experiment.setting.initial] * 2, [], 0)
+    data = ClientData.of(experiment, [0, 1], 1)
+    outcomes = StackedTrainer(experiment).train(turns, data, [experiment.setting.initial] * 2, [], 0, {})
     for outcome in outcomes:
         assert serialise({"m": outcome.weights}) == serialise({"m": experiment.setting.initial})
         assert (outcome.steps, dict(outcome.losses), outcome.drawn.sum()) == (0, {}, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flcore.engine.client import Worker
-from flcore.engine.local.samples import ClientImages
-from flcore.engine.local.serial import drawn_labels
+from flcore.engine import client_data
+from flcore.engine.client import TurnRunner
+from flcore.engine.local.samples import drawn_labels
 from flcore.engine.local.tape import Tape, batch_positions, passes, planned_steps, record_tape
 from flcore.errors import ConfigError
 from flcore.methods import METHODS
@@ -78,7 +78,7 @@ def test_a_batch_of_one_is_used_where_batchnorm_is_frozen(lab: Any) -> None:
 def test_batches_of_one_and_batchnorm_are_refused(lab: Any, stack: bool) -> None:
     refused = small(lab, [8, 8], local={"batch_size": 1}, engine__stack=stack)
     with pytest.raises(ConfigError, match=r"^local\.batch_size = 1: BatchNorm needs 2 samples or more"):
-        Worker(refused)
+        TurnRunner(refused)
     frozen = {"name": "fedgen_cnn", "batchnorm": "frozen"}
     assert lab.train(small(lab, [8, 8], local={"batch_size": 1}, engine__stack=stack, model=frozen))[0].steps == 8
     assert lab.train(small(lab, [8, 8], local={"batch_size": 1}, model={"name": "fedproto_cnn"}))[0].steps == 8
@@ -153,7 +153,7 @@ class Drawing(FedAvg):
 
 
 def turn_of(experiment: Any, client: int, number: int = 1) -> Turn:
-    return Worker(experiment).receive(number, Leg(), client, experiment.method.start_server(experiment.setting), {})
+    return TurnRunner(experiment).receive(number, Leg(), client, experiment.method.start_server(experiment.setting), {})
 
 
 def tape_of(experiment: Any, client: int = 0, *, number: int = 1, phase: int = 0, skip_single: bool = False) -> Tape:
@@ -174,7 +174,7 @@ def test_the_parts_of_a_tape(lab: Any) -> None:
         *range(43)
     ]
     assert tape.positions[2, 11:].tolist() == [0] * 5
-    assert {site: tuple(noise.shape) for site, noise in tape.noise.items()} == {
+    assert {site: tuple(noise.shape) for site, noise in tape.drops.items()} == {
         "channels": (3, 16, 20),
         "features": (3, 16, 50),
     }
@@ -188,7 +188,7 @@ def test_the_parts_of_a_tape(lab: Any) -> None:
 
 def flat(tape: Tape) -> dict[str, list[float]]:
     """Every random number of a tape by kind."""
-    kinds = {"positions": tape.positions, **tape.noise, **tape.augmentation, **tape.draws}
+    kinds = {"positions": tape.positions, **tape.drops, **tape.augmentation, **tape.draws}
     return {name: values.flatten().tolist() for name, values in kinds.items()}
 
 
@@ -229,20 +229,20 @@ def test_single_batches_are_left_out_and_the_others_stay(lab: Any) -> None:
 def test_noise_is_uniform_and_positions_are_shuffled(lab: Any) -> None:
     """3·16·70 = 3,360 numbers: mean 0.5 ± 5·√(1/12/3360) = ± 0.025."""
     tape = tape_of(lab.experiment(model={"name": "fedproto_cnn"}))
-    noise = torch.cat([values.flatten() for values in tape.noise.values()])
+    noise = torch.cat([values.flatten() for values in tape.drops.values()])
     assert (noise >= 0).all() and (noise < 1).all()
     assert abs(noise.mean().item() - 0.5) < 0.025
     assert tape.positions[0].tolist() != sorted(tape.positions[0].tolist())
 
 
-def test_drawn_labels_by_hand(lab: Any) -> None:
-    """Labels 0 1 1 2; rows (0, 1), (3) and padding: class 0 once, 1 once, 2 once; the padding, sample 0, not at all."""
-    dataset = lab.toy_dataset([[1], [2], [3], [4]], [0, 1, 1, 2], None, None)
-    experiment = lab.experiment(dataset, lab.by_hand(dataset, [[0, 1, 2, 3]]), lab.ToySpec())
-    samples = ClientImages(experiment, experiment.training_indices(0, 1))
-    tape = Tape(torch.tensor([[0, 1], [3, 0]]), (2, 1), {}, {}, {}, noted_from=2)
-    assert drawn_labels(tape, samples, 4).tolist() == [1, 1, 1, 0]
-    assert drawn_labels(replace(tape, positions=torch.zeros(0, 2, dtype=torch.int64), sizes=()), samples, 3).sum() == 0
+def test_drawn_labels_by_hand() -> None:
+    """Labels 0 1 1 2; rows (0, 1), (3) and padding: class 0 once, 1 once, 2 once; the padding, sample 0, not at all.
+
+    No image is looked at: there is none.
+    """
+    labels = torch.tensor([0, 1, 1, 2])
+    assert drawn_labels(torch.tensor([[0, 1], [3, 0]]), (2, 1), labels, 4).tolist() == [1, 1, 1, 0]
+    assert drawn_labels(torch.zeros(0, 2, dtype=torch.int64), (), labels, 3).tolist() == [0, 0, 0]
 
 
 def test_a_whole_pass_draws_every_sample_once(lab: Any) -> None:
@@ -262,6 +262,6 @@ def test_a_whole_pass_draws_every_sample_once(lab: Any) -> None:
 def test_when_images_are_normalised_changes_no_bit(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client too large to be normalised whole is normalised batch by batch: element-wise, hence the same."""
     at_once = lab.run(lab.experiment(), tmp_path / "at-once")
-    monkeypatch.setattr(ClientImages, "_MOST_BYTES", 0)
+    monkeypatch.setattr(client_data, "MOST_BYTES", 0)
     by_batch = lab.run(lab.experiment(), tmp_path / "by-batch")
     assert serialise(at_once.state.server) == serialise(by_batch.state.server)

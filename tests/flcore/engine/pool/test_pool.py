@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.pool.executors import InlineExecutor
-from flcore.engine.rounds import Observers, PlainSteps, run_rounds
+from flcore.engine.checkpoint import Checkpoint, RunState
+from flcore.engine.failures import TurnError
+from flcore.engine.orchestrator import InlineOrchestrator
+from flcore.engine.pool.executors import InlineExecutor, PoolExecutor, StoppedError, WorkerHandle, WorkerLostError
+from flcore.engine.pool.process import local_pool
+from flcore.engine.rounds import Observers, run_rounds
+from flcore.engine.turns import Reply
 from flcore.errors import RunError
 from flcore.methods import METHODS
+from flcore.methods.vocabulary import Exchange, Replies
+from flcore.records import Record
 
 RICH = {"federation": {"rounds": 3, "participation": 0.6}, "data__augmentation": "crop_flip"}
 
 
-class KillOneWorker(PlainSteps):
-    """Tasks on threads at once; kills a worker process as soon as the first reply of round 2 is on the disk."""
+class KillOneWorker(InlineOrchestrator):
+    """Groups on threads at once; kills a worker process as soon as the first reply of round 2 is on the disk."""
 
     def __init__(self, folder: Path) -> None:
         self.replies, self.calls, self.killed = folder / "legs" / "0002", 0, 0
@@ -70,8 +81,34 @@ def test_any_number_of_workers(
 
 @pytest.mark.slow
 def test_a_worker_says_what_went_wrong(lab: Any, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"^round 1, client \d: training diverged"):
+    with pytest.raises(RunError, match=r"^round 1, client \d \(train-clients, local training\): training diverged"):
         lab.run_in_pool(tmp_path / "pool", engine__workers=3, local__lr=1e6)
+
+
+def test_an_error_in_a_worker_is_the_error_here(lab: Any, erring: Any, tmp_path: Path) -> None:
+    """Same words, same place in the code; no worker dies of it, and nobody is asked again."""
+    with pytest.raises(TurnError) as here:
+        lab.run(lab.experiment(**erring), tmp_path / "inline")
+    said = "'_Trained' object has no attribute 'no_such_thing'"
+    assert str(here.value) == f"round 1, client 2 (train-clients, reply): AttributeError: {said}"
+    before = set(multiprocessing.active_children())
+    experiment = lab.experiment(**erring, engine__workers=1)
+    pool = local_pool(experiment, lab.prepared, lab.partition_folder, Checkpoint(tmp_path / "pool"))
+    (worker,) = set(multiprocessing.active_children()) - before
+    try:
+        with pytest.raises(TurnError) as there:
+            lab.run(experiment, tmp_path / "pool", pool)
+        assert set(multiprocessing.active_children()) - before == {worker}
+    finally:
+        pool.close()
+    assert str(there.value) == str(here.value)
+    assert 'erring.py", line ' in there.value.details
+    assert there.value.details == here.value.details
+    # Dropped instead, the run goes on, to the same bytes; the worker's state is that of the clients before.
+    dropping = {**erring, "federation": {"rounds": 1, "on_client_error": "drop"}}
+    expected = lab.run(lab.experiment(**dropping), tmp_path / "dropped")
+    assert list(expected.state.failures) == [(1, 2, f"train-clients, reply: AttributeError: {said}")]
+    assert lab.run_in_pool(tmp_path / "there", **dropping, engine__workers=1).bytes == expected.bytes
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -88,7 +125,9 @@ def test_on_a_gpu(lab: Any, stops: Any, method: str, stack: bool, tmp_path: Path
             raise stops.Crash
 
     with pytest.raises(stops.Crash):
-        run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), PlainSteps(), Observers(stop))
+        run_rounds(
+            experiment, checkpoint, InlineExecutor(experiment, checkpoint), InlineOrchestrator(), Observers(stop)
+        )
     run = lab.run(experiment, tmp_path / "run")
     assert [record["round"] for record in run.history] == [1, 2, 3]
     assert all(0 <= record["mean_local"] <= 1 for record in run.history)
@@ -125,7 +164,7 @@ class Watch(MetaPathFinder):
 
         def load(module):
             plain(module)
-            train = module.Worker.train
+            train = module.TurnRunner.train
 
             def deadly(self, place, clients, server, memories):
                 if 2 in clients:
@@ -134,7 +173,7 @@ class Watch(MetaPathFinder):
                     os.kill(os.getpid(), signal.SIGKILL)
                 return train(self, place, clients, server, memories)
 
-            module.Worker.train = deadly
+            module.TurnRunner.train = deadly
 
         spec.loader.exec_module = load
         return spec
@@ -154,7 +193,7 @@ def deaths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_client_that_kills_its_worker_every_time_is_left_out(lab: Any, deaths: Path, tmp_path: Path) -> None:
-    """One round of four clients in one task: twice it dies at client 2, then, tried alone, twice more; 3 still trains.
+    """One round of four clients in one group: twice it dies at client 2, then, tried alone, twice more; 3 still trains.
 
     Four deaths and five workers. Client 2 received the model of 3,094 parameters, and nothing came from it.
     """
@@ -164,15 +203,15 @@ def test_a_client_that_kills_its_worker_every_time_is_left_out(lab: Any, deaths:
     assert run.history[0]["participants"] == [0, 1, 3]
     ((number, client, cause),) = run.state.failures
     assert (number, client) == (1, 2)
-    assert cause.startswith("workers died again and again training it")
+    assert cause.startswith("train-clients: workers died again and again training it, the last one by SIGKILL; ")
     assert run.history[0]["failures"] == [[1, 2, cause]]
     assert run.history[0]["bytes_down"]["model"] == 4 * 3094 * 4
     assert run.history[0]["bytes_up"]["model"] == 3 * 3094 * 4
-    said = {k: lab.train(lab.experiment(**changes), k)[0].message for k in (0, 1, 3)}
+    said = Replies({k: lab.train(lab.experiment(**changes), k)[0].message for k in (0, 1, 3)})
     experiment = lab.experiment(**changes)
-    server = experiment.method.start_server(experiment.setting)
-    expected = experiment.method.stages()["aggregate"](server, said, experiment.setting, 1)["model"]
-    for name, tensor in expected.params.items():
+    server = Record(experiment.method.start_server(experiment.setting))
+    after, _ = experiment.method.stages()["aggregate"](server, said, Exchange(experiment.setting, 1))
+    for name, tensor in after["model"].params.items():
         assert torch.equal(run.state.server["model"].params[name], tensor)
 
 
@@ -180,8 +219,8 @@ def test_a_client_that_kills_its_worker_every_time_is_left_out(lab: Any, deaths:
 def test_a_client_that_kills_its_worker_every_time_stops_the_run(lab: Any, deaths: Path, tmp_path: Path) -> None:
     """And what was trained before is found again: the run goes on where it was as soon as the cause is gone."""
     changes = {"federation__rounds": 1, "engine__workers": 2}
-    with pytest.raises(RunError, match=r"^round 1, client 2: workers died again and again training it"):
-        lab.run_in_pool(tmp_path / "pool", PlainSteps(), **changes)
+    with pytest.raises(RunError, match=r"^round 1, client 2 \(train-clients\): workers died again and again"):
+        lab.run_in_pool(tmp_path / "pool", InlineOrchestrator(), **changes)
     checkpoint = Checkpoint(tmp_path / "pool")
     assert checkpoint.load_reply(1, 0) is not None and checkpoint.load_reply(1, 2) is None
     expected = lab.run(lab.experiment(**changes), tmp_path / "inline").bytes
@@ -192,5 +231,196 @@ def test_a_client_that_kills_its_worker_every_time_stops_the_run(lab: Any, death
 def test_workers_that_cannot_even_start_stop_the_run(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os; os._exit(3)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(RunError, match=r"^round 1, client 0: workers died again and again"):
+    with pytest.raises(RunError, match=r"^round 1, client 0 \(train-clients\): .*the last one with exit code 3"):
         lab.run_in_pool(tmp_path / "pool", engine__workers=1)
+
+
+# ---- the end of a pool -------------------------------------------------------------------------------------------
+
+
+class Hand(WorkerHandle):
+    """A worker made of plain calls: ``work`` says what becomes of each request."""
+
+    def __init__(self, seen: SimpleNamespace, work: Callable[[Hand], None]) -> None:
+        self.seen, self.work, self.ended = seen, work, threading.Event()
+        seen.hands.append(self)
+
+    def train(self, state: RunState, group: Any) -> None:
+        self.work(self)
+
+    def dismiss(self) -> None:
+        self.ended.set()
+
+    def end(self) -> None:
+        self.seen.gone.append(self)
+
+
+def hands(
+    lab: Any, tmp_path: Path, work: Callable[[Hand], None], workers: int
+) -> tuple[PoolExecutor, RunState, SimpleNamespace]:
+    seen = SimpleNamespace(hands=[], gone=[])
+    experiment, checkpoint = lab.experiment(), Checkpoint(tmp_path / "run")
+    checkpoint.start(RunState(0, Record(experiment.method.start_server(experiment.setting))))
+    pool = PoolExecutor(lambda place: Hand(seen, work), workers, experiment, checkpoint)
+    return pool, checkpoint.read_state(), seen
+
+
+def test_a_closed_pool_starts_nobody(lab: Any, tmp_path: Path) -> None:
+    """One thread's worker dies of the closing, another thread waits for a worker, a third comes afterwards."""
+    at_work = threading.Event()
+
+    def until_dismissed(hand: Hand) -> None:
+        at_work.set()
+        assert hand.ended.wait(20)
+        raise WorkerLostError("by SIGKILL")
+
+    pool, state, seen = hands(lab, tmp_path, until_dismissed, 1)
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(pool.train, state, [[client]]) for client in (0, 1)]
+        assert at_work.wait(20)
+        pool.close()
+        for future in asked:
+            with pytest.raises(StoppedError, match=r"^training was stopped$"):
+                future.result(20)
+    with pytest.raises(StoppedError):
+        pool.train(state, [[2]])
+    pool.close()
+    assert len(seen.hands) == 1
+    assert seen.gone == seen.hands
+
+
+def test_a_death_costs_a_worker_and_an_error_none(lab: Any, tmp_path: Path) -> None:
+    """A death: a new worker and a second try, then by stacks, then given up. An error: raised as it is."""
+
+    def die(hand: Hand) -> None:
+        raise WorkerLostError("with exit code 9")
+
+    pool, state, seen = hands(lab, tmp_path / "deaths", die, 1)
+    with pytest.raises(RunError, match=r"^round 1, client 3 \(train-clients\): workers died .* with exit code 9; see"):
+        pool.train(state, [[3], [1]])
+    assert len(seen.hands) == 1 + 2 + 2  # the first, two deaths of the group, two of the stack
+    assert seen.gone == seen.hands[:4]
+
+    def err(hand: Hand) -> None:
+        raise TurnError(1, "train-clients", [1], "reply", "TypeError: x")
+
+    pool, state, seen = hands(lab, tmp_path / "errors", err, 1)
+    for _ in range(2):
+        with pytest.raises(TurnError, match=r"^round 1, client 1 \(train-clients, reply\): TypeError: x$"):
+            pool.train(state, [[1]])
+    assert len(seen.hands) == 1
+    pool.close()
+
+
+def test_a_reply_that_is_not_there_after_all_is_an_error(lab: Any, tmp_path: Path) -> None:
+    pool, state, _ = hands(lab, tmp_path, lambda hand: None, 1)
+    pool._checkpoint.save_reply(1, 0, Reply(Record(), {}, 0, False, {}, {}), Record(), state.run.digest)
+    with pytest.raises(RunError, match=r"^round 1, client 1 \(train-clients\): the worker's reply is missing on disk"):
+        pool.train(state, [[0], [1]])
+
+
+SLEEPY = """
+import os, time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from flcore.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Sleepy(FedAvg):
+    name: ClassVar[str] = "sleepy"
+    summary: ClassVar[str] = "FedAvg whose turns take minutes"
+    citation: ClassVar[str] = "nobody, nowhere"
+
+    def context(self, turn):
+        (Path(os.environ["PROTOFL_TEST_ASLEEP"]) / str(os.getpid())).touch()
+        time.sleep(300)
+        return super().context(turn)
+"""
+
+INTERRUPTED = """
+import json, sys
+from pathlib import Path
+from flcore.config import Config
+from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.orchestrator import InlineOrchestrator
+from flcore.engine.pool.process import local_pool
+from flcore.engine.rounds import Observers, run_rounds
+from flcore.experiment import Experiment
+
+if __name__ == "__main__":
+    config, (prepared, partition, folder) = Config.from_mapping(json.loads(sys.argv[1])), map(Path, sys.argv[2:])
+    experiment, checkpoint = Experiment.open(config, prepared, partition), Checkpoint(folder)
+    experiment.setting
+    try:
+        executor = local_pool(experiment, prepared, partition, checkpoint)
+        try:
+            run_rounds(experiment, checkpoint, executor, InlineOrchestrator(2), Observers())
+        finally:
+            executor.close()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds processes in /proc")
+@pytest.mark.parametrize("when", [pytest.param("loading", marks=pytest.mark.slow), "training"])
+def test_ctrl_c_leaves_at_once_and_quietly(
+    lab: Any, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal reaches parent and workers, as from a terminal; nobody is replaced, nobody stays, nothing is printed.
+
+    A turn takes minutes, and so would one that is asked for again.
+    """
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    (tmp_path / "sleepy.py").write_text(SLEEPY)
+    asleep = tmp_path / "asleep"
+    asleep.mkdir()
+    monkeypatch.setenv("PROTOFL_TEST_ASLEEP", str(asleep))
+    raw = lab.mapping(plugins=[str(tmp_path / "sleepy.py")], method__name="sleepy", engine__workers=2)
+    folders = [lab.prepared, lab.partition_folder, tmp_path / "run"]
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "interrupted.py"), json.dumps(raw), *map(str, folders)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=Path(__file__).parents[4], start_new_session=True,
+    )  # fmt: skip
+    try:
+        if when == "training":
+            wait_until(lambda: len(list(asleep.iterdir())) == 2, process)
+        else:
+            wait_until(lambda: len(group_of(process.pid)) == 4, process)  # and Python's resource tracker
+        workers = len(group_of(process.pid))
+        began = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        said, errors = process.communicate(timeout=60)
+        took = time.monotonic() - began
+        assert (said, errors, process.returncode) == ("interrupted\n", "", 0)
+        assert (workers, len(list(asleep.iterdir()))) == (4, 2 if when == "training" else 0)
+        assert took < 30
+        wait_until(lambda: group_of(process.pid) == [])
+    finally:
+        for pid in group_of(process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    until = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < until
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def group_of(leader: int) -> list[int]:
+    """Processes of a group: parent, resource tracker, workers."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (OSError, NotADirectoryError):
+            continue
+        if entry.name.isdigit() and int(fields[2]) == leader and fields[0] != "Z":
+            found.append(int(entry.name))
+    return found

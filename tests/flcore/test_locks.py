@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from flcore.errors import RunError
-from pipelines.files import sole_use
+from flcore.locks import sole_use
 
 ROOT = Path(__file__).resolve().parents[2]
-HOLD = "import sys; from pathlib import Path; from pipelines.files import sole_use\n"
+HOLD = "import sys; from pathlib import Path; from flcore.locks import sole_use\n"
 HOLD += "with sole_use(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
 
 
@@ -25,7 +25,7 @@ def test_another_process_is_kept_out_until_it_is_killed(tmp_path: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         with (
-            pytest.raises(RunError, match=r"run: another process is at work .* choose another --out"),
+            pytest.raises(RunError, match=r"run: another process is at work .* choose another folder"),
             sole_use(tmp_path / "run"),
         ):
             pass

@@ -1,0 +1,86 @@
+"""The one owner of clients' training samples for the length of a turn: indices, labels, normalised images.
+
+Who needs labels gets labels and no images; images are gathered and normalised once, and only when somebody asks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flcore.data.images import normalise
+from flcore.experiment import Experiment
+
+MOST_BYTES = 256 * 2**20
+"""Normalised images that are held at once; of larger sets every mini-batch is normalised by itself (the same bits)."""
+
+
+class Gathered:
+    """The training samples of one client, or of several behind one another, on the device."""
+
+    def __init__(self, experiment: Experiment, indices: Tensor) -> None:
+        """Take the samples at ``indices`` int64 [n] of the training split."""
+        self._experiment = experiment
+        self._indices = indices.to(experiment.config.engine.device)
+        self.labels = experiment.resident_train.labels.index_select(0, self._indices)
+        self._fits = 4 * len(indices) * math.prod(experiment.dataset.meta.shape) <= MOST_BYTES
+        self._normalised: Tensor | None = None
+
+    def images(self, positions: Tensor) -> Tensor:
+        """Normalised images at positions int64 [m]."""
+        if not self._fits:
+            return self._load(self._indices.index_select(0, positions))
+        return self._all().index_select(0, positions)
+
+    def block(self, start: int, stop: int) -> Tensor:
+        """Normalised images of a range."""
+        return self._all()[start:stop] if self._fits else self._load(self._indices[start:stop])
+
+    def _all(self) -> Tensor:
+        if self._normalised is None:
+            self._normalised = self._load(self._indices)
+        return self._normalised
+
+    def _load(self, indices: Tensor) -> Tensor:
+        meta = self._experiment.dataset.meta
+        return normalise(self._experiment.resident_train.images.index_select(0, indices), meta.mean, meta.std)
+
+
+class ClientData:
+    """One client's training samples in a round; a part of what its stack gathered.
+
+    Attributes:
+        labels: int64 [n], on the device.
+        offset: where its samples begin in what the stack gathered.
+        gathered: what the stack gathered.
+    """
+
+    def __init__(self, gathered: Gathered, offset: int, length: int) -> None:
+        """Own ``length`` samples from ``offset`` on."""
+        self.gathered, self.offset = gathered, offset
+        self.labels = gathered.labels[offset : offset + length]
+
+    @classmethod
+    def of(cls, experiment: Experiment, clients: Sequence[int], round_number: int) -> list[ClientData]:
+        """The samples of the clients of a stack in a round, gathered together."""
+        indices = [experiment.training_indices(client, round_number) for client in clients]
+        gathered = Gathered(experiment, torch.cat(indices))
+        offsets = [0]
+        for own in indices:
+            offsets.append(offsets[-1] + len(own))
+        return [cls(gathered, offset, len(own)) for offset, own in zip(offsets, indices, strict=False)]
+
+    def __len__(self) -> int:
+        """n_k."""
+        return len(self.labels)
+
+    def images(self, positions: Tensor) -> Tensor:
+        """Normalised images at the client's own positions int64 [m]."""
+        return self.gathered.images(positions + self.offset)
+
+    def block(self, start: int, stop: int) -> Tensor:
+        """Normalised images of a range of the client's own samples, for forward passes."""
+        return self.gathered.block(self.offset + start, self.offset + stop)

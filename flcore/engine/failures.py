@@ -1,0 +1,128 @@
+"""Where a run can fail, said in one way: in this process, in a worker, on a cluster, one client or a stack of them.
+
+The code that carries out a client's turn puts :func:`turn_part` around each part of it, the round puts :func:`located`
+around a server stage. What is raised inside comes out as a :class:`~flcore.errors.RunError` that names the place; what
+the user can mend (:class:`~flcore.errors.ConfigError`, :class:`~flcore.errors.DataError`) comes out as it is.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from flcore.engine.turns import Failure, Place
+from flcore.errors import ConfigError, DataError, ProtoflError, RunError, listed
+
+
+class LocatedError(RunError):
+    """An error that says already where it happened."""
+
+
+class TurnError(LocatedError):
+    """An error in a client's turn.
+
+    Attributes:
+        round: 1-based. leg: its name.
+        clients: whose turn it was; several where a stack of them was trained at once.
+        part: of the turn, such as ``local training, phase 2``; may be empty.
+        cause: type and message of what was raised, in one line.
+        details: its traceback.
+    """
+
+    def __init__(
+        self, round_number: int, leg: str, clients: Sequence[int], part: str, cause: str, details: str = ""
+    ) -> None:
+        """Say where and what."""
+        self.round, self.leg, self.clients, self.part, self.cause = round_number, leg, tuple(clients), part, cause
+        super().__init__(f"round {round_number}, {_named(self.clients)} ({part_of(leg, part)}): {cause}", details)
+
+
+def part_of(leg: str, part: str) -> str:
+    """How a part of a turn is called."""
+    return f"{leg}, {part}" if part else leg
+
+
+def _named(clients: Sequence[int]) -> str:
+    return f"client {clients[0]}" if len(clients) == 1 else f"clients {listed(sorted(clients))}"
+
+
+@contextmanager
+def turn_part(place: Place, leg_name: str, clients: Sequence[int], part: str) -> Iterator[None]:
+    """One part of the turn of one client, or of a stack; what it raises says where.
+
+    Raises:
+        TurnError: for whatever was raised inside but a ConfigError, a DataError or another TurnError.
+    """
+    try:
+        yield
+    except (LocatedError, ConfigError, DataError):
+        raise
+    except Exception as error:
+        raise TurnError(place.round, leg_name, clients, part, _cause(error), _details(error)) from error
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Work outside of clients' turns, such as ``round 3, server stage calibrate``.
+
+    A plain ValueError or ArithmeticError is how a method says that it cannot go on: its message is meant for people and
+    stands alone.
+
+    Raises:
+        LocatedError: for whatever was raised inside but a ConfigError, a DataError or another LocatedError.
+    """
+    try:
+        yield
+    except (LocatedError, ConfigError, DataError):
+        raise
+    except Exception as error:
+        cause = str(error) if type(error) in (ValueError, ArithmeticError) else _cause(error)
+        raise LocatedError(f"{where}: {cause}", _details(error)) from error
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, ProtoflError):
+        return str(error)
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _details(error: Exception) -> str:
+    inner = error.details if isinstance(error, RunError) else ""
+    return inner or "".join(traceback.format_exception(error))
+
+
+def failed(place: Place, leg_name: str, client: int, failure: Failure) -> TurnError:
+    """The error that stops a run for one client's failure."""
+    return TurnError(place.round, leg_name, [client], failure.part, failure.cause, failure.details)
+
+
+# ---- through a pipe ----------------------------------------------------------------------------------------------
+
+_PLAIN: dict[str, type[ProtoflError]] = {cls.__name__: cls for cls in (ConfigError, DataError)}
+
+
+def packed(error: Exception) -> dict[str, Any]:
+    """What a worker sends of an error: plain values, so that the other side needs none of the code that raised it."""
+    if isinstance(error, TurnError):
+        turn = [error.round, error.leg, list(error.clients), error.part, error.cause]
+        return {"type": "TurnError", "values": turn, "details": error.details}
+    if isinstance(error, OSError):
+        return {"type": "OSError", "values": [error.errno, error.strerror, str(error.filename)], "details": ""}
+    for name, cls in _PLAIN.items():
+        if isinstance(error, cls):
+            return {"type": name, "values": [str(error)], "details": ""}
+    return {"type": "LocatedError", "values": [_cause(error)], "details": _details(error)}
+
+
+def unpacked(message: Mapping[str, Any]) -> Exception:
+    """The error again, equal to what it would be in this process."""
+    name, values, details = message["type"], message["values"], message["details"]
+    if name == "TurnError":
+        number, leg, clients, part, cause = values
+        return TurnError(number, leg, clients, part, cause, details)
+    if name == "OSError":
+        return OSError(*values)
+    return _PLAIN[name](*values) if name in _PLAIN else LocatedError(values[0], details)

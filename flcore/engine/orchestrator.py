@@ -1,0 +1,46 @@
+"""How the pieces of a round are carried out: simply called, or shown, timed and retried by somebody's orchestrator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Orchestrator(Protocol):
+    """Carries out the pieces of a round; results must not depend on it."""
+
+    def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Carry out one named piece of work."""
+
+    def map(self, name: str, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """Carry out one named piece of work per item, perhaps at the same time; results in the order of the items."""
+
+
+class InlineOrchestrator:
+    """Plain calls; of mapped work as many at the same time as there are workers to wait for."""
+
+    def __init__(self, workers: int = 1) -> None:
+        """Say how many workers train."""
+        self._workers = workers
+
+    def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call it."""
+        return function(*arguments)
+
+    def map(self, name: str, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """Call it for each item; results in the order of the items.
+
+        The first error, or Ctrl-C, is raised at once: nothing new is begun, and what is under way is left to whoever
+        closes the workers.
+        """
+        if self._workers <= 1:
+            return [function(item) for item in items]
+        threads = ThreadPoolExecutor(self._workers)
+        try:
+            return list(threads.map(function, items))
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)

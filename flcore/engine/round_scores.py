@@ -1,0 +1,89 @@
+"""Scoring within a round: its end, and states on the way that the method wants scored too.
+
+Records are immutable, so a state in front of a calibration or a retraining is there for the asking
+(:meth:`flcore.methods.base.Method.score_before`): no method keeps one for this. Parts of a scoring go to the workers
+that are idle between two legs, where there are some and it pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from flcore.engine.checkpoint import Checkpoint, RunState
+from flcore.engine.pool.executors import Executor
+from flcore.evaluation.scoring import Part, Request, Scorer
+from flcore.experiment import Experiment
+from flcore.methods.vocabulary import Leg
+from flcore.records import Record
+
+Headline = Mapping[str, float | None]
+
+WORTH_SHARING = 4096
+"""Answers to images from which on handing parts to workers costs less than it saves."""
+
+
+class RoundScorer:
+    """Scores states of one run."""
+
+    def __init__(self, experiment: Experiment, checkpoint: Checkpoint, executor: Executor) -> None:
+        """Lay out the data to score on; their models are made with the first question."""
+        self._experiment, self._checkpoint, self._executor = experiment, checkpoint, executor
+        self._scorer = Scorer(experiment)
+
+    def of_round(self, state: RunState, scored: Mapping[str, Headline]) -> dict[str, Any]:
+        """The scores at the end of a round, as JSON values.
+
+        Args:
+            state: at the end.
+            scored: what :meth:`on_the_way` found in the legs of this round. A state that it has no score of was never
+                passed through in this round: then it is the one at the end.
+        """
+        memories = partial(self._checkpoint.memory, memories=state.memories)
+        share = partial(self._share, state.server, state.memories)
+        found = self._scorer.score(state.server, memories, round_number=state.round, share=share)
+        labels = self._experiment.method.score_before()
+        values = found.to_mapping()
+        if labels:
+            before = {label: scored.get(label, found.headline) for label in labels}
+            values["alternatives"] = {**values.get("alternatives", {}), **before}
+        return values
+
+    def on_the_way(
+        self, leg: Leg, before: RunState, in_front: Mapping[str, Record], after: RunState, number: int
+    ) -> tuple[dict[str, Headline], dict[str, Record]]:
+        """Scores of the states that the method wants scored in a leg, and what the server held then.
+
+        Args:
+            leg: that has just ended.
+            before: the state at its beginning.
+            in_front: what the server held in front of each of its stages.
+            after: the state at its end; clients remember what they do then in front of its stages too.
+            number: of the round.
+        """
+        scores: dict[str, Headline] = {}
+        servers: dict[str, Record] = {}
+        for label, asked in self._experiment.method.score_before().items():
+            if asked.step in in_front:
+                servers[label], legs = in_front[asked.step], after.memories
+            elif asked.step == leg.name:
+                servers[label], legs = before.server, before.memories
+            else:
+                continue
+            memories = partial(self._checkpoint.memory, memories=legs)
+            share = partial(self._share, servers[label], legs)
+            scores[label] = self._scorer.scored(Request((label,), number), servers[label], memories, share).headline
+        return scores, servers
+
+    def _share(
+        self, server: Record, legs: Mapping[int, int], request: Request, parts: Sequence[Part]
+    ) -> Iterable[Mapping[str, Tensor]]:
+        if self._scorer.images_asked(request, parts) >= WORTH_SHARING:
+            shared = self._executor.score(server, legs, request, parts)
+            if shared is not None:
+                return shared
+        memories = partial(self._checkpoint.memory, memories=legs)
+        return (self._scorer.answer(request, part, server, memories) for part in parts)

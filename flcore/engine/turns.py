@@ -1,0 +1,55 @@
+"""What a client's turn is known by and what comes of it: the words that workers, checkpoints and the round share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flcore.messages import Size
+from flcore.records import Record
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run is: the round under way (1-based) and the leg of it (0-based)."""
+
+    round: int
+    leg: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the server learns of one client's turn, and what it cost.
+
+    Attributes:
+        message: what goes up.
+        losses: mean of every loss term over the steps that had it.
+        steps: mini-batches trained on.
+        remembers: whether the client keeps a memory for its next turn.
+        down: cost of the received message by kind.
+        up: of the reply.
+    """
+
+    message: Record
+    losses: Mapping[str, float]
+    steps: int
+    remembers: bool
+    down: Mapping[str, Size]
+    up: Mapping[str, Size]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client that could not finish its turn. It received its message all the same.
+
+    Attributes:
+        cause: for people, in one line.
+        down: cost of the received message by kind.
+        part: of the turn in which it happened.
+        details: a traceback, where there is one.
+    """
+
+    cause: str
+    down: Mapping[str, Size]
+    part: str = ""
+    details: str = ""

@@ -1,0 +1,156 @@
+"""Forward passes apart from training: a frozen model's parts, and a method's answers, over images in batches.
+
+Replies ask for features of a client's samples, scoring asks for answers to test images. Each model encodes each image
+once, for however many ways to answer (:class:`flcore.models.view.EncodedOnce`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flcore.data.images import normalise
+from flcore.experiment import Experiment
+from flcore.messages import Weights
+from flcore.methods.vocabulary import Predict, with_statistics
+from flcore.models.base import Backbone, load_weights
+from flcore.models.network import Network, Values
+from flcore.models.view import EncodedOnce, ModuleView
+from flcore.records import Record
+
+
+class Images(Protocol):
+    """Images that a forward pass goes over, in order."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def block(self, start: int, stop: int) -> Tensor:
+        """Normalised images [stop - start, C, H, W] on the device."""
+
+
+class StoredImages:
+    """uint8 images [N, C, H, W] (or floating ones on 0 to 255), normalised a block at a time."""
+
+    def __init__(self, experiment: Experiment, images: Tensor) -> None:
+        """Keep them where they are."""
+        self._meta, self._device = experiment.dataset.meta, experiment.config.engine.device
+        self._images = images
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self._images)
+
+    def block(self, start: int, stop: int) -> Tensor:
+        """Normalised images on the device."""
+        return normalise(self._images[start:stop].to(self._device), self._meta.mean, self._meta.std)
+
+
+class Forward:
+    """One module in evaluation mode, with the weights that a question is about."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        """Build the module."""
+        self._experiment = experiment
+        self._module: Backbone = experiment.new_module().eval().requires_grad_(False)
+        self._view = ModuleView(self._module, experiment.setting.network, dict(self._module.named_parameters()))
+        self._size = experiment.config.evaluation.batch_size
+
+    def with_weights(self, weights: Weights) -> Backbone:
+        """The module with these weights; the same object for every call."""
+        load_weights(self._module, with_statistics(weights, {}, self._experiment.setting))
+        return self._module.eval()
+
+    @torch.no_grad()
+    def part(self, weights: Weights, images: Images, part: str) -> Tensor:
+        """What a part of a model (``encode``, ``features``, ``logits``) makes of images, [N, ...] on the device."""
+        self.with_weights(weights)
+        return joined(part_of(self._view, part)(block) for block in self._blocks(images))
+
+    @torch.no_grad()
+    def over(self, weights: Weights, images: Images, function: Callable[[Backbone, Tensor], Tensor]) -> Tensor:
+        """Any function of the module and a block of normalised images, [N, ...] on the device."""
+        module = self.with_weights(weights)
+        return joined(function(module, block) for block in self._blocks(images))
+
+    @torch.no_grad()
+    def answers(
+        self, weights: Weights, images: Images, ways: Mapping[str, Predict], server: Record, classes: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Scores [N, K] of every way to answer, on the CPU.
+
+        Args:
+            weights: of the model that answers.
+            images: what it is asked.
+            ways: by name.
+            server: what the server holds, on the device.
+            classes: bool [K] on the device, see :meth:`flcore.methods.base.Method.predict`.
+        """
+        self.with_weights(weights)
+        found: dict[str, list[Tensor]] = {name: [] for name in ways}
+        for block in self._blocks(images):
+            model = EncodedOnce(self._view, block)
+            for name, predict in ways.items():
+                found[name].append(predict(model, block, server, classes).cpu())
+        return {name: joined(blocks) for name, blocks in found.items()}
+
+    def _blocks(self, images: Images) -> Iterator[Tensor]:
+        for start in range(0, max(len(images), 1), self._size):  # one empty block without images, for the shapes
+            yield images.block(start, min(start + self._size, len(images)))
+
+
+@torch.no_grad()
+def stacked_part(
+    network: Network, weights: Sequence[Weights], images: Sequence[Images], part: str, rows: int
+) -> list[Tensor]:
+    """A part of many models at once, each over images of its own: [n_k, ...] per model, on the device.
+
+    Args:
+        network: the models' architecture.
+        weights: with buffers, all of the same shapes.
+        images: of each model.
+        part: as in :meth:`Forward.part`.
+        rows: images that go through the models at a time, all models together.
+    """
+    order = sorted(range(len(images)), key=lambda index: -len(images[index]))
+    ordered = [weights[index] for index in order]
+    values = {name: torch.stack([own.values[name] for own in ordered]) for name in ordered[0].values}
+    ask = torch.vmap(network_part(network, part))
+    found: list[list[Tensor]] = [[] for _ in order]
+    size = max(1, rows // len(order))
+    for start in range(0, max(len(images[order[0]]), 1), size):
+        active = max(1, sum(len(images[index]) > start for index in order))
+        blocks = [images[index].block(start, min(start + size, len(images[index]))) for index in order[:active]]
+        padded = torch.zeros(active, len(blocks[0]), *blocks[0].shape[1:], device=blocks[0].device)
+        for rank, block in enumerate(blocks):
+            padded[rank, : len(block)] = block
+        answers = ask({name: value[:active] for name, value in values.items()}, padded)
+        for rank, block in enumerate(blocks):
+            found[rank].append(answers[rank, : len(block)])
+    empty = found[0][0][:0]
+    by_model = {index: joined(found[rank]) if found[rank] else empty for rank, index in enumerate(order)}
+    return [by_model[index] for index in range(len(images))]
+
+
+def part_of(model: ModuleView, part: str) -> Callable[[Tensor], Tensor]:
+    """The function of a part's name; ``logits`` are those of the head."""
+    if part == "logits":
+        return lambda images: model.classify(model.features(images))
+    return lambda images: model.ask(part, images, None)
+
+
+def network_part(network: Network, part: str) -> Callable[[Values, Tensor], Tensor]:
+    """Likewise as a function of weights."""
+    if part == "logits":
+        return lambda values, images: network.classify(network.features(images, values), values)
+    asked: Callable[[Tensor, Values], Tensor] = getattr(network, part)
+    return lambda values, images: asked(images, values)
+
+
+def joined(blocks: Iterable[Tensor]) -> Tensor:
+    """Blocks behind one another; a single one as it is."""
+    found = list(blocks)
+    return found[0] if len(found) == 1 else torch.cat(found)

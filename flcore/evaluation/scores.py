@@ -1,0 +1,112 @@
+"""The figures that answers come to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Fractions in [0, 1]; None where a method has no such model, or a client no test data.
+
+    Attributes:
+        class_accuracy: per class of the global answer, None for classes without test samples.
+        local_accuracy: per client.
+        client_std: population standard deviation of ``local_accuracy``.
+        top1_vote: of the majority vote of all clients' models, where it was asked for and the method has one.
+        class_accuracy_vote: its accuracy by class.
+        alternatives: per other way to predict (:meth:`flcore.methods.base.Method.alternatives`) its ``top1_global``,
+            ``mean_local`` and ``pooled_local``.
+        tasks: where clients' own models are scored before aggregation: ``tested`` [C], the images of each class in the
+            global test set; ``private_correct`` [K, C], those that each client's model gets right;
+            ``untrained_clients``, those with the initial model still; ``tasks``, the accuracies that follow
+            (:func:`flcore.evaluation.continual.task_scores`).
+    """
+
+    top1_global: float | None
+    loss_global: float | None
+    class_accuracy: list[float | None] | None
+    local_accuracy: list[float | None]
+    mean_local: float | None
+    pooled_local: float | None
+    client_std: float | None
+    mean_local_own_classes: float | None
+    top1_vote: float | None = None
+    class_accuracy_vote: list[float | None] | None = None
+    alternatives: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    tasks: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON values; without votes, ``alternatives`` and ``tasks`` where there are none."""
+        optional = ("top1_vote", "class_accuracy_vote", "alternatives", "tasks")
+        values = {name: value for name, value in vars(self).items() if name not in optional}
+        if self.top1_vote is not None:
+            values |= {"top1_vote": self.top1_vote, "class_accuracy_vote": self.class_accuracy_vote}
+        return {**values, **({"alternatives": dict(self.alternatives)} if self.alternatives else {}), **self.tasks}
+
+    @property
+    def headline(self) -> dict[str, float | None]:
+        """What is kept of another way to answer."""
+        return {name: getattr(self, name) for name in ("top1_global", "mean_local", "pooled_local")}
+
+
+def right_answers(scores: Tensor, labels: Tensor, held: Tensor) -> Tensor:
+    """int64 [3]: right answers, right answers among the classes held (bool [K]), and how many were asked for."""
+    if not len(labels):
+        return torch.zeros(3, dtype=torch.int64)
+    among_own = scores[:, : len(held)].masked_fill(~held, -torch.inf).argmax(dim=1)
+    right = (scores.argmax(dim=1) == labels).sum()
+    return torch.stack([right, (among_own == labels).sum(), torch.tensor(len(labels))])
+
+
+def summarised(
+    scores: Tensor | None, votes: Tensor | None, labels: Tensor, local: list[tuple[int, int, int]], num_classes: int
+) -> Scores:
+    """All figures of one way to answer.
+
+    Args:
+        scores: global ones, float32 [N, K] of the shared images and perhaps of more behind them; None without.
+        votes: int64 [N, C] of clients' models; None where they were not taken.
+        labels: int64 [n] of the shared images.
+        local: of each client (right, right among its own classes, tested).
+        num_classes: C.
+    """
+    accuracies = [right / tested if tested else None for right, _, tested in local]
+    known = np.array([accuracy for accuracy in accuracies if accuracy is not None], dtype=np.float64)
+    among_own = [right / tested for _, right, tested in local if tested]
+    tested = sum(count for _, _, count in local)
+    shared = None if scores is None else scores[: len(labels)]
+    top1, by_class = _accuracies(shared, labels, num_classes)
+    top1_vote, by_class_vote = _accuracies(votes, labels, num_classes)  # ties go to the smaller class id
+    return Scores(
+        top1_global=top1,
+        loss_global=None if shared is None else float(F.cross_entropy(shared, labels)),
+        class_accuracy=by_class,
+        local_accuracy=accuracies,
+        mean_local=float(known.mean()) if len(known) else None,
+        pooled_local=sum(right for right, _, _ in local) / tested if tested else None,
+        client_std=float(known.std()) if len(known) else None,
+        mean_local_own_classes=sum(among_own) / len(among_own) if among_own else None,
+        top1_vote=top1_vote,
+        class_accuracy_vote=by_class_vote,
+    )
+
+
+def _accuracies(
+    scores: Tensor | None, labels: Tensor, num_classes: int
+) -> tuple[float | None, list[float | None] | None]:
+    """The accuracy of answers [n, K], and by class; None for classes without samples."""
+    if scores is None:
+        return None, None
+    correct = scores.argmax(dim=1) == labels
+    totals = torch.bincount(labels, minlength=num_classes).tolist()
+    rights = torch.bincount(labels[correct], minlength=num_classes).tolist()
+    by_class = [right / total if total else None for right, total in zip(rights, totals, strict=True)]
+    return int(correct.sum()) / len(correct), by_class

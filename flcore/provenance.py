@@ -1,0 +1,69 @@
+"""The code that a run uses, by content: what a checkpoint is bound to, beside the configuration and the data.
+
+It is the closure of imports, read from the sources, of the engine, the scorer and the classes that the configuration
+names. Registries are tables of strings (`flcore/registry.py`), so other methods are not in it: an edit in one of them
+changes no other run. Neither is what read and divided the data, since what they gave has fingerprints of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from flcore.config import Config
+from flcore.imports import closure
+
+ROOT = Path(__file__).parent
+"""The folder of `flcore`."""
+
+_ENTRIES = ("flcore.engine.rounds", "flcore.engine.client", "flcore.evaluation.scoring")
+# Sources and partitioners, and the table of methods, in which a line more concerns nobody else.
+_LEFT_OUT = ("flcore.data.sources", "flcore.data.partitioners", "flcore.methods.registry")
+
+
+def code_modules(config: Config, root: Path = ROOT) -> dict[str, str]:
+    """The modules that a run of a configuration uses, each with the SHA-256 of its source; plug-ins too.
+
+    Args:
+        config: the run.
+        root: the folder of `flcore`.
+    """
+    plugins = {plugin.module: plugin.source for plugin in config.plugins}
+
+    def source_of(module: str) -> bytes | None:
+        if module in plugins:
+            return plugins[module]
+        if module.startswith(_LEFT_OUT):
+            return None
+        return _library_source(module, root)
+
+    named = [type(entry).__module__ for entry in (*config.methods, config.model_spec)]
+    found = closure((*_ENTRIES, *named), source_of)
+    return {module: hashlib.sha256(source).hexdigest() for module, source in found.items()}
+
+
+def code_fingerprint(config: Config, root: Path = ROOT) -> str:
+    """SHA-256 over the names and sources of :func:`code_modules`."""
+    return _digest(code_modules(config, root))
+
+
+def library_fingerprint(root: Path = ROOT) -> str:
+    """SHA-256 over all sources of `flcore`, used or not: the same for all methods of a comparison."""
+    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*.py")}
+    return _digest({name: hashlib.sha256(source).hexdigest() for name, source in files.items()})
+
+
+def _library_source(module: str, root: Path) -> bytes | None:
+    package, *parts = module.split(".")
+    if package != "flcore":
+        return None
+    place = root.joinpath(*parts)
+    for path in (place / "__init__.py", place.with_suffix(".py")):
+        if path.is_file():
+            return path.read_bytes()
+    return None
+
+
+def _digest(sources: dict[str, str]) -> str:
+    text = "".join(f"{name} {digest}\n" for name, digest in sorted(sources.items()))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,158 @@
+"""A run's folder: where things lie in it, and whose run it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flcore.config import Config
+from flcore.errors import ConfigError
+from flcore.files import read_json, replace_file
+from flcore.plugins import located
+from flcore.records import Record, load_record
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where things lie in a run directory (ARCHITECTURE, "A run on disk")."""
+
+    directory: Path
+
+    @property
+    def config(self) -> Path:
+        """Resolved configuration, run hash and environment; a side file, since it names this machine."""
+        return self.directory / "config.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """What a running run needs to resume; gone when it has finished."""
+        return self.directory / "checkpoint"
+
+    @property
+    def history(self) -> Path:
+        """A record per evaluated round; written last, so that its presence means the run has finished."""
+        return self.directory / "history.jsonl"
+
+    @property
+    def model(self) -> Path:
+        """The global model as a plain state dict; without tensors where a method has none."""
+        return self.directory / "model.safetensors"
+
+    @property
+    def server(self) -> Path:
+        """Everything the server holds, as a record."""
+        return self.directory / "server.safetensors"
+
+    @property
+    def clients(self) -> Path:
+        """What clients keep: one record per client that remembers something."""
+        return self.directory / "clients"
+
+    @property
+    def before(self) -> Path:
+        """What the server held at points of the last round that are scored too, such as before a calibration."""
+        return self.directory / "before"
+
+    def states_before(self) -> dict[str, Record]:
+        """The records in :attr:`before`, by label; none where the method asks for none."""
+        return {path.stem: load_record(path)[0] for path in sorted(self.before.glob("*.safetensors"))}
+
+    @property
+    def timing(self) -> Path:
+        """Seconds by round and phase; a side file."""
+        return self.directory / "timing.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The final scores and costs."""
+        return self.directory / "metrics.json"
+
+    @property
+    def curves(self) -> Path:
+        """The history as a table for plotting tools."""
+        return self.directory / "curves.csv"
+
+    @property
+    def analyses(self) -> Path:
+        """Data of the analyses that were asked for: ``index.json``, and ``<name>.npz`` and ``<name>.csv`` of each."""
+        return self.directory / "analyses"
+
+    @property
+    def figures(self) -> Path:
+        """Figures with their data: ``<name>.svg`` and ``.csv``; of analyses ``<name>.png``."""
+        return self.directory / "figures"
+
+    @property
+    def report(self) -> Path:
+        """The page to look at."""
+        return self.directory / "report.html"
+
+    @property
+    def prepared(self) -> Path:
+        """The data, where the run has its own."""
+        return self.directory / "prepared"
+
+    @property
+    def partition(self) -> Path:
+        """Which client holds what, likewise."""
+        return self.directory / "partition"
+
+
+_CURE = "no run was begun there, or its folder is damaged: begin it again"
+
+
+def described(directory: Path) -> dict[str, Any]:
+    """The content of ``config.json``.
+
+    Raises:
+        DataError: there is none, or it is damaged.
+    """
+    return read_json(RunFiles(directory).config, _CURE)
+
+
+def stored_mapping(directory: Path) -> dict[str, Any]:
+    """The configuration of a run as nested mapping; its plug-ins are the copies in its folder."""
+    return located(described(directory)["config"], directory)
+
+
+def stored_config(directory: Path) -> Config:
+    """The configuration of a run."""
+    return Config.from_mapping(stored_mapping(directory))
+
+
+def is_finished(directory: Path, run_hash: str) -> bool:
+    """Whether the run of this hash has finished in a directory."""
+    files = RunFiles(directory)
+    return files.history.exists() and files.config.exists() and described(directory).get("config_hash") == run_hash
+
+
+def refuse_other_run(config: Config, directory: Path) -> None:
+    """Stop before anything is written where a folder holds a run of another configuration.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if not RunFiles(directory).config.exists():
+        return
+    found, wanted = described(directory), json.loads(json.dumps(config.to_mapping()))
+    # Files elsewhere may hold other images under the same configuration; whether they do, only reading them would tell.
+    places = (("data", "root"), ("partition", "path"))
+    moved = any(found["config"][section].get(key) != wanted[section].get(key) for section, key in places)
+    if moved or found["identity"] != json.loads(json.dumps(config.identity())):
+        raise ConfigError(
+            f"{directory}: holds a run with another configuration or other files; "
+            "choose another folder, or delete that one"
+        )
+
+
+def write_result(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON of a run in one step. A figure may be infinite where a model's answers overflow."""
+    write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one step."""
+    replace_file(path, lambda file: file.write(text.encode()))

@@ -1,0 +1,201 @@
+"""A run from a configuration to a finished folder, in plain Python: prepare, divide, train, evaluate.
+
+::
+
+    from flcore import run
+
+    metrics = run({"method": {"name": "fedproto"}, "federation": {"rounds": 20}}, "runs/first")
+
+Each step is a function from files to files; whoever shows, times, retries or records them (`pipelines`) calls the same
+ones. Killed at any moment and called again, a run goes on where it was and ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flcore import plugins
+from flcore.config import Config
+from flcore.data import dataset
+from flcore.data.dataset import Dataset
+from flcore.data.dividing import make_partition
+from flcore.data.partition import Partition
+from flcore.engine.orchestrator import Orchestrator
+from flcore.engine.rounds import Observers, single_thread
+from flcore.errors import ConfigError, DataError
+from flcore.evaluation.scoring import Scorer
+from flcore.evaluation.summaries import summarise
+from flcore.experiment import Experiment
+from flcore.files import read_json
+from flcore.records import Record, load_record
+from flcore.run_folder import RunFiles, refuse_other_run, write_result, write_text
+from flcore.training import train
+
+
+def run(
+    config: Config | Mapping[str, Any] | str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    prepared: str | os.PathLike[str] | None = None,
+    partition: str | os.PathLike[str] | None = None,
+    orchestrator: Orchestrator | None = None,
+    observers: Observers | None = None,
+    restart: bool = False,
+) -> dict[str, Any]:
+    """Train a configuration to a finished run folder, or go on with what was begun there.
+
+    The folder then holds what ``protofl run`` leaves but for its report: ``config.json``, ``history.jsonl``,
+    ``metrics.json``, ``curves.csv``, ``timing.json``, ``model.safetensors``, ``server.safetensors``, ``clients/``. In a
+    script that asks for worker processes (``engine.workers``) the call stands under ``if __name__ == "__main__":``.
+
+    Args:
+        config: a configuration; a nested mapping of sections as in params.yaml; or a JSON file with one, such as
+            another run's ``config.json``. Plug-ins in a file stand relative to it.
+        folder: of the run.
+        prepared: folder of prepared data; None prepares them in the run's own folder.
+        partition: folder of a partition of these data; None divides them in the run's own folder.
+        orchestrator: how the pieces of a round are carried out; None: plain calls.
+        observers: who is told of progress.
+        restart: throw away a checkpoint that cannot be used; one that can is gone on with.
+
+    Returns:
+        The content of ``metrics.json``.
+
+    Raises:
+        ConfigError: a bad configuration, or the folder holds another run. DataError: data are missing or damaged.
+        RunError: training failed, or another process is at work in the folder.
+    """
+    resolved, files = _resolved(config), RunFiles(Path(folder))
+    refuse_other_run(resolved, files.directory)
+    if not files.metrics.exists():
+        threads = torch.get_num_threads()
+        try:
+            if prepared is None:
+                prepare(resolved, files.prepared)
+            data = files.prepared if prepared is None else Path(prepared)
+            if partition is None:
+                divide(resolved, data, files.partition)
+            division = files.partition if partition is None else Path(partition)
+            train(
+                resolved, data, division, files.directory,
+                orchestrator=orchestrator, observers=observers, restart=restart,
+            )  # fmt: skip
+            evaluate(resolved, data, division, files.directory)
+        finally:
+            torch.set_num_threads(threads)
+    return read_json(files.metrics, "delete it and run again")
+
+
+def _resolved(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Config:
+    if isinstance(config, Config):
+        return config
+    if isinstance(config, Mapping):
+        return Config.from_mapping(config)
+    path = Path(config)
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{path}: not valid JSON ({error}); read other formats yourself and give a mapping"
+        ) from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected an object with sections such as 'data' and 'method'")
+    return Config.from_mapping(plugins.located(raw.get("config", raw), path.parent))
+
+
+# ------------------------------------------------------------------------------------------------------------- steps
+
+
+def prepare(config: Config, directory: Path) -> Dataset:
+    """Read the configured source into ``directory``, unless it already holds just that.
+
+    What was asked for is kept beside the folder, in ``<directory>.request.json``, because it names places on this
+    machine.
+    """
+    request_file = directory.with_name(f"{directory.name}.request.json")
+    request = config.to_mapping()["data"]
+    if request_file.exists() and json.loads(request_file.read_text()) == request:
+        try:
+            return Dataset.load(directory)
+        except DataError:
+            pass  # interrupted or damaged: made again below
+    request_file.unlink(missing_ok=True)
+    prepared = dataset.prepare(
+        config.source,
+        None if config.data.root is None else Path(config.data.root),
+        download=config.data.download,
+        size=config.data.size,
+        channels=config.data.channels,
+        limit_per_class=config.data.limit_per_class,
+        directory=directory,
+    )
+    write_result(request_file, request)
+    return prepared
+
+
+def divide(config: Config, prepared: Path, directory: Path) -> Partition:
+    """Divide the prepared data among clients, into ``directory``."""
+    division = make_partition(
+        Dataset.load(prepared),
+        config.partitioner,
+        num_clients=config.partition.num_clients,
+        seed=config.partition_seed,
+        validation=config.partition.validation,
+        client_test=config.partition.client_test,
+        test_fraction=config.partition.test_fraction,
+        test_shots=config.partition.test_shots,
+        imbalance=config.partition.imbalance,
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    division.save(directory)
+    return division
+
+
+def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -> dict[str, Any]:
+    """Write ``metrics.json`` and ``curves.csv`` of a finished run: its models, scored afresh from its files.
+
+    Returns:
+        The metrics.
+
+    Raises:
+        DataError: the run has not finished, or a file of it is damaged.
+    """
+    single_thread()
+    files = RunFiles(directory)
+    if not files.history.exists():
+        raise DataError(f"{directory}: no finished run there (history.jsonl is missing); run the train stage first")
+    history = [json.loads(line) for line in files.history.read_text().splitlines()]
+    experiment = Experiment.open(config, prepared, partition, stack=False)  # nothing is trained here
+    server, _ = load_record(files.server)
+
+    def memory(client: int) -> Record:
+        path = files.clients / f"{client:04d}.safetensors"
+        return load_record(path)[0] if path.exists() else Record()
+
+    scores = Scorer(experiment).score(server, memory, vote=True)
+    metrics = summarise(experiment, scores, history)
+    write_text(files.curves, _curves(history))
+    write_result(files.metrics, metrics)
+    return metrics
+
+
+def _curves(history: Sequence[Mapping[str, Any]]) -> str:
+    """The history as CSV with one number per column; empty where a method has no such figure."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    columns = ("round", "top1_global", "mean_local", "pooled_local", "client_std", "loss_global")
+    writer.writerow([*columns, "bytes_up", "bytes_down"])
+    for record in history:
+        values = ["" if record[column] is None else record[column] for column in columns]
+        writer.writerow([*values, sum(record["bytes_up"].values()), sum(record["bytes_down"].values())])
+    return out.getvalue()

@@ -1,0 +1,204 @@
+"""All rounds of one run, from prepared data and a partition to the run's results on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flcore import plugins
+from flcore.config import Config
+from flcore.engine.checkpoint import Checkpoint, RunState
+from flcore.engine.energy import machine_meter
+from flcore.engine.local.choice import decide, default_cache
+from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
+from flcore.engine.pool.executors import Executor, InlineExecutor
+from flcore.engine.pool.process import local_pool, set_precision
+from flcore.engine.pool.ray import ray_pool
+from flcore.engine.pool.workers import worker_count
+from flcore.engine.rounds import Observers, run_rounds, single_thread
+from flcore.errors import ConfigError
+from flcore.experiment import Experiment
+from flcore.files import make_durable, write_tensors
+from flcore.locks import sole_use
+from flcore.provenance import library_fingerprint
+from flcore.records import save_record
+from flcore.run_folder import RunFiles, described, is_finished, refuse_other_run, write_result, write_text
+
+_PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "scipy", "safetensors")
+
+
+def train(
+    config: Config,
+    prepared: Path,
+    partition: Path,
+    directory: Path,
+    *,
+    orchestrator: Orchestrator | None = None,
+    observers: Observers | None = None,
+    replace: bool = False,
+    restart: bool = False,
+    about: Mapping[str, Any] | None = None,
+) -> bool:
+    """Run, or go on with, all rounds of one run in ``directory``.
+
+    Args:
+        config: the run. prepared, partition: artefacts of the earlier steps.
+        directory: the run directory.
+        orchestrator: how the pieces of a round are carried out; None: plain calls.
+        observers: who is told of progress.
+        replace: drop another run that lies in ``directory``, instead of refusing.
+        restart: throw away a checkpoint that cannot be used.
+        about: what ``config.json`` says of machine and code; None: :func:`environment`.
+
+    Returns:
+        False if the run had already finished there and nothing was done.
+
+    Raises:
+        ConfigError: the directory holds another run and ``replace`` is False.
+        RunError: training failed, or another process is at work in ``directory``.
+    """
+    single_thread()
+    set_precision(config.engine.precision)
+    experiment = Experiment.open(config, prepared, partition)
+    files = RunFiles(directory)
+    with sole_use(directory):
+        if is_finished(files.directory, experiment.hash):
+            return False
+        # What another run left may go, if the caller says so; this run's own checkpoint only goes by `restart`.
+        others = replace and files.config.exists() and described(directory)["config_hash"] != experiment.hash
+        experiment = _claim(files, experiment, replace, environment(config) if about is None else about)
+        checkpoint = Checkpoint(files.checkpoint)
+        executor = _executor(experiment, prepared, partition, checkpoint)
+        try:
+            state = run_rounds(
+                experiment,
+                checkpoint,
+                executor,
+                orchestrator or InlineOrchestrator(worker_count(config.engine)),
+                observers or Observers(meter=machine_meter(config.engine.device)),
+                restart=restart or others,
+            )
+        finally:
+            executor.close()
+        _finish(files, experiment, checkpoint, state)
+    return True
+
+
+def environment(config: Config) -> dict[str, Any]:
+    """What this process runs on, as JSON values: Python, packages, CPU class, device, code."""
+    return {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "versions": package_versions(_PACKAGES),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name() if config.engine.device == "cuda" else "cpu",
+        "engine": config.engine.name,
+        "workers": worker_count(config.engine),
+        "code_hash": library_fingerprint(),
+    }
+
+
+def package_versions(names: Sequence[str]) -> dict[str, str | None]:
+    """The installed version of each package; None where it is not there."""
+    return {name: _version(name) for name in names}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mapping[str, Any]) -> Experiment:
+    """Make the directory this run's own.
+
+    Returns:
+        The experiment with ``engine.stack: auto`` decided and with the folder's copies of its plug-ins.
+    """
+    if not replace:
+        refuse_other_run(experiment.config, files.directory)
+        if files.config.exists() and described(files.directory)["config_hash"] != experiment.hash:
+            raise ConfigError(
+                f"{files.directory}: holds a run on other data; choose another folder, or delete that one"
+            )
+    files.directory.mkdir(parents=True, exist_ok=True)
+    decision = _stack_decision(files, experiment)
+    config = dataclasses.replace(experiment.config, plugins=plugins.keep(experiment.config.plugins, files.directory))
+    for path in (files.history, files.metrics, files.report):
+        path.unlink(missing_ok=True)
+    mapping = config.to_mapping()
+    if config.plugins:  # a folder may be moved
+        places = [Path(entry["path"]).relative_to(files.directory.absolute()) for entry in mapping["plugins"]]
+        entries = zip(mapping["plugins"], places, strict=True)
+        mapping["plugins"] = [{**entry, "path": place.as_posix()} for entry, place in entries]
+    content = {
+        "config": mapping,
+        "identity": config.identity(),
+        "config_hash": experiment.hash,
+        "environment": dict(about),
+        "stack": decision,
+    }
+    write_result(files.config, content)
+    return dataclasses.replace(experiment, config=config, stack=None if decision is None else decision["stack"])
+
+
+def _stack_decision(files: RunFiles, experiment: Experiment) -> dict[str, Any] | None:
+    """With ``engine.stack: auto`` the decision this run began with, else one found or measured now."""
+    if experiment.config.engine.stack != "auto":
+        return None
+    if files.config.exists() and files.checkpoint.exists():
+        before = described(files.directory)
+        if before["config_hash"] == experiment.hash and before.get("stack"):
+            return dict(before["stack"])
+    return dict(vars(decide(experiment, default_cache())))
+
+
+def _executor(experiment: Experiment, prepared: Path, partition: Path, checkpoint: Checkpoint) -> Executor:
+    engine = experiment.config.engine
+    if engine.name == "ray":
+        return ray_pool(experiment, prepared, partition, checkpoint)
+    if worker_count(engine) == 0:
+        return InlineExecutor(experiment, checkpoint)
+    return local_pool(experiment, prepared, partition, checkpoint)
+
+
+def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, state: RunState) -> None:
+    """Turn the last checkpoint into the run's results; repeated after a kill in the middle, it gives the same files."""
+    model = experiment.method.global_model(state.server, experiment.setting)
+    write_tensors(files.model, {} if model is None else model.values)
+    save_record(files.server, state.server)
+    shutil.rmtree(files.clients, ignore_errors=True)
+    files.clients.mkdir()
+    for client in sorted(state.memories):
+        save_record(files.clients / f"{client:04d}.safetensors", checkpoint.memory(client, state.memories))
+    shutil.rmtree(files.before, ignore_errors=True)
+    for label, server in checkpoint.kept().items():
+        save_record(files.before / f"{label}.safetensors", server)
+    rounds = checkpoint.records("timing.jsonl")
+    seconds, joules = _sums(rounds, "seconds"), _sums(rounds, "joules")
+    # A leg in which clients only answer takes time too, but none of it for training.
+    training = sum(record["seconds"][record["leg"]] for record in rounds if record["steps"])
+    speed = state.steps / training if training else None
+    write_result(
+        files.timing, {"rounds": rounds, "seconds": seconds, "steps_per_second": speed, "joules": joules or None}
+    )
+    write_text(files.history, (files.checkpoint / "history.jsonl").read_text())
+    make_durable([files.model, files.server, *sorted(files.clients.iterdir()), files.history])
+    shutil.rmtree(files.checkpoint)
+
+
+def _sums(rounds: Sequence[Mapping[str, Any]], kind: str) -> dict[str, float]:
+    """Seconds or joules of all rounds by phase."""
+    sums: dict[str, float] = {}
+    for record in rounds:
+        for phase, spent in record[kind].items():
+            sums[phase] = sums.get(phase, 0.0) + spent
+    return sums

@@ -1,0 +1,3 @@
+"""The version of protofl, which partitions and runs record."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,42 @@
+"""``protofl new method NAME``: a method of one's own and its test, both of which work as they are written."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from pathlib import Path
+from string import Template
+
+from flcore.errors import ConfigError
+from flcore.methods import METHODS
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def write(name: str, folder: Path) -> tuple[Path, Path]:
+    """Write ``NAME.py`` and ``test_NAME.py``.
+
+    Args:
+        name: of the method.
+        folder: where the files go; made where it is not there.
+
+    Returns:
+        Both files.
+
+    Raises:
+        ConfigError: the name cannot be a method's, or a file is there already.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise ConfigError(f"new method {name}: a name is made of a-z, 0-9 and _, a letter first, and no Python keyword")
+    if name in METHODS:
+        raise ConfigError(f"new method {name}: there is a method called so already; choose another name")
+    method, test = folder / f"{name}.py", folder / f"test_{name}.py"
+    for file in (method, test):
+        if file.exists():
+            raise ConfigError(f"{file}: is there already; choose another name, or another folder with --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    words = {"name": name, "class_name": "".join(part.capitalize() for part in name.split("_"))}
+    for file, template in ((method, "new_method.py.txt"), (test, "new_method_test.py.txt")):
+        text = (_TEMPLATES / template).read_text(encoding="utf-8")
+        file.write_text(Template(text).substitute(words), encoding="utf-8")
+    return method, test

@@ -1,0 +1,75 @@
+"""Whole rounds on a device that is none (`tests/flcore/conftest.py`): no method mixes devices, as a GPU demands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.methods.registry import METHODS
+from flcore.records import on_device, serialise
+
+SMALL: dict[str, dict[str, Any]] = {
+    "creff": {"match_steps": 2, "retrain_epochs": 2},
+    "fedcspc": {"cal_epochs": 2},
+    "fedgen": {"gen_steps": 3},
+    "fedpa": {"gen_steps": 3, "proto_clip": 1.0, "proto_noise": 0.1},
+    "fedpg": {"gen_steps": 3, "gen_batch": 8, "noise_dim": 4, "n_virtual": 5, "virtual_batch": 8},
+    "gfpl": {"interval": 1, "first_exchange": 1, "components": 2},
+    "vhl": {"per_class": 5, "virtual_batch": 8},
+}
+CASES = {
+    **{name: {"name": name, **SMALL.get(name, {})} for name in METHODS},
+    "fedpg, the authors' way": {
+        **SMALL["fedpg"],
+        **{"name": "fedpg", "proto_init": "random", "proto_lr": 1e-4, "virtual_dtype": "uint8", "support": 4},
+    },
+    "fedproto, nearest": {"name": "fedproto", "inference": "prototypes"},
+}
+PROJECTED = {"name": "fedcspc_cnn", "projection_dim": 12}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rounds_elsewhere(lab: Any, elsewhere: str, case: str, tmp_path: Path) -> None:
+    """The arithmetic there is the CPU's: server, memories and figures are those of a run on the CPU, to the bit."""
+    changes: dict[str, Any] = {"federation": {"rounds": 2, "participation": 0.5}, "local": {"lr": 0.01, "steps": 1}}
+    if case in ("fedcspc", "moon"):
+        changes["model"] = PROJECTED
+    experiment = lab.experiment(method=CASES[case], **changes)
+    config = experiment.config
+    moved = replace(experiment, config=replace(config, engine=replace(config.engine, device=elsewhere)))
+    assert moved.setting.device == elsewhere
+    here, there = lab.run(experiment, tmp_path / "here"), lab.run(moved, tmp_path / "there")
+    assert there.history == here.history
+    assert serialise(there.state.server) == serialise(here.state.server)
+    assert {client: serialise(there.memory(client)) for client in there.state.memories} == {
+        client: serialise(here.memory(client)) for client in here.state.memories
+    }
+
+    for server in (there.state.server, on_device(there.state.server, elsewhere)):
+        streams = (torch.Generator().manual_seed(0) for _ in range(2))
+        made = moved.method.generated_features(server, moved.setting, 3, next(streams))
+        expected = experiment.method.generated_features(here.state.server, experiment.setting, 3, next(streams))
+        for found, same in zip(made or (), expected or (), strict=True):
+            assert torch.equal(found.cpu(), same)
+
+
+def test_what_a_device_refuses(elsewhere: str) -> None:
+    """Tensors of both devices; not numbers, and not places on the CPU that something on the device is read at."""
+    there, row = torch.ones(3, 2).to(elsewhere), torch.tensor([0])
+    assert there.device.type == (2 * there[row] + torch.tensor(1.0)).device.type == elsewhere
+    assert there.cpu().device.type == "cpu"
+    for mixed in (
+        lambda: there + torch.ones(3, 2),
+        lambda: torch.ones(3, 2)[row.to(elsewhere)],
+        lambda: torch.where(there > 0, torch.ones(3, 2), there),
+        lambda: torch.nn.functional.linear(there, torch.ones(4, 2)),
+    ):
+        with pytest.raises(RuntimeError, match="some on the CPU"):
+            mixed()
+    weight = torch.ones(2, 2, device=elsewhere, requires_grad=True)
+    (gradient,) = torch.autograd.grad((there @ weight).square().sum(), weight)
+    assert gradient.tolist() == [[12.0, 12.0], [12.0, 12.0]]  # 3 rows: d/dw of (1·w_0j + 1·w_1j)² = 2·2

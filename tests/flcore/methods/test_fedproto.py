@@ -1,0 +1,182 @@
+"""FedProto by hand on linear models, its limit cases to the bit, traffic and answers (baselines.md 15, 21 to 23)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flcore.messages import Prototypes, Weights
+from flcore.methods.fedproto import FedProto
+from flcore.methods.vocabulary import PROTOTYPES, Exchange, Replies
+from flcore.records import Record, serialise
+
+
+def same(first: Weights, second: Weights) -> bool:
+    """Equal to the bit, names and order included."""
+    return first.header() == second.header() and serialise({"model": first}) == serialise({"model": second})
+
+
+def by_hand(lab: Any, clients: list[list[int]], encoder: bool = False, **method: Any) -> Any:
+    """A linear model that starts at zero, full batches, plain SGD: sample A = (2, 0) of class 0, three B = (0, 4)."""
+    dataset = lab.toy_dataset([[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1], None, None)
+    partition = lab.by_hand(dataset, clients, [[0, 1]] * len(clients))
+    settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 1}}
+    return lab.experiment(dataset, partition, lab.ToySpec(encoder), method={"name": "fedproto", **method}, **settings)
+
+
+def test_the_encoder_moves_towards_the_prototype(lab: Any) -> None:
+    """Encoder E = I, head zero (no gradient reaches E through it), A = (2, 0), prototype of class 0 at (0, 0), λ = 1.
+
+    MSE over 1 sample and 2 dimensions: 4/2 = 2. Its gradient on E is (2/2)·(f - p)xᵀ = ((4, 0), (0, 0)), so
+    E = ((0.6, 0), (0, 1)). The new feature (1.2, 0) goes up. λ = 0.5 halves the step: E_00 = 0.8, feature 1.6.
+    """
+    prototypes = Prototypes(torch.zeros(2, 2), torch.tensor([True, False]))
+    for weight, corner in ((1.0, 0.6), (0.5, 0.8)):
+        experiment = by_hand(lab, [[0]], encoder=True, weight=weight)
+        reply, memory = lab.train(experiment, server={"prototypes": prototypes})
+        assert reply.losses["alignment"] == pytest.approx(2 * weight)
+        encoder = memory["model"].params["encoder.1.weight"]
+        assert encoder.flatten().tolist() == pytest.approx([corner, 0, 0, 1])
+        assert reply.message["prototypes"].means.tolist() == [[pytest.approx(2 * corner), 0], [0, 0]]
+        assert reply.message["prototypes"].present.tolist() == [True, False]
+
+
+def test_a_round_by_hand(lab: Any, tmp_path: Any) -> None:
+    """Without encoder features are pixels: client 0 sends (2, 0) and (0, 4), client 1 (0, 4): means (2, 0), (0, 4)."""
+    run = lab.run(by_hand(lab, [[0, 1], [2, 3]]), tmp_path / "run")
+    assert run.state.server["prototypes"].means.tolist() == [[2, 0], [0, 4]]
+    assert set(run.state.server) == {"prototypes"}
+
+
+def test_clients_count_not_samples(lab: Any) -> None:
+    """Prototypes 1 and 5 give 3 (section 15 b)."""
+    server = Record({PROTOTYPES: Prototypes.empty(1, 1)})
+    uploads = {k: Prototypes(torch.tensor([[value]]), torch.tensor([True])) for k, value in enumerate([1.0, 5.0])}
+    replies = Replies({client: {PROTOTYPES: upload} for client, upload in uploads.items()})
+    (stage,) = FedProto().stages().values()
+    held, facts = stage(server, replies, Exchange(lab.experiment().setting, 1))
+    assert (Record(held)[PROTOTYPES].means.item(), facts) == (3.0, {})
+
+
+@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+def test_without_its_term_it_is_local_training(lab: Any, model: str, tmp_path: Any) -> None:
+    runs = {
+        name: lab.run(lab.experiment(method=options, model={"name": model}), tmp_path / name)
+        for name, options in {
+            "local": {"name": "local"},
+            "off": {"name": "fedproto", "weight": 0},
+            "on": {"name": "fedproto", "weight": 1},
+        }.items()
+    }
+    for client in range(4):
+        expected = runs["local"].memory(client)["model"]
+        assert same(runs["off"].memory(client)["model"], expected)
+        assert not same(runs["on"].memory(client)["model"], expected)
+    assert [r["local_accuracy"] for r in runs["off"].history] == [r["local_accuracy"] for r in runs["local"].history]
+
+
+@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn", "fedcspc_cnn"])
+def test_the_first_round_is_local_training(lab: Any, model: str, tmp_path: Any) -> None:
+    changes = {"federation__rounds": 1, "model": {"name": model}, "local__epochs": 2, "local__momentum": 0.5}
+    local = lab.run(lab.experiment(method__name="local", **changes), tmp_path / "local")
+    proto = lab.run(lab.experiment(method__name="fedproto", **changes), tmp_path / "fedproto")
+    for client in range(4):
+        assert same(proto.memory(client)["model"], local.memory(client)["model"])
+
+
+def test_prototypes_travel_for_the_classes_held(lab: Any, tmp_path: Any) -> None:
+    """d = 2. Up per round: client 0 holds class 0, client 1 both: |C_k|·d = 2 + 4 scalars, 3·(8 + 8) = 48 bytes.
+
+    Down: nothing in round 1, then both classes to both clients: 2·2·16 = 64 bytes a round.
+    Three rounds: 144 bytes up, 128 down, 18 scalars.
+    """
+    dataset = lab.toy_dataset([[2, 0], [0, 4], [1, 0]], [0, 1, 0], None, None)
+    partition = lab.by_hand(dataset, [[0], [1, 2]])
+    run = lab.run(
+        lab.experiment(dataset, partition, lab.ToySpec(), method__name="fedproto", federation__rounds=3),
+        tmp_path / "run",
+    )
+    assert run.history[0]["bytes_down"] == {"prototypes": 0}
+    assert run.history[-1]["bytes_up"] == {"prototypes": 144}
+    assert run.history[-1]["bytes_down"] == {"prototypes": 128}
+    assert run.history[-1]["scalars_up"] == 18
+
+
+# ---- answers --------------------------------------------------------------------------------------------------------
+
+
+class Identity:
+    """A model whose features are its input and whose head prefers class 1."""
+
+    def features(self, images: Tensor) -> Tensor:
+        return images
+
+    def classify(self, features: Tensor) -> Tensor:
+        return torch.tensor([[0.0, 1.0, 0.0]], device=features.device).expand(len(features), -1)
+
+
+def scores(images: Tensor, prototypes: Prototypes, held: Tensor | None = None, inference: Any = "prototypes") -> Tensor:
+    model: Any = Identity()
+    return FedProto(inference=inference).predict(model, images, Record({PROTOTYPES: prototypes}), held)
+
+
+def answers(
+    images: Any, prototypes: Prototypes, classes: list[bool] | None, inference: Any = "prototypes"
+) -> list[int]:
+    held = None if classes is None else torch.tensor(classes)
+    return scores(torch.tensor(images), prototypes, held, inference).argmax(dim=1).tolist()
+
+
+def test_nearest_prototype_among_the_own_classes() -> None:
+    """Prototypes at 0, 10, 20 on a line; 9 is nearest to 10, among classes 0 and 2 to 0 (9 < 11), 11 to 20."""
+    prototypes = Prototypes(torch.tensor([[0.0], [10.0], [20.0]]), torch.tensor([True, True, True]))
+    images = [[9.0], [11.0], [19.0]]
+    assert answers(images, prototypes, None) == [1, 1, 2]
+    assert answers(images, prototypes, [True, False, True]) == [0, 2, 2]
+    assert answers(images, prototypes, None, "classifier") == [1, 1, 1]
+
+
+def test_scores_are_minus_the_mean_squared_distance() -> None:
+    """Feature (1, 2) to (0, 0): (1 + 4)/2 = 2.5; to (1, 4): (0 + 4)/2 = 2; a missing class is out of reach."""
+    prototypes = Prototypes(torch.tensor([[0.0, 0.0], [1.0, 4.0], [0.0, 0.0]]), torch.tensor([True, True, False]))
+    assert scores(torch.tensor([[1.0, 2.0]]), prototypes)[0].tolist() == pytest.approx([-2.5, -2.0, -math.inf])
+
+
+def test_before_the_first_prototypes_the_head_answers() -> None:
+    assert answers([[9.0]], Prototypes.empty(3, 1), [True, True, True]) == [1]
+
+
+def test_without_a_prototype_of_an_own_class_the_head_answers() -> None:
+    """Under partial participation the first cohort may hold none of a client's classes: class 0 is no answer then."""
+    others = Prototypes(torch.tensor([[0.0], [10.0], [0.0]]), torch.tensor([True, False, False]))
+    assert answers([[9.0]], others, [False, True, True]) == [1]
+
+
+def test_answers_do_not_depend_on_how_many_are_asked_together() -> None:
+    """Features around 300 in 50 dimensions, two prototypes 0.1 and 0.2 away in each: distances 0.01 and 0.04.
+
+    |f|² + |p|² - 2f·p = 9·10⁶ has a float32 error of about 1, of which the mean over 50 dimensions leaves 0.02.
+    """
+    base = 300 + torch.rand(50, generator=torch.Generator().manual_seed(0))
+    means = torch.stack([torch.zeros(50), base + 0.2, base - 0.1])
+    prototypes = Prototypes(means, torch.tensor([True, True, True]))
+
+    def of_so_many(count: int) -> list[float]:
+        return scores(base.repeat(count, 1), prototypes)[0, 1:].tolist()
+
+    assert of_so_many(1) == pytest.approx([-0.04, -0.01], rel=1e-2)
+    assert of_so_many(30) == pytest.approx(of_so_many(1), rel=1e-3)
+
+
+@pytest.mark.parametrize("inference", ["classifier", "prototypes"])
+def test_a_client_on_a_gpu_may_be_asked_with_its_classes_on_the_cpu(inference: str) -> None:
+    """The server's record lies on the device; fake tensors refuse what CUDA would."""
+    with FakeTensorMode():
+        prototypes = Prototypes(torch.zeros(3, 2, device="cuda"), torch.zeros(3, dtype=torch.bool, device="cuda"))
+        found = scores(torch.zeros(4, 2, device="cuda"), prototypes, torch.zeros(3, dtype=torch.bool), inference)
+    assert (found.shape, found.device.type) == ((4, 3), "cuda")

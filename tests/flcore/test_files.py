@@ -1,0 +1,142 @@
+"""Artefacts on disk: the bytes of safetensors, files that appear in one step, and what a power failure leaves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from flcore.errors import DataError
+from flcore.files import Blocks, make_durable, read_json, read_tensors, replace_file, write_json, write_tensors
+
+TENSORS = {
+    "images": torch.arange(2 * 3 * 5, dtype=torch.uint8).reshape(5, 3, 2),
+    "labels": torch.arange(5),
+    "groups": torch.arange(5) * 2**40,
+    "weights": torch.tensor([0.1, -0.0, torch.inf]),
+    "half": torch.tensor([[1.5], [2.5]], dtype=torch.bfloat16),
+    "exact": torch.tensor(1 / 3, dtype=torch.float64),
+    "present": torch.tensor([True, False]),
+    "none": torch.zeros(0, 4),
+    "nobody": torch.from_numpy(np.zeros(0, dtype=np.int64)),
+    "number": torch.tensor(7),
+}
+
+
+def test_the_bytes_are_those_of_safetensors_itself(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "theirs")
+    write_tensors(tmp_path / "ours", TENSORS)
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    save_file(TENSORS, tmp_path / "theirs", metadata={"protofl": '{"cause": "\\u00fc \\"x\\"", "n": 1}'})
+    write_tensors(tmp_path / "ours", TENSORS, {"n": 1, "cause": 'ü "x"'})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    arrays, header = read_tensors(tmp_path / "ours", "")
+    assert header == {"n": 1, "cause": 'ü "x"'}
+    assert arrays.keys() == TENSORS.keys()
+    assert all(torch.equal(arrays[name], tensor) for name, tensor in TENSORS.items())
+
+
+def test_an_array_may_be_written_a_piece_at_a_time(tmp_path: Path) -> None:
+    save_file({"images": TENSORS["images"], "labels": TENSORS["labels"]}, tmp_path / "theirs")
+    pieces = Blocks(torch.uint8, (5, 3, 2), iter(TENSORS["images"].split(2)))
+    write_tensors(tmp_path / "ours", {"labels": TENSORS["labels"], "images": pieces})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    with pytest.raises(ValueError, match="do not add up"):
+        write_tensors(tmp_path / "short", {"images": Blocks(torch.uint8, (5, 3, 2), [TENSORS["images"][:4]])})
+    assert not (tmp_path / "short").exists()
+
+
+def test_tensors_may_share_memory_and_lie_in_any_order(tmp_path: Path) -> None:
+    grid = torch.arange(6.0).reshape(2, 3)
+    write_tensors(tmp_path / "r", {"grid": grid, "again": grid, "turned": grid.T, "row": grid[1]})
+    found = load_file(tmp_path / "r")
+    assert found["again"].tolist() == found["grid"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found["turned"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert found["row"].tolist() == [3, 4, 5]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    write_json(tmp_path / "deep" / "a.json", {"n": 1})
+
+    def half(file: Any) -> None:
+        file.write(b'{"n": ')
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space"):
+        replace_file(tmp_path / "deep" / "a.json", half)
+    assert read_json(tmp_path / "deep" / "a.json", "") == {"n": 1}
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.json"]
+
+
+class Disk:
+    """What was made durable, in order: files by what they held, folders by name; and renames."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[str] = []
+        sync, rename = os.fsync, Path.replace
+
+        def fsync(handle: int) -> None:
+            place = Path(f"/proc/self/fd/{handle}").readlink()
+            self.events.append(f"folder {place.name}" if place.is_dir() else f"file of {place.stat().st_size}")
+            sync(handle)
+
+        def replace(path: Path, target: Path) -> Path:
+            self.events.append(f"rename to {target.name}")
+            return rename(path, target)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(Path, "replace", replace)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="finds names of open files in /proc")
+def test_what_is_durable_is_synced_before_it_is_named_and_its_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Content first, else a power failure may leave the name with nothing behind it; then the folder, else no name."""
+    disk = Disk(monkeypatch)
+    (tmp_path / "f").mkdir()
+    replace_file(tmp_path / "f" / "plain", lambda file: file.write(b"abc"))
+    assert disk.events == ["rename to plain"]
+    disk.events.clear()
+    replace_file(tmp_path / "f" / "safe", lambda file: file.write(b"abcd"), durable=True)
+    assert disk.events == ["file of 4", "rename to safe", "folder f"]
+    disk.events.clear()
+    (tmp_path / "g").mkdir()
+    replace_file(tmp_path / "g" / "third", lambda file: file.write(b"a"))
+    disk.events.clear()
+    make_durable([tmp_path / "f" / "plain", tmp_path / "g" / "third", tmp_path / "f" / "safe"])
+    assert disk.events == ["file of 3", "file of 1", "file of 4", "folder f", "folder g"]
+
+
+def test_json_is_the_same_for_the_same_content(tmp_path: Path) -> None:
+    write_json(tmp_path / "a", {"b": [1, None], "a": "ü"})
+    assert (tmp_path / "a").read_bytes() == '{\n  "a": "ü",\n  "b": [\n    1,\n    null\n  ]\n}\n'.encode()
+    with pytest.raises(ValueError, match=r"not JSON compliant|Out of range"):
+        write_json(tmp_path / "a", {"a": float("nan")})
+    assert read_json(tmp_path / "a", "") == {"b": [1, None], "a": "ü"}
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [(None, "not found"), (b"{", "damaged, not readable as JSON"), (b"[1]", "damaged, not a JSON object")],
+)
+def test_json_that_cannot_be_read_is_refused_with_the_cure(content: bytes | None, what: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "a").write_bytes(content)
+    with pytest.raises(DataError, match=rf"a: {what}; mend it$"):
+        read_json(tmp_path / "a", "mend it")
+
+
+@pytest.mark.parametrize("length", [0, 7, 40, -1])
+def test_tensors_cut_off_are_refused_with_the_cure(length: int, tmp_path: Path) -> None:
+    write_tensors(tmp_path / "r", TENSORS, {"n": 1})
+    (tmp_path / "r").write_bytes((tmp_path / "r").read_bytes()[:length])
+    with pytest.raises(DataError, match=r"r: damaged .*; mend it$"):
+        read_tensors(tmp_path / "r", "mend it")
+    with pytest.raises(DataError, match=r"none: not found; mend it$"):
+        read_tensors(tmp_path / "none", "mend it")

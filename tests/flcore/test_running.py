@@ -1,0 +1,239 @@
+"""Three lines of Python: a configuration to a finished folder, with the six packages alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import flcore
+from flcore import plugins, run
+from flcore.config import Config
+from flcore.engine.rounds import Observers
+from flcore.errors import ConfigError, DataError, RunError
+from flcore.locks import sole_use
+from flcore.run_folder import RunFiles, stored_config
+from flcore.running import divide, prepare
+
+ROOT = Path(flcore.__file__).parents[1]
+RAW: dict[str, Any] = {
+    "data": {"size": 16, "limit_per_class": 20},
+    "partition": {"num_clients": 3, "min_size": 5},
+    "method": {"name": "fedproto"},
+    "federation": {"rounds": 2},
+    "local": {"lr": 0.05},
+}
+RESULTS = ["model.safetensors", "server.safetensors", "history.jsonl", "metrics.json", "curves.csv"]
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """What must be the same to the byte."""
+    names = [*RESULTS, *(f"clients/{path.name}" for path in sorted((folder / "clients").iterdir()))]
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(RAW, folder)
+    return folder
+
+
+def test_it_returns_the_metrics_and_leaves_a_whole_folder(finished: Path) -> None:
+    metrics = run(RAW, finished)
+    assert (metrics["method"], metrics["rounds"], metrics["num_clients"]) == ("fedproto", 2, 3)
+    assert metrics == json.loads((finished / "metrics.json").read_text())
+    files = {path.name for path in finished.iterdir()}
+    folders = {"clients", "prepared", "partition"}
+    assert files == {*RESULTS, *folders, "config.json", "timing.json", "prepared.request.json"}
+    assert stored_config(finished) == Config.from_mapping(RAW)
+    assert {"python", "versions", "code_hash"} <= json.loads((finished / "config.json").read_text())[
+        "environment"
+    ].keys()
+
+
+def test_with_the_six_packages_alone_it_gives_the_bytes_of_the_command(finished: Path, tmp_path: Path) -> None:
+    """The command's stages and `run`, each in a process of its own, the latter without anything that operates runs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    six = {"torch", "torchvision", "numpy", "scikit-learn", "scipy", "safetensors", "pillow", "threadpoolctl"}
+    extra = [entry for entries in project["optional-dependencies"].values() for entry in entries]
+    names = {entry.split(">")[0].split("=")[0].split("[")[0] for entry in [*project["dependencies"], *extra]} - six
+    banned = sorted({"pyyaml": "yaml", "dp-accounting": "dp_accounting"}.get(name, name) for name in names)
+    assert {"prefect", "mlflow", "optuna", "yaml", "matplotlib", "ray"} <= set(banned)
+    code = f"""
+import json, sys
+class Banned:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {[*banned, "pipelines"]!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Banned())
+from flcore import run
+print(json.dumps(run(json.loads(sys.argv[1]), "alone"), sort_keys=True))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    options = {"cwd": tmp_path, "capture_output": True, "text": True, "check": False, "env": environment}
+    alone = subprocess.run([sys.executable, "-c", code, json.dumps(RAW)], **options)  # type: ignore[call-overload]
+    assert alone.returncode == 0, alone.stderr
+    assert json.loads(alone.stdout) == json.loads((tmp_path / "alone" / "metrics.json").read_text())
+    (tmp_path / "params.yaml").write_text(json.dumps(RAW))
+    steps = "; ".join(f"assert main(['stage', '{name}', '--out', 'staged']) == 0" for name in STAGES)
+    staged = subprocess.run([sys.executable, "-c", f"from pipelines.cli import main; {steps}"], **options)  # type: ignore[call-overload]
+    assert staged.returncode == 0, staged.stderr
+    assert results(tmp_path / "alone") == results(tmp_path / "staged") == results(finished)
+    for artefact in ("prepared/train.safetensors", "prepared/meta.json", "partition/manifest.json"):
+        assert (tmp_path / "alone" / artefact).read_bytes() == (tmp_path / "staged" / artefact).read_bytes()
+
+
+STAGES = ("prepare", "partition", "train", "evaluate")
+
+
+def test_importing_the_package_is_light() -> None:
+    code = "import sys, flcore; print('torch' in sys.modules, callable(flcore.run))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "False True\n"
+    with pytest.raises(AttributeError, match="no attribute 'walk'"):
+        flcore.walk  # noqa: B018
+
+
+def test_a_configuration_may_be_a_file_or_another_runs(finished: Path, tmp_path: Path) -> None:
+    again = run(finished / "config.json", tmp_path / "again")
+    assert results(tmp_path / "again") == results(finished)
+    (tmp_path / "own.json").write_text(json.dumps(RAW))
+    assert run(str(tmp_path / "own.json"), finished) == run(Config.from_mapping(RAW), finished) == again
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "given.json: cannot be read (No such file or directory)"),
+        (
+            "seed: 1",
+            "given.json: not valid JSON (Expecting value: line 1 column 1 (char 0)); read other formats yourself",
+        ),
+        ("[1]", "given.json: expected an object with sections such as 'data' and 'method'"),
+        ('{"seeds": 1}', "seeds: unknown key; did you mean 'seed'?"),
+    ],
+)
+def test_a_file_that_is_no_configuration(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "given.json").write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        run(tmp_path / "given.json", tmp_path / "run")
+    assert str(caught.value).removeprefix(f"{tmp_path}/").startswith(message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_and_partition_may_be_given(finished: Path, tmp_path: Path) -> None:
+    config = Config.from_mapping(RAW)
+    prepare(config, tmp_path / "data")
+    divide(config, tmp_path / "data", tmp_path / "division")
+    run(RAW, tmp_path / "run", prepared=tmp_path / "data", partition=tmp_path / "division")
+    assert results(tmp_path / "run") == results(finished)
+    assert not (tmp_path / "run" / "prepared").exists()
+    assert not (tmp_path / "run" / "partition").exists()
+    with pytest.raises(DataError, match="nowhere"):
+        run(RAW, tmp_path / "other", prepared=tmp_path / "nowhere")
+
+
+def test_another_configuration_in_the_folder_is_refused(finished: Path) -> None:
+    before = results(finished)
+    with pytest.raises(ConfigError, match="holds a run with another configuration"):
+        run({**RAW, "seed": 1}, finished)
+    assert results(finished) == before
+
+
+def test_a_folder_at_work_is_refused(tmp_path: Path) -> None:
+    with sole_use(tmp_path / "run"), pytest.raises(RunError, match="another process is at work"):
+        run(RAW, tmp_path / "run")
+
+
+def test_observers_are_told_and_threads_are_left_as_they_were(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run(RAW, tmp_path, observers=Observers(on_round=lambda n, record: seen.append((n, torch.get_num_threads()))))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [(1, 1), (2, 1)]
+
+
+def test_a_checkpoint_that_cannot_be_used_is_kept_until_restart_is_said(tmp_path: Path, finished: Path) -> None:
+    class StopError(Exception):
+        pass
+
+    def stop(number: int, record: object) -> None:
+        raise StopError
+
+    with pytest.raises(StopError):
+        run(RAW, tmp_path, observers=Observers(on_round=stop))
+    for path in RunFiles(tmp_path).checkpoint.glob("state.*"):
+        path.write_bytes(b"{")
+    with pytest.raises((DataError, RunError), match="--restart"):
+        run(RAW, tmp_path)
+    assert RunFiles(tmp_path).checkpoint.exists()
+    run(RAW, tmp_path, restart=True)
+    assert results(tmp_path) == results(finished)
+
+
+# --------------------------------------------------------------------------------------------------------- plug-ins
+
+PLUGIN = """
+from dataclasses import dataclass
+from typing import ClassVar
+from flcore.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    name: ClassVar[str] = "mine"
+    summary: ClassVar[str] = "FedAvg by another name"
+    citation: ClassVar[str] = "nobody"
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "mine.py"
+    path.write_text(PLUGIN)
+    yield path
+    plugins.unload("mine")
+
+
+def test_a_plug_in_is_kept_in_the_folder_which_may_be_moved(plugin: Path, tmp_path: Path) -> None:
+    """Afterwards neither the file, nor the place of the folder, nor this process's memory of it are needed."""
+    run({**RAW, "plugins": [str(plugin)], "method": {"name": "mine"}}, tmp_path / "run")
+    assert (tmp_path / "run" / "plugins" / "mine.py").read_text() == PLUGIN
+    plugin.unlink()
+    plugins.unload("mine")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    config = stored_config(tmp_path / "moved")
+    assert (config.method.name, config.plugins[0].path) == ("mine", tmp_path / "moved" / "plugins" / "mine.py")
+    assert run(tmp_path / "moved" / "config.json", tmp_path / "moved")["method"] == "mine"
+
+
+def test_worker_processes_load_it_too(plugin: Path, tmp_path: Path) -> None:
+    raw = {**RAW, "plugins": [str(plugin)], "method": {"name": "mine"}}
+    run(raw, tmp_path / "inline")
+    run({**raw, "engine": {"workers": 2}}, tmp_path / "pool")
+    run({**RAW, "method": {"name": "fedavg"}}, tmp_path / "fedavg")
+    inline, pool, fedavg = (results(tmp_path / name) for name in ("inline", "pool", "fedavg"))
+    assert inline == pool
+    assert inline["model.safetensors"] == fedavg["model.safetensors"]
+
+
+def test_the_file_may_be_edited_while_its_run_goes_on(plugin: Path, tmp_path: Path) -> None:
+    """Workers started later still load what the run began with; the next start sees that it is another method."""
+    raw = {**RAW, "plugins": [str(plugin)], "method": {"name": "mine"}}
+    edit = Observers(on_round=lambda number, record: plugin.write_text(PLUGIN + "# edited\n") and None)
+    run(raw, tmp_path / "run", observers=edit)
+    with pytest.raises(ConfigError, match="holds a run with another configuration"):
+        run(raw, tmp_path / "run")

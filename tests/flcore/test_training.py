@@ -1,0 +1,56 @@
+"""A run's folder after training: what `timing.json` says, and that results outlive the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flcore.engine.rounds import Observers
+from flcore.training import train
+
+TWO_LEGS = {
+    "method": {"name": "gfpl", "interval": 1, "first_exchange": 1, "components": 2},
+    "federation": {"rounds": 2},
+    "evaluation__every": 2,
+}
+
+
+def test_steps_per_second_count_the_seconds_of_every_leg(lab: Any, tmp_path: Path) -> None:
+    """A clock that goes on by one whenever it is read: each leg takes one second.
+
+    GFPL trains in all three, one in the first round and two in the second: steps divided by 3 seconds, whatever fusing
+    and scoring take.
+    """
+    ticks = iter(range(1000))
+    observers = Observers(clock=lambda: float(next(ticks)))
+    assert train(lab.config(**TWO_LEGS), lab.prepared, lab.partition_folder, tmp_path / "run", observers=observers)
+    timing = json.loads((tmp_path / "run" / "timing.json").read_text())
+    assert [record["leg"] for record in timing["rounds"]] == ["train-clients", "train-clients", "retrain-heads"]
+    steps = sum(record["steps"] for record in timing["rounds"])
+    assert all(record["steps"] for record in timing["rounds"])
+    assert timing["steps_per_second"] == steps / 3
+    assert sum(timing["seconds"].values()) > 3
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="finds names of open files in /proc")
+def test_results_are_durable_before_the_checkpoint_goes(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = os.fsync
+
+    def fsync(handle: int) -> None:
+        sync(handle)
+        if (tmp_path / "run" / "checkpoint").exists():
+            synced.append(Path(f"/proc/self/fd/{handle}").readlink().relative_to(tmp_path).as_posix())
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    config = lab.config(method__name="fedproto", federation__rounds=1)
+    assert train(config, lab.prepared, lab.partition_folder, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint").exists()
+    results = {"model.safetensors", "server.safetensors", "history.jsonl", "clients/0003.safetensors"}
+    assert {f"run/{name}" for name in results} | {"run", "run/clients"} <= set(synced)
