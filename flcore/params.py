@@ -155,11 +155,20 @@ def _check(declaration: Param, hint: Any, value: Any, path: str) -> Any:
     converted = _convert(hint, value)
     if converted is _WRONG:
         allowed = declaration.range or declaration.type
-        raise ConfigError(f"{path} = {shown(value)}: expected {allowed}")
+        raise ConfigError(f"{path} = {shown(value)}: {_nearest(declaration, value)}expected {allowed}")
     for item in converted if isinstance(converted, tuple) else (converted,):
         if isinstance(item, (int, float)) and not isinstance(item, bool):
             _check_range(declaration, item, path)
     return converted
+
+
+def _nearest(declaration: Param, value: Any) -> str:
+    """What a misspelt choice, or one of a list, was probably meant to be; else nothing."""
+    choices = [choice for choice in declaration.choices or () if isinstance(choice, str)]
+    given = value if isinstance(value, list | tuple) else [value]
+    wrong = [item for item in given if isinstance(item, str) and item not in choices]
+    near = [match for item in wrong for match in difflib.get_close_matches(item, choices, n=1, cutoff=0.8)]
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def _check_range(declaration: Param, value: float, path: str) -> None:

@@ -86,7 +86,8 @@ class FederationConfig:
     )
     speed_jitter: float = param(0.0, "likewise, drawn anew per client and round", low=0)
     on_client_error: Literal["stop", "drop"] = param(
-        "stop", "a client that fails repeatedly stops the run, or is left out of the round and counted"
+        "stop",
+        "a client that fails stops the run, or is left out of the round and counted; if all of a round fail, it stops",
     )
     task_schedule: Literal["cyclic", "blocked", "none"] = param(
         "cyclic",

@@ -14,7 +14,7 @@ import torch
 
 from flcore import plugins
 from flcore.config import Config
-from flcore.engine.checkpoint import Checkpoint, RunState
+from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.energy import machine_meter
 from flcore.engine.local.choice import decide, default_cache
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
@@ -23,6 +23,7 @@ from flcore.engine.pool.process import local_pool, set_precision
 from flcore.engine.pool.ray import ray_pool
 from flcore.engine.pool.workers import worker_count
 from flcore.engine.rounds import Observers, run_rounds, single_thread
+from flcore.engine.run_state import RunState
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
 from flcore.files import make_durable, write_tensors

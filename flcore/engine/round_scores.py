@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from flcore.engine.checkpoint import Checkpoint, RunState
+from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.pool.executors import Executor
+from flcore.engine.run_state import RunState
 from flcore.evaluation.scoring import Part, Request, Scorer
 from flcore.experiment import Experiment
 from flcore.methods.vocabulary import Leg

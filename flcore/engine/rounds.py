@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flcore.engine.checkpoint import Checkpoint, RunName, RunState, Traffic
+from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import download
 from flcore.engine.cohort import Cohort, groups, select_cohort, stacks, taking_part
 from flcore.engine.energy import Clock, Meter, Stopwatch, no_meter
@@ -24,6 +24,7 @@ from flcore.engine.orchestrator import Orchestrator
 from flcore.engine.pool.executors import Executor
 from flcore.engine.pool.workers import worker_count
 from flcore.engine.round_scores import RoundScorer
+from flcore.engine.run_state import RunName, RunState, Traffic
 from flcore.engine.turns import Failure, Reply
 from flcore.errors import DataError, RunError
 from flcore.experiment import Experiment

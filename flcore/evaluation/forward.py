@@ -6,7 +6,7 @@ once, for however many ways to answer (:class:`flcore.models.view.EncodedOnce`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -58,6 +58,8 @@ class Forward:
         self._module: Backbone = experiment.new_module().eval().requires_grad_(False)
         self._view = ModuleView(self._module, experiment.setting.network, dict(self._module.named_parameters()))
         self._size = experiment.config.evaluation.batch_size
+        self._remembers = bool(experiment.method.score_before())
+        self._encoded: dict[Hashable, tuple[Values, list[Tensor]]] = {}
 
     def with_weights(self, weights: Weights) -> Backbone:
         """The module with these weights; the same object for every call."""
@@ -78,7 +80,13 @@ class Forward:
 
     @torch.no_grad()
     def answers(
-        self, weights: Weights, images: Images, ways: Mapping[str, Predict], server: Record, classes: Tensor | None
+        self,
+        weights: Weights,
+        images: Images,
+        ways: Mapping[str, Predict],
+        server: Record,
+        classes: Tensor | None,
+        name: Hashable = None,
     ) -> dict[str, Tensor]:
         """Scores [N, K] of every way to answer, on the CPU.
 
@@ -88,14 +96,29 @@ class Forward:
             ways: by name.
             server: what the server holds, on the device.
             classes: bool [K] on the device, see :meth:`flcore.methods.base.Method.predict`.
+            name: of the images. Where a method has states scored on the way, what the encoder made of them last time is
+                kept by it: calibration and retraining leave encoders alone, so that both models share it.
         """
         self.with_weights(weights)
-        found: dict[str, list[Tensor]] = {name: [] for name in ways}
-        for block in self._blocks(images):
-            model = EncodedOnce(self._view, block)
-            for name, predict in ways.items():
-                found[name].append(predict(model, block, server, classes).cpu())
-        return {name: joined(blocks) for name, blocks in found.items()}
+        encoder = {key: value for key, value in weights.values.items() if key.startswith("encoder.")}
+        known = self._known(name, encoder)
+        found: dict[str, list[Tensor]] = {way: [] for way in ways}
+        encoded: list[Tensor] = []
+        for number, block in enumerate(self._blocks(images)):
+            model = EncodedOnce(self._view, block, known[number] if known else None)
+            for way, predict in ways.items():
+                found[way].append(predict(model, block, server, classes).cpu())
+            if self._remembers and name is not None:
+                encoded.append(model.encoded)
+        if encoded:
+            self._encoded[name] = encoder, encoded
+        return {way: joined(blocks) for way, blocks in found.items()}
+
+    def _known(self, name: Hashable, encoder: Values) -> list[Tensor]:
+        """What an equal encoder made of the images of this name; nothing where another one saw them last."""
+        before, encoded = self._encoded.get(name, ({}, []))
+        same = before.keys() == encoder.keys() and all(torch.equal(before[key], encoder[key]) for key in encoder)
+        return encoded if same else []
 
     def _blocks(self, images: Images) -> Iterator[Tensor]:
         for start in range(0, max(len(images), 1), self._size):  # one empty block without images, for the shapes

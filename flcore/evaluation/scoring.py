@@ -165,7 +165,7 @@ class Scorer:
             return self._ask_client(request, client, server, memory)
         model = self._global_model(request, server, memories)
         images = StoredImages(self._experiment, self._data.images[slice(*part.blocks)])
-        found = self._forward.answers(model, images, self._ways(request), server, None)
+        found = self._forward.answers(model, images, self._ways(request), server, None, part.blocks)
         return {f"{way}/scores": scores for way, scores in found.items()}
 
     def _on_device(self, server: Record) -> Record:
@@ -194,7 +194,8 @@ class Scorer:
         found: dict[str, Tensor] = {}
         if own is not None:
             images = StoredImages(self._experiment, self._data.images[rows])
-            answers = self._forward.answers(own, images, self._ways(request), server, held.to(device))
+            ways = self._ways(request)
+            answers = self._forward.answers(own, images, ways, server, held.to(device), (client, len(rows)))
             for way, scores in answers.items():
                 found[f"{way}/correct"] = right_answers(scores, self._data.labels[rows], held)
         if request.private or (request.vote and own is not None):

@@ -14,8 +14,8 @@ from flcore.registry import Registry
 __all__ = [
     "MODELS",
     "Backbone",
-    "ModelSpec",
     "Drops",
+    "ModelSpec",
     "build_model",
     "extract_weights",
     "load_weights",

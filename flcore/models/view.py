@@ -139,18 +139,26 @@ class Forwarding(View):
 
 
 class EncodedOnce(Forwarding):
-    """A model that encodes one batch of images once, whoever asks: several losses, or several ways to answer.
+    """A model that encodes one batch of images once, whoever asks: several losses, or several ways to answer."""
 
-    Attributes:
-        encoded: of the batch, [B, e].
-    """
+    def __init__(self, model: View, images: Tensor, encoded: Tensor | None = None) -> None:
+        """Stand in front of ``model`` for ``images`` [B, C, H, W].
 
-    def __init__(self, model: View, images: Tensor) -> None:
-        """Encode ``images`` [B, C, H, W]."""
+        Args:
+            model: that is asked.
+            images: the batch.
+            encoded: of the batch, where it is known already.
+        """
         super().__init__(model)
-        self._images = images
-        self.encoded = model.encode(images)
+        self._images, self._encoded = images, encoded
         self._features: Tensor | None = None
+
+    @property
+    def encoded(self) -> Tensor:
+        """The batch, [B, e]; encoded by the model once somebody asks."""
+        if self._encoded is None:
+            self._encoded = self.model.encode(self._images)
+        return self._encoded
 
     def ask(self, part: str, inputs: Tensor, weights: Values | None) -> Tensor:
         """What is known of the batch already; of everything else the model's answer."""

@@ -3,7 +3,7 @@
 DVC calls them through ``protofl stage``, flows call them as tasks; both give the same bytes.
 """
 
-from flcore.run_folder import is_finished, refuse_other_run
+from flcore.run_folder import refuse_other_run
 from pipelines.stages.compare import collect, compare, comparison_runs, partition_folder
 from pipelines.stages.evaluate import evaluate
 from pipelines.stages.partition import partition, partition_table
@@ -16,7 +16,6 @@ __all__ = [
     "compare",
     "comparison_runs",
     "evaluate",
-    "is_finished",
     "partition",
     "partition_folder",
     "partition_table",

@@ -87,7 +87,11 @@ def refusal(raw: dict[str, Any]) -> str:
         ({"model": {"batchnorm": "average"}}, "model.batchnorm = average: expected one of aggregate, local, frozen"),
         ({"data": {"channels": 2}}, "data.channels = 2: expected one of 1, 3, null"),
         ({"evaluation": {"split": "validation"}}, "evaluation.split = validation: needs partition.validation above 0"),
-        ({"evaluation": {"analyses": ["tsn"]}}, "evaluation.analyses = ['tsn']: expected one of class_heatmap, tsne,"),
+        (
+            {"evaluation": {"analyses": ["gradcam", "tsnee"]}},
+            "evaluation.analyses = ['gradcam', 'tsnee']: did you mean 'tsne'? expected one of class_heatmap, tsne,",
+        ),
+        ({"local": {"optimizer": "sgdd"}}, "local.optimizer = sgdd: did you mean 'sgd'? expected one of sgd, adam"),
         ({"evaluation": {"analyses": ["tsne", "tsne"]}}, "evaluation.analyses = ['tsne', 'tsne']: a name stands twice"),
         ({"compare": {"methods": ["fedavgg"]}}, "compare: fedavgg: unknown method; did you mean 'fedavg'?"),
         ({"compare": {"baseline": "best"}}, "compare: best: unknown method; allowed here: ccvr, central,"),
@@ -178,6 +182,11 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("partition", "ratio"): {"variant": "subsampled"},
     ("method", "proto_noise"): {"proto_clip": 1.0},
 }
+# ... and with one method only.
+NEEDS_OF: dict[tuple[str, str], dict[str, Any]] = {
+    ("fedpg", "proto_clip"): {"proto_unit": "client"},
+    ("fedpg", "proto_noise"): {"proto_unit": "client"},
+}
 BASE: dict[str, Any] = {"partition": {"validation": 0.1}}
 
 
@@ -223,7 +232,7 @@ def test_a_run_is_named_by_what_can_change_its_result(name: str, section: str, k
     raw = json.loads(json.dumps(BASE))
     if name:
         raw.setdefault(section, {})["name"] = name
-    raw.setdefault(section, {}).update(NEEDS.get((section, key), {}))
+    raw.setdefault(section, {}).update(NEEDS.get((section, key), {}) | NEEDS_OF.get((name, key), {}))
     before = Config.from_mapping(raw)
     if len(declaration(before, section, key).choices or (0, 0)) == 1:
         pytest.skip("one choice only")

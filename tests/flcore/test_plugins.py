@@ -276,3 +276,27 @@ def test_two_plug_ins_with_one_method(write: Write) -> None:
     assert refusal({"plugins": [str(first), str(second)]}).endswith(
         "Mine is called mine, and there is a method called so already; choose another name"
     )
+
+
+# -------------------------------------------------------------------------------------- what a method needs of the rest
+
+NEEDS = 'needs: ClassVar[dict[str, tuple[float, ...]]] = {"local.momentum": (0.0, 0.9)}'
+NEEDY = METHOD.replace("    weight: float", f"    {NEEDS}\n    weight: float")
+
+
+@pytest.mark.parametrize("method", [{"name": "mine"}, {"name": "ccvr", "base": "mine"}])
+def test_values_of_other_sections_that_a_method_cannot_work_with_are_refused(
+    write: Write, method: dict[str, str]
+) -> None:
+    raw = {"plugins": [str(write(NEEDY))], "method": method}
+    assert Config.from_mapping({**raw, "local": {"momentum": 0.9}}).local.momentum == 0.9
+    assert refusal({**raw, "local": {"momentum": 0.5}}) == (
+        f"local.momentum = 0.5: {method['name']} works with 0.0 or 0.9 alone"
+    )
+
+
+def test_a_need_of_a_key_that_there_is_not(write: Write) -> None:
+    path = write(NEEDY.replace("local.momentum", "local.momentun"))
+    assert refusal({"plugins": [str(path)], "method": {"name": "mine"}}) == (
+        "method.name = mine: it needs local.momentun, and there is no such key"
+    )

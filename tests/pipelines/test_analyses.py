@@ -56,18 +56,16 @@ def report(config: Config, run: Path) -> str:
 def test_report_computes_what_is_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Data, figure and page of one that can be done; a line, a record and a sentence of one that cannot."""
     page = report(asking("class_heatmap", "gradcam"), run)
-    assert capsys.readouterr().err == (
-        "gradcam: left out, the server of fedavg keeps no model from before a calibration\n"
-    )
+    assert capsys.readouterr().err == ("gradcam: left out, fedavg has no state before a calibration\n")
     files = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
     assert {"analyses/class_heatmap.csv", "analyses/index.json", "figures/class_heatmap.png"} <= files
     assert not any(name.endswith(("gradcam.png", "gradcam.csv", "gradcam.npz")) for name in files)
     index = read_json(run / "analyses" / "index.json")
     assert index["run"] == read_json(run / "config.json")["config_hash"]
-    assert index["analyses"]["gradcam"]["skipped"].startswith("the server of fedavg")
+    assert index["analyses"]["gradcam"]["skipped"] == "fedavg has no state before a calibration"
     assert index["analyses"]["class_heatmap"] == {"skipped": None, "notes": []}
     assert 'id="analysis-class_heatmap"' in page and HEADINGS["class_heatmap"] in page
-    assert "Left out: the server of fedavg keeps no model" in page
+    assert "Left out: fedavg has no state before a calibration" in page
     assert "<img" not in page and "tsne" not in page
 
 

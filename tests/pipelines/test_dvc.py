@@ -69,7 +69,7 @@ def test_two_clones_one_with_a_worker_and_one_killed_have_the_same_output_hashes
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    state = second / "artifacts" / "runs" / "fedproto-s0" / "checkpoint" / "state.safetensors"
+    state = second / "artifacts" / "runs" / "fedproto-s0" / "checkpoint" / "state.json"
     deadline = time.monotonic() + 300
     while not state.exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.01)

@@ -16,7 +16,6 @@ from flcore.engine.local.samples import Samples, drawn_labels, phase_samples
 from flcore.engine.local.step import (
     added,
     augmented,
-    class_sums,
     compile_parts,
     loss_context,
     make_optimizer,
@@ -30,6 +29,7 @@ from flcore.methods.vocabulary import Batch, Context, Phase, Turn
 from flcore.models.base import load_weights, snapshot
 from flcore.models.view import ModuleView
 from flcore.optim import clip_gradients
+from flcore.prototypes.class_means import class_sums
 
 Tables = Mapping[str, Sequence[Tensor]]
 """What frozen models say of every sample: by name and client of the stack, [n_k, ...] on the device."""

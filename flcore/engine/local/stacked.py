@@ -27,7 +27,6 @@ from flcore.engine.local.stacked_inputs import StackedBatch, StackedBatches, Sta
 from flcore.engine.local.step import (
     added,
     augmented,
-    class_sums,
     loss_context,
     make_optimizer,
     precision,
@@ -42,6 +41,7 @@ from flcore.models.base import Backbone, Drops
 from flcore.models.network import Bound, Network, Values
 from flcore.models.view import ModuleView
 from flcore.optim import clip_gradients
+from flcore.prototypes.class_means import class_sums
 
 
 class _StackedView(ModuleView):

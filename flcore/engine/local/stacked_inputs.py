@@ -75,7 +75,7 @@ class StackedBatches:
         return batch, augmentation
 
     def noting(self, step: int) -> Tensor | None:
-        """float [A, 1], 1 for the clients whose features of this step are averaged; None where nobody's are."""
+        """Float [A, 1], 1 for the clients whose features of this step are averaged; None where nobody's are."""
         wanted = self._noted_from[: self.active(step)] <= step
         return wanted.to(torch.float32).unsqueeze(1).to(self._device) if bool(wanted.any()) else None
 

@@ -77,24 +77,6 @@ def compile_parts(module: Backbone, mode: str) -> None:
         setattr(module, name, compiled)
 
 
-def class_sums(
-    features: Tensor, labels: Tensor, num_classes: int, weight: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Sums of features by class, float64 [..., C, d], and how many they are, float64 [..., C].
-
-    Args:
-        features: [..., B, d].
-        labels: int64 [..., B].
-        num_classes: C.
-        weight: [..., B], 1 for samples, 0 for padding; None for all.
-    """
-    # By a product, not by adding rows to places: that has no fixed order on a GPU.
-    member = (labels.unsqueeze(-1) == torch.arange(num_classes, device=labels.device)).double()
-    if weight is not None:
-        member = member * weight.unsqueeze(-1)
-    return member.mT @ features.double(), member.sum(-2)
-
-
 def added(first: tuple[Tensor, Tensor] | None, second: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
     """Sums and counts of both; None is nothing."""
     if first is None or second is None:

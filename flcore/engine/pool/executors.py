@@ -11,27 +11,23 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeVar
 
 from torch import Tensor
 
-from flcore.engine.checkpoint import Checkpoint, RunState
-from flcore.engine.client import TurnRunner, download
-from flcore.engine.failures import TurnError, failed, turn_part
+from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.client import TurnRunner
+from flcore.engine.failures import failed
+from flcore.engine.orchestrator import InlineOrchestrator
+from flcore.engine.pool.groups import Group, Results, StoppedError, drops_failures, leg_name, sent_to, train_group
+from flcore.engine.run_state import RunState
 from flcore.engine.turns import Failure, Reply
 from flcore.errors import RunError
 from flcore.evaluation.scoring import Part, Request
 from flcore.experiment import Experiment
-from flcore.messages import Size
 from flcore.records import Record
 
-Group = Sequence[Sequence[int]]
-"""Stacks of clients that are trained one after the other by the same worker."""
-
-Results = Mapping[int, Reply | Failure]
 Answer = TypeVar("Answer")
 
 
@@ -59,14 +55,6 @@ class Executor(Protocol):
         """End workers, and work that is under way on other threads."""
 
 
-class StoppedError(RunError):
-    """Work that was broken off, or not begun, because its executor is closed."""
-
-    def __init__(self) -> None:
-        """Say so."""
-        super().__init__("training was stopped")
-
-
 # ---- in this process ---------------------------------------------------------------------------------------------
 
 
@@ -74,7 +62,12 @@ class InlineExecutor:
     """Trains in the calling process, one stack at a time."""
 
     def __init__(self, experiment: Experiment, checkpoint: Checkpoint) -> None:
-        """Build the one worker."""
+        """Build the one worker.
+
+        Args:
+            experiment: the run.
+            checkpoint: its folder; the very object that commits, since it may hold results in memory.
+        """
         self._runner = TurnRunner(experiment)
         self._checkpoint = checkpoint
         self._hold = experiment.config.engine.durability == "leg"
@@ -95,93 +88,6 @@ class InlineExecutor:
     def close(self) -> None:
         """Begin no other stack."""
         self._closed = True
-
-
-def train_group(
-    runner: TurnRunner,
-    checkpoint: Checkpoint,
-    state: RunState,
-    group: Group,
-    stopped: Callable[[], bool],
-    *,
-    hold: bool = False,
-) -> dict[int, Reply | Failure]:
-    """Results of a group in the leg after ``state``: those that are there, else trained now and kept.
-
-    Args:
-        runner: carries out turns.
-        checkpoint: of the run. state: what it says.
-        group: of stacks.
-        stopped: whether nobody waits for results any more; asked before and after every stack.
-        hold: keep results in memory until the leg is committed, instead of on the disk.
-
-    Raises:
-        RunError: a client failed and ``federation.on_client_error`` is ``stop``. StoppedError: nobody waits.
-    """
-    leg, run, drop = state.legs + 1, state.run.digest, _drops(runner.experiment)
-    results: dict[int, Reply | Failure] = {}
-    for stack in group:
-        found = {client: checkpoint.load_reply(leg, client, run) for client in stack}
-        if all(result is not None for result in found.values()):
-            results |= {client: result for client, result in found.items() if result is not None}
-            continue
-        if stopped():
-            raise StoppedError
-        memories = partial(checkpoint.memory, memories=state.memories)
-        # A stack with a reply missing is trained whole: the same bytes again for those that are there.
-        turns = _turns(runner, state, stack, memories)
-        if stopped():  # another run may have begun in this folder
-            raise StoppedError
-        for client, turn in turns.items():
-            result, memory = (turn, Record()) if isinstance(turn, Failure) else turn
-            if isinstance(result, Failure) and not drop:
-                raise failed(state.place, _leg_name(runner.experiment, state), client, result)
-            if hold:
-                checkpoint.hold(leg, client, result, memory)
-            elif isinstance(result, Failure):
-                checkpoint.save_failure(leg, client, result, run)
-            else:
-                checkpoint.save_reply(leg, client, result, memory, run)
-            results[client] = result
-    return results
-
-
-def _turns(
-    runner: TurnRunner, state: RunState, stack: Sequence[int], memories: Callable[[int], Record]
-) -> dict[int, tuple[Reply, Record] | Failure]:
-    """The turns of a stack. Whoever's turn raises an error has failed, and the others are trained without it."""
-    experiment = runner.experiment
-    results: dict[int, tuple[Reply, Record] | Failure] = {}
-    waiting = list(stack)
-    while waiting:
-        try:
-            with turn_part(state.place, _leg_name(experiment, state), waiting, ""):
-                return results | runner.train(state.place, waiting, state.server, memories)
-        except TurnError as error:
-            if not _drops(experiment):
-                raise
-            blamed = [client for client in waiting if client in error.clients] or waiting
-            for client in blamed:
-                down = _sent(state, client, experiment)
-                results[client] = Failure(error.cause, down, error.part, error.details)
-            waiting = [client for client in waiting if client not in blamed]
-    return results
-
-
-def _drops(experiment: Experiment) -> bool:
-    return experiment.config.federation.on_client_error == "drop"
-
-
-def _leg_name(experiment: Experiment, state: RunState) -> str:
-    return experiment.method.legs(state.place.round, experiment.setting)[state.place.leg].name
-
-
-def _sent(state: RunState, client: int, experiment: Experiment) -> dict[str, Size]:
-    """What a client that failed had been sent: nothing, where making its message is what failed."""
-    try:
-        return download(state.server, client, experiment, state.place)
-    except Exception:
-        return {}
 
 
 # ---- by workers --------------------------------------------------------------------------------------------------
@@ -280,8 +186,7 @@ class PoolExecutor:
                 return self.on_worker(lambda worker: worker.score(folder, number, request, part))
 
         try:
-            with ThreadPoolExecutor(len(self._workers)) as threads:
-                return list(threads.map(answer, parts))
+            return InlineOrchestrator(len(self._workers)).map("score", answer, parts)
         except WorkerLostError as error:
             raise RunError(f"a worker died twice while it scored, the last one {error}: memory may be short") from error
 
@@ -337,9 +242,9 @@ class PoolExecutor:
             "none, memory was short: try a smaller engine.workers or engine.stack_size"
         )
         for client in stack:
-            failure = Failure(cause, _sent(state, client, self._experiment))
-            if not _drops(self._experiment):
-                raise failed(state.place, _leg_name(self._experiment, state), client, failure)
+            failure = Failure(cause, sent_to(state, client, self._experiment))
+            if not drops_failures(self._experiment):
+                raise failed(state.place, leg_name(self._experiment, state), client, failure)
             self._checkpoint.save_failure(state.legs + 1, client, failure, state.run.digest)
 
     def _collect(self, state: RunState, group: Group) -> dict[int, Reply | Failure]:
@@ -347,7 +252,7 @@ class PoolExecutor:
         for client, result in self._found(state, [client for stack in group for client in stack]).items():
             if result is None:
                 missing = Failure("the worker's reply is missing on disk", {})
-                raise failed(state.place, _leg_name(self._experiment, state), client, missing)
+                raise failed(state.place, leg_name(self._experiment, state), client, missing)
             results[client] = result
         return results
 

@@ -18,18 +18,13 @@ import torch
 from torch import Tensor
 
 from flcore.config import Config
-from flcore.engine.checkpoint import Checkpoint, RunState
+from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.failures import located, packed, unpacked
-from flcore.engine.pool.executors import (
-    Group,
-    PoolExecutor,
-    StoppedError,
-    WorkerHandle,
-    WorkerLostError,
-    train_group,
-)
+from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
+from flcore.engine.pool.groups import Group, StoppedError, train_group
 from flcore.engine.pool.workers import worker_count
+from flcore.engine.run_state import RunState
 from flcore.evaluation.scoring import Part, Request, Scorer
 from flcore.experiment import Experiment
 from flcore.records import Record

@@ -19,18 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from flcore.config import Config
-from flcore.engine.checkpoint import Checkpoint, RunState
+from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.failures import LocatedError, located, packed, unpacked
-from flcore.engine.pool.executors import (
-    Group,
-    PoolExecutor,
-    WorkerHandle,
-    WorkerLostError,
-    train_group,
-)
+from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
+from flcore.engine.pool.groups import Group, train_group
 from flcore.engine.pool.process import prepare_process
 from flcore.engine.pool.workers import worker_count
+from flcore.engine.run_state import RunState
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
 from flcore.files import replace_file

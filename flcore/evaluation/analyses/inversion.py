@@ -200,7 +200,6 @@ def search_images(
 
 def inversion(run: FinishedRun) -> Result:
     """Attack A on the global body, see :func:`_attacked` for what it leaves."""
-
     experiment = run.experiment
 
     def attack(answers: Answers, model: Weights, wanted: Tensor) -> Tensor:

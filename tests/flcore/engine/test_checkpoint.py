@@ -15,10 +15,11 @@ import torch
 
 from flcore import provenance
 from flcore.engine import rounds
-from flcore.engine.checkpoint import Checkpoint, RunName, RunState
+from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.rounds import run_name
+from flcore.engine.run_state import RunName, RunState
 from flcore.engine.turns import Failure, Place, Reply
 from flcore.errors import DataError, RunError
 from flcore.messages import Arrays, Count, Size
@@ -142,7 +143,7 @@ def killed_and_resumed(lab: Any, raw: Any, seconds: float, times: int, tmp_path:
 
 
 KILLABLE = {
-    "fedavg": {"model": {"name": "fedgen_cnn", "batchnorm": "local"}},
+    "held": {"model": {"name": "fedgen_cnn", "batchnorm": "local"}, "engine__durability": "leg"},
     "fedproto": {"method__name": "fedproto"},
     "stacked": {"method__name": "fedproto", "engine__stack": True, "engine__stack_size": 2},
 }

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.checkpoint import Checkpoint, RunState
+from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.failures import LocatedError, TurnError, located, packed, turn_part, unpacked
 from flcore.engine.orchestrator import InlineOrchestrator
-from flcore.engine.pool.executors import InlineExecutor, StoppedError
+from flcore.engine.pool.executors import InlineExecutor
+from flcore.engine.pool.groups import StoppedError
+from flcore.engine.run_state import RunState
 from flcore.engine.turns import Failure, Place
 from flcore.errors import ConfigError, DataError, RunError
 from flcore.messages import Weights

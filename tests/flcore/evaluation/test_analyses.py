@@ -311,4 +311,4 @@ def test_what_a_run_allows_and_why_not(lab: Any) -> None:
     assert ANALYSES["gradcam"].applies(kept) == "toy has no convolution"
     local = federation(lab, method__name="local")
     assert ANALYSES["inversion"].applies(finished(local, {})) == "local has no global model"
-    assert ANALYSES["class_heatmap"].applies(local, {}) is None
+    assert ANALYSES["class_heatmap"].applies(finished(local, {})) is None

@@ -9,7 +9,7 @@ import torch
 
 from flcore.engine.client import TurnRunner
 from flcore.engine.client_data import ClientData
-from flcore.engine.local.step import added, class_sums
+from flcore.engine.local.step import added
 from flcore.engine.local.tape import record_tape
 from flcore.errors import ConfigError, RunError
 from flcore.evaluation.forward import Forward
@@ -19,7 +19,7 @@ from flcore.methods.fedmlp import FedMLP
 from flcore.methods.fedpa import FedPA
 from flcore.methods.fedproto import FedProto
 from flcore.methods.vocabulary import Leg, Phase
-from flcore.prototypes.class_means import class_means
+from flcore.prototypes.class_means import class_means, class_sums
 from flcore.records import serialise
 
 RUNNING = {"proto_mode": "running"}

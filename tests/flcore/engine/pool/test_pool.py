@@ -19,12 +19,14 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.checkpoint import Checkpoint, RunState
+from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.failures import TurnError
 from flcore.engine.orchestrator import InlineOrchestrator
-from flcore.engine.pool.executors import InlineExecutor, PoolExecutor, StoppedError, WorkerHandle, WorkerLostError
+from flcore.engine.pool.executors import InlineExecutor, PoolExecutor, WorkerHandle, WorkerLostError
+from flcore.engine.pool.groups import StoppedError
 from flcore.engine.pool.process import local_pool
 from flcore.engine.rounds import Observers, run_rounds
+from flcore.engine.run_state import RunState
 from flcore.engine.turns import Reply
 from flcore.errors import RunError
 from flcore.methods import METHODS

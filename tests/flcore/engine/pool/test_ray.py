@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from flcore.engine.checkpoint import Checkpoint, RunState
+from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.failures import TurnError
 from flcore.engine.pool import ray as pools
 from flcore.engine.pool.ray import RayWorker, ray_pool
+from flcore.engine.run_state import RunState
 from flcore.errors import ConfigError, RunError
 from flcore.messages import Count
 from flcore.records import Record
