@@ -17,6 +17,8 @@ from flcore.experiment import Experiment
 MOST_BYTES = 256 * 2**20
 """Normalised images that are held at once; of larger sets every mini-batch is normalised by itself (the same bits)."""
 
+_BLOCK = 1024  # images that are normalised at a time
+
 
 class Gathered:
     """The training samples of one client, or of several behind one another, on the device."""
@@ -41,7 +43,12 @@ class Gathered:
 
     def _all(self) -> Tensor:
         if self._normalised is None:
-            self._normalised = self._load(self._indices)
+            meta = self._experiment.dataset.meta
+            # A block at a time: what normalising has on its way is as large as its result.
+            whole = torch.empty(len(self._indices), *meta.shape, device=self._indices.device)
+            for start in range(0, len(whole), _BLOCK):
+                whole[start : start + _BLOCK] = self._load(self._indices[start : start + _BLOCK])
+            self._normalised = whole
         return self._normalised
 
     def _load(self, indices: Tensor) -> Tensor:
