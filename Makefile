@@ -15,7 +15,7 @@ help:  ## show this
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 run: $(READY)  ## run the comparison of params.yaml (dvc repro) and show where its results are
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pipelines.make_run
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pipelines.cli.make_run
 
 test: $(READY)  ## the default test suite
 	@$(BIN)/python -m pytest -q
@@ -32,7 +32,7 @@ lint: $(READY)  ## formatting, lint and types
 	@$(BIN)/mypy
 
 docs: $(READY)  ## write docs/PARAMETERS.md from the declarations
-	@$(BIN)/python -m pipelines.documentation
+	@$(BIN)/python -m pipelines.cli.documentation
 
 lock: $(READY)  ## write infra/requirements.lock anew from pyproject.toml
 	@$(BIN)/uv lock --quiet --upgrade

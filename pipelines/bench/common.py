@@ -23,7 +23,7 @@ from flcore.data.dataset import Dataset, Meta, Split
 from flcore.data.dividing import make_partition
 from flcore.errors import ConfigError, RunError
 from pipelines.bench.workload import CLASSES, MEAN, STD, make_images
-from pipelines.files import RunFiles, read_json, write_json
+from pipelines.runs.layout import RunFiles, read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 _LAUNCHER = Path(__file__).with_name("launch.py")

@@ -46,7 +46,7 @@ from pipelines.bench.common import (
 )
 from pipelines.bench.peers.environment import PEERS, copy_scripts, peer_python
 from pipelines.bench.workload import SHAPE, Work
-from pipelines.files import write_json
+from pipelines.runs.layout import write_json
 
 TEST_SIZE = 1000
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # pfl, for one, would take it

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flcore.config import Config
 
 if TYPE_CHECKING:
-    from pipelines.comparison import Comparison
+    from pipelines.reporting.statistics import Comparison
 
 
 def compare(config: Config, runs: Sequence[Path], partitions: Path, directory: Path) -> Comparison:
@@ -25,10 +25,10 @@ def compare(config: Config, runs: Sequence[Path], partitions: Path, directory: P
         The comparison.
     """
     # Tables and figures take seconds to import, which the other stages need not spend.
-    from pipelines.comparison_output import write
-    from pipelines.figure_set import write_figures
-    from pipelines.figures import load_partition
-    from pipelines.report import write_comparison_report
+    from pipelines.reporting.comparison_tables import write
+    from pipelines.reporting.figures.charts import load_partition
+    from pipelines.reporting.figures.sets import write_figures
+    from pipelines.reporting.html import write_comparison_report
 
     comparison = collect(config, runs)
     records = comparison.runs
@@ -42,8 +42,8 @@ def compare(config: Config, runs: Sequence[Path], partitions: Path, directory: P
 
 def collect(config: Config, runs: Sequence[Path]) -> Comparison:
     """Read finished runs and set them against ``compare.baseline``, methods in the order of the runs."""
-    from pipelines.comparison import compare as summarise
-    from pipelines.run_record import load_run
+    from pipelines.reporting.statistics import compare as summarise
+    from pipelines.runs.record import load_run
 
     records = [load_run(run) for run in runs]
     return summarise(records, config.compare.baseline, target_fraction=config.compare.target_fraction)

@@ -22,7 +22,7 @@ def partition(config: Config, prepared: Path, directory: Path) -> Partition:
 
 def draw_heatmap(directory: Path) -> Path:
     """Draw a stored partition in ``<directory>.svg``."""
-    from pipelines import figures  # matplotlib takes a second, which most commands need not spend
+    from pipelines.reporting.figures import charts as figures
 
     figure = figures.draw_partition(figures.load_partition(directory))
     return figures.save(figure, directory.with_name(f"{directory.name}.svg"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from flcore.config import Config
-from pipelines import analyses
-from pipelines.files import RunFiles
+from pipelines.runs import analyses
+from pipelines.runs.layout import RunFiles
 
 
 def report(partition: Path, directory: Path, *, config: Config | None = None, prepared: Path | None = None) -> Path:
@@ -21,11 +21,11 @@ def report(partition: Path, directory: Path, *, config: Config | None = None, pr
     if config is not None and prepared is not None:
         analyses.compute(config, prepared, partition, directory, config.evaluation.analyses)
     # Tables and figures take seconds to import, which the other stages need not spend.
-    from pipelines.analysis_figures import write_analyses
-    from pipelines.figure_set import write_figures
-    from pipelines.figures import load_partition
-    from pipelines.report import write_run_report
-    from pipelines.run_record import load_run
+    from pipelines.reporting.figures.analyses import write_analyses
+    from pipelines.reporting.figures.charts import load_partition
+    from pipelines.reporting.figures.sets import write_figures
+    from pipelines.reporting.html import write_run_report
+    from pipelines.runs.record import load_run
 
     files = RunFiles(directory)
     run = load_run(directory)

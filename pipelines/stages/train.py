@@ -8,7 +8,7 @@ from flcore import training
 from flcore.config import Config
 from flcore.engine.orchestrator import Orchestrator
 from flcore.engine.rounds import Observers
-from pipelines.environment import environment
+from pipelines.runs.provenance import environment
 
 
 def train(

@@ -85,7 +85,7 @@ print(json.dumps(run(json.loads(sys.argv[1]), "alone"), sort_keys=True))
     assert json.loads(alone.stdout) == json.loads((tmp_path / "alone" / "metrics.json").read_text())
     (tmp_path / "params.yaml").write_text(json.dumps(RAW))
     steps = "; ".join(f"assert main(['stage', '{name}', '--out', 'staged']) == 0" for name in STAGES)
-    staged = subprocess.run([sys.executable, "-c", f"from pipelines.cli import main; {steps}"], **options)  # type: ignore[call-overload]
+    staged = subprocess.run([sys.executable, "-c", f"from pipelines.cli.app import main; {steps}"], **options)  # type: ignore[call-overload]
     assert staged.returncode == 0, staged.stderr
     assert results(tmp_path / "alone") == results(tmp_path / "staged") == results(finished)
     for artefact in ("prepared/train.safetensors", "prepared/meta.json", "partition/manifest.json"):

@@ -17,12 +17,13 @@ import torch
 
 from flcore.errors import ConfigError, RunError
 from flcore.models import MODELS, build_model
-from pipelines import bench, cli
+from pipelines import bench
 from pipelines.bench import common, launch
 from pipelines.bench.common import Bench, BenchOptions, Execution, Timing, TrainedRun, paired, steady
 from pipelines.bench.overhead import Overhead
 from pipelines.bench.peers.environment import PEERS, copy_scripts, environment_folder, peer_python
 from pipelines.bench.workload import Work, bare_rounds, client_data, make_model, train_client
+from pipelines.cli import app as cli
 
 
 def check_contract(result: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:

@@ -48,7 +48,7 @@ def test_two_servers_make_one_database(tmp_path: Path) -> None:
     servers = []
     for port in ports:
         with (tmp_path / f"{port}.log").open("w") as log:
-            command = [sys.executable, "-m", "pipelines.embedded_server", str(port)]
+            command = [sys.executable, "-m", "pipelines.orchestration.embedded_server", str(port)]
             servers.append(
                 subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log)
             )

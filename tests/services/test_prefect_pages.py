@@ -36,7 +36,7 @@ def test_the_tasks_of_a_run_carry_the_names_of_its_steps(tmp_path: Path) -> None
     """Two rounds of two groups of clients: 2 × 2 trainings, 2 aggregations, 2 evaluations and the final one."""
     api = f"http://127.0.0.1:{free_port()}/api"
     environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "home"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-    command = [sys.executable, "-m", "pipelines.embedded_server", api.split(":")[2].removesuffix("/api")]
+    command = [sys.executable, "-m", "pipelines.orchestration.embedded_server", api.split(":")[2].removesuffix("/api")]
     with (tmp_path / "server.log").open("w") as log:
         server = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log)
     try:

@@ -1,0 +1,1 @@
+"""The command ``protofl``: parsing, errors, listings, and what needs no run."""

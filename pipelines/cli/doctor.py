@@ -1,0 +1,314 @@
+"""``protofl doctor``: what this machine offers, and what to do about what is missing.
+
+Every line begins with ``ok``, ``note`` (works, but worth knowing) or ``miss`` (something that was asked for cannot be
+had; the line ends with what to do). Nothing is changed, and no server is waited for longer than two seconds.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import platform
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from packaging.requirements import InvalidRequirement, Requirement
+
+from flcore.config import Config
+from flcore.errors import ConfigError
+from pipelines.config.params import DEFAULT_FILE, load_config
+from pipelines.tracking.addresses import without_password
+from pipelines.tracking.sync import resolve_uri, ui_command
+
+_ROOT = Path(__file__).resolve().parent.parent
+_LOCK = _ROOT / "infra" / "requirements.lock"
+_PATIENCE_SECONDS = 2.0
+_OLDEST_PYTHON, _TOO_NEW_PYTHON = (3, 11), (3, 13)
+_LITTLE_MEMORY = 2 * 2**30
+_LITTLE_DISK = 2**30
+# Where people keep images, seen from the project; and what a dataset's files are called there.
+_USUAL_ROOTS = ("data", "../data", "../shared/data")
+_LAYOUTS = {
+    "mnist": "MNIST/raw",
+    "fashionmnist": "FashionMNIST/raw",
+    "emnist": "EMNIST/raw",
+    "cifar10": "cifar-10-batches-py",
+    "cifar100": "cifar-100-python",
+    "tinyimagenet": "tiny-imagenet-200",
+    "femnist": "femnist",
+    "celeba": "celeba",
+    "vireofood172": "ready_chinese_food",
+}
+
+
+def examine() -> list[str]:
+    """One line or more per part of the machine, of the working directory and of what is configured."""
+    config, about_params = _read_params()
+    parts: tuple[Callable[[], Iterator[str]], ...] = (
+        _python,
+        _packages,
+        _cores,
+        _device,
+        _memory,
+        _disk,
+        _git_and_dvc,
+        lambda: iter([about_params]),
+        lambda: _data(config),
+        _prefect,
+        lambda: _mlflow(config),
+    )
+    return [line for part in parts for line in part()]
+
+
+def _ok(text: str) -> str:
+    return f"ok   {text}"
+
+
+def _note(text: str) -> str:
+    return f"note {text}"
+
+
+def _miss(text: str, cure: str) -> str:
+    return f"miss {text}: {cure}"
+
+
+def _read_params() -> tuple[Config, str]:
+    """The configuration of ``params.yaml``, or the defaults where it cannot be used, with a line about it."""
+    if not DEFAULT_FILE.exists():
+        return Config(), _note(f"parameters: no {DEFAULT_FILE} here; defaults are used unless --params names a file")
+    try:
+        config = load_config(None)
+    except ConfigError as error:
+        return Config(), _miss(f"parameters: {DEFAULT_FILE} is not valid", " ".join(str(error).splitlines()))
+    what = f"{config.method.name} on {config.source.name}/{config.partitioner.name}, {config.federation.rounds} rounds"
+    return config, _ok(f"parameters: {DEFAULT_FILE} is valid ({what})")
+
+
+def _python() -> Iterator[str]:
+    text = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    if _OLDEST_PYTHON <= tuple(map(int, platform.python_version_tuple()[:2])) < _TOO_NEW_PYTHON:
+        yield _ok(text)
+    else:
+        yield _miss(text, "protofl is made for Python 3.11 and 3.12; let `make run` create an environment with one")
+
+
+def _packages() -> Iterator[str]:
+    if not _LOCK.exists():
+        yield _note("packages: no infra/requirements.lock beside the code, so versions are not checked")
+        return
+    wanted = list(locked_versions(_LOCK.read_text()))
+    differing = [
+        f"{name} {_installed(name) or 'missing'}, locked {locked}"
+        for name, locked in wanted
+        if _installed(name) != locked
+    ]
+    if not differing:
+        yield _ok(f"packages: all {len(wanted)} as locked in infra/requirements.lock")
+        return
+    shown = "; ".join(differing[:3]) + (f"; {len(differing) - 3} more" if len(differing) > 3 else "")
+    yield _miss(
+        f"packages: not as locked ({shown})", "install with `uv pip sync --require-hashes infra/requirements.lock`"
+    )
+
+
+def locked_versions(text: str) -> Iterator[tuple[str, str]]:
+    """Name and version of every package that a lock file pins for this machine.
+
+    Args:
+        text: requirements, hashes on lines of their own.
+    """
+    for line in text.splitlines():
+        if not line[:1].isalnum():
+            continue
+        try:
+            requirement = Requirement(line.removesuffix("\\").strip())
+        except InvalidRequirement:
+            continue
+        pins = [pin.version for pin in requirement.specifier if pin.operator == "=="]
+        if pins and (requirement.marker is None or requirement.marker.evaluate()):
+            yield requirement.name, _public(pins[0])
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return _public(version(package))
+    except PackageNotFoundError:
+        return None
+
+
+def _public(full_version: str) -> str:
+    """A version without its local part (``+cu130``), which only the index it came from knows."""
+    return full_version.partition("+")[0]
+
+
+def _cores() -> Iterator[str]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    capability = torch.backends.cpu.get_cpu_capability()
+    yield _ok(f"cores: {cores} for this process, so engine.workers up to {cores} makes sense; CPU class {capability}")
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads != "1":
+        yield _note(
+            f"threads: OMP_NUM_THREADS is {threads or 'not set'}; training uses one per process all the same, "
+            "and 1 keeps libraries from starting others"
+        )
+
+
+def _device() -> Iterator[str]:
+    if not torch.cuda.is_available():
+        yield _note("device: no CUDA device; everything runs on the CPU (engine.device: cpu)")
+        return
+    for number in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(number)
+        yield _ok(f"device: {about.name}, {about.total_memory / 2**30:.0f} GiB; use it with --set engine.device=cuda")
+
+
+def _memory() -> Iterator[str]:
+    available = _available_memory()
+    if available is None:
+        yield _note("memory: this system does not say how much is free")
+    elif available < _LITTLE_MEMORY:
+        yield _miss(
+            f"memory: {_gib(available)} free", "close other programs, or keep engine.workers small (about 0.5 GiB each)"
+        )
+    else:
+        yield _ok(f"memory: {_gib(available)} free; a worker process needs about 0.5 GiB and its data")
+
+
+def _available_memory() -> int | None:
+    """Bytes that can be had without swapping; None where that is not known."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else None
+
+
+def _disk() -> Iterator[str]:
+    if not os.access(Path.cwd(), os.W_OK):
+        yield _miss("disk: this folder cannot be written", "change to another one, or name one with --out")
+        return
+    free = shutil.disk_usage(Path.cwd()).free
+    if free < _LITTLE_DISK:
+        yield _miss(f"disk: {_gib(free)} free here", "delete old runs/ and artifacts/, or name another disk with --out")
+    else:
+        yield _ok(f"disk: {_gib(free)} free here")
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _git_and_dvc() -> Iterator[str]:
+    branch = _git("rev-parse", "--abbrev-ref", "HEAD")
+    if shutil.which("git") is None:
+        yield _note("git: not installed; runs do not record the commit, and `dvc exp` does not work")
+    elif branch is None:
+        yield _note("git: no commit here; runs do not record one, and `dvc exp` does not work")
+    else:
+        changed = len((_git("status", "--porcelain") or "").splitlines())
+        yield _ok(f"git: on {branch}, " + (f"{changed} changed files" if changed else "nothing changed"))
+    home = next((folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / ".dvc").is_dir()), None)
+    if home is None:
+        yield _miss("dvc: no repository here, so `dvc repro` does not work", "change to the project, or run `dvc init`")
+    elif not (home / "dvc.yaml").exists():
+        yield _miss("dvc: a repository without stages", "get dvc.yaml from the project")
+    else:
+        state = "with dvc.lock" if (home / "dvc.lock").exists() else "nothing reproduced yet; `dvc repro` does it"
+        yield _ok(f"dvc: repository with stages, {state}")
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says; None where it fails or is not there."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _data(config: Config) -> Iterator[str]:
+    name, root = config.source.name, config.data.root
+    found = {place: datasets for place in _USUAL_ROOTS if (datasets := _datasets_in(Path(place)))}
+    if name == "digits":
+        yield _ok("data: digits come with scikit-learn")
+    elif root is not None and Path(root).exists():
+        yield _ok(f"data: {name} below data.root = {root}")
+    elif config.data.download:
+        yield _note(f"data: {name} is fetched at the first run (data.download)")
+    else:
+        where = "data.root is not set" if root is None else f"data.root = {root} does not exist"
+        places = [place for place, datasets in found.items() if name in datasets]
+        cure = f"set data.root={places[0]}" if places else f"set data.root to the folder that holds {_files_of(name)}"
+        yield _miss(f"data: {name}, but {where}", cure)
+    for place, datasets in found.items():
+        yield _note(f"data: {', '.join(datasets)} found in {place}; use with --set data.root={place}")
+    for archive in [path for place in _USUAL_ROOTS for path in sorted(Path(place).glob("*.zip"))]:
+        yield _note(f"data: an archive in {archive}; use with --set data.name=imagefolder --set data.root={archive}")
+
+
+def _files_of(dataset: str) -> str:
+    return f"{_LAYOUTS[dataset]}/" if dataset in _LAYOUTS else "its files"
+
+
+def _datasets_in(folder: Path) -> list[str]:
+    """Datasets whose files are in a folder."""
+    return [name for name, layout in _LAYOUTS.items() if (folder / layout).is_dir()]
+
+
+def _prefect() -> Iterator[str]:
+    url = os.environ.get("PREFECT_API_URL")
+    if url is None:
+        yield _ok("Prefect: no server configured (PREFECT_API_URL); every command starts one for itself")
+        return
+    problem = _problem_with(f"{url.rstrip('/')}/health")
+    if problem is None:
+        yield _ok(f"Prefect: server answers at {without_password(url)}")
+    else:
+        yield _miss(
+            f"Prefect: no answer from {without_password(url)} ({problem})",
+            "start it with `prefect server start`, or unset PREFECT_API_URL",
+        )
+
+
+def _mlflow(config: Config) -> Iterator[str]:
+    if not config.tracking.enabled:
+        yield _note("MLflow: switched off (tracking.enabled)")
+        return
+    uri, look = resolve_uri(config.tracking.uri), ui_command(config.tracking.uri)
+    if uri.startswith(("http://", "https://")):
+        problem = _problem_with(f"{uri.rstrip('/')}/health")
+        if problem is None:
+            yield _ok(f"MLflow: server answers at {look}")
+        else:
+            yield _miss(
+                f"MLflow: no answer from {look} ({problem}); runs go on without it",
+                "start it, or unset tracking.uri and MLFLOW_TRACKING_URI; log runs later with `protofl track DIR`",
+            )
+        return
+    database = Path(uri.removeprefix("sqlite:///"))
+    if not uri.startswith("sqlite:///"):
+        yield _note("MLflow: a store of its own kind, not checked")
+    elif not database.exists():
+        yield _ok("MLflow: no runs yet; the first one makes its store, no server needed")
+    elif os.access(database, os.W_OK):
+        yield _ok(f"MLflow: store found; look with `{look}`")
+    else:
+        yield _miss("MLflow: the store cannot be written", "name another with tracking.uri or MLFLOW_TRACKING_URI")
+
+
+def _problem_with(address: str) -> str | None:
+    """Why a server does not answer in time; None if it does."""
+    try:
+        with urllib.request.urlopen(address, timeout=_PATIENCE_SECONDS):
+            return None
+    # Refused and timed out are OSErrors, no address at all a ValueError, and what is no HTTP server an HTTPException.
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return str(getattr(error, "reason", error))

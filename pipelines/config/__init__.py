@@ -1,0 +1,1 @@
+"""From parameter files and options to checked configurations."""

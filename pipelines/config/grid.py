@@ -1,0 +1,268 @@
+"""What a sweep runs: every combination of the values of some keys, and baselines, each with every seed.
+
+A plan is made from parameters and a few words of the command line, and is checked whole before anything is read or
+written. ``compare.settings`` of a method hold here as in a comparison, so both find each other's finished runs.
+
+A baseline is run with everything that is varied outside ``method``: with ``--vary method.mu=...`` once, with
+``--vary partition.alpha=...`` once per value, so that it always stands beside points of the same federation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from flcore.config import SECTIONS, Config, own_keys
+from flcore.errors import ConfigError
+from flcore.methods import METHODS
+from flcore.params import declared, unknown_key
+from pipelines.config.params import for_entry, override
+
+_WITHOUT_EFFECT = ("compare", "tracking")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row of a sweep: a method with values of varied keys; a baseline has only those that concern it."""
+
+    method: str
+    values: Mapping[str, Any]
+    is_baseline: bool = False
+    is_configured: bool = False
+
+    @property
+    def label(self) -> str:
+        """The values beside the method in words: ``method.mu = 0.1, local.epochs = 2``; empty where there are none."""
+        return ", ".join(f"{key} = {show(value)}" for key, value in self.values.items() if key != "method.name")
+
+    @property
+    def name(self) -> str:
+        """Method and values in words."""
+        return f"{self.method}, {self.label}" if self.label else self.method
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run: its configuration, what messages call it, and a folder below ``partitions`` for its division."""
+
+    config: Config
+    label: str = ""
+    division: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked sweep: points in the order of the grid, the last key fastest, then baselines; runs by point and seed.
+
+    ``configured`` are the values of the varied keys in the configuration itself; keys of another method are not in it.
+    """
+
+    base: Config
+    keys: tuple[str, ...]
+    configured: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    points: tuple[Point, ...]
+    runs: tuple[PlannedRun, ...]
+
+
+def plan(
+    raw: Mapping[str, Any], vary: Sequence[str], seeds: Sequence[int] | None = None, baselines: Sequence[str] = ()
+) -> Plan:
+    """The runs of a sweep, all of them checked.
+
+    Args:
+        raw: parameters, as read from a file and overridden; they say which method is swept.
+        vary: ``KEY=VALUE,VALUE,...`` for each key, values as in YAML.
+        seeds: default ``compare.seeds``.
+        baselines: names of methods.
+
+    Raises:
+        ConfigError: a key that cannot be varied, a value that cannot be run, or two points that are the same run.
+    """
+    base = Config.from_mapping(raw)
+    # A method that is not named is named, so that `for_entry` does not take it for another one.
+    raw = {**raw, "method": {"name": base.method.name, **(raw.get("method") or {})}}
+    base = Config.from_mapping(for_entry(raw, base.method.name, None))
+    varied = _varied(vary)
+    seeds = tuple(base.compare.seeds if seeds is None else seeds)
+    _check_seeds(seeds)
+    _check_baselines(baselines)
+    keys = tuple(varied)
+    configured = _values_of(base, keys)
+    points: list[Point] = []
+    runs: list[PlannedRun] = []
+    for values in (dict(zip(keys, combination, strict=True)) for combination in itertools.product(*varied.values())):
+        method = str(values.get("method.name", base.method.name))
+        configs = [_config(raw, method, seed, values) for seed in seeds]
+        resolved = _values_of(configs[0], keys)
+        points.append(Point(method, resolved, is_configured=resolved == configured))
+        runs += [PlannedRun(config, points[-1].label, _division(config, keys)) for config in configs]
+    _refuse_same_runs(points, runs, len(seeds))
+    shared = [key for key in keys if not key.startswith("method.")]
+    for name in baselines:
+        for values in _distinct([{key: point.values[key] for key in shared} for point in points]):
+            points.append(Point(name, values, is_baseline=True))
+            configs = [_config(raw, name, seed, values) for seed in seeds]
+            runs += [PlannedRun(config, points[-1].label, _division(config, keys)) for config in configs]
+    _refuse_other_data(runs, keys)
+    return Plan(base, keys, configured, seeds, tuple(points), tuple(runs))
+
+
+def show(value: Any) -> str:
+    """A value as one would write it in a parameter file."""
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Keys without their section, where that alone says what is meant."""
+    names = {key: key.partition(".")[2] for key in keys}
+    alone = {name for name in names.values() if name != "name" and list(names.values()).count(name) == 1}
+    return {key: name if name in alone else key for key, name in names.items()}
+
+
+def describe_federation(base: Config, varied: Sequence[str]) -> str:
+    """Dataset, partition and clients: ``digits, dirichlet partition (alpha 0.3), 10 clients``.
+
+    Args:
+        base: the configuration.
+        varied: keys that differ from run to run, so nothing is said of them.
+    """
+    parts = [base.source.name]
+    if "partition.name" not in varied:
+        parts.append(f"{base.partitioner.name} partition{_own_parameters(base, varied)}")
+    if "partition.num_clients" not in varied:
+        parts.append(f"{base.partition.num_clients} client{'' if base.partition.num_clients == 1 else 's'}")
+    return ", ".join(parts)
+
+
+# ------------------------------------------------------------------------------------------------------------ parts
+
+
+def _varied(assignments: Sequence[str]) -> dict[str, list[Any]]:
+    varied: dict[str, list[Any]] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        key = key.strip()
+        try:
+            values = yaml.safe_load(f"[{text}]")
+        except yaml.YAMLError:
+            values = None
+        if not equals or not isinstance(values, list) or not values:
+            raise ConfigError(f"--vary {assignment}: expected KEY=VALUE,VALUE,..., such as --vary local.lr=0.01,0.1")
+        _check_key(key)
+        if key in varied:
+            raise ConfigError(f"--vary {key}: stands twice; give all its values at once")
+        varied[key] = values
+    if not varied:
+        raise ConfigError("--vary: name at least one key with its values, such as --vary local.lr=0.01,0.1")
+    return varied
+
+
+def _check_key(key: str) -> None:
+    section, *rest = key.split(".")
+    if section not in SECTIONS:
+        raise ConfigError(f"--vary {key}: {unknown_key(section, section, SECTIONS)}")
+    if section == "seed":
+        raise ConfigError("--vary seed: every point is run with every seed; name them with --seeds")
+    if len(rest) != 1 or not rest[0]:
+        raise ConfigError(f"--vary {key}: expected a section and one key of it, such as local.lr")
+    if section in _WITHOUT_EFFECT:
+        raise ConfigError(f"--vary {key}: changes no result; vary a key of another section")
+    if section == "data" and rest != ["augmentation"]:
+        raise ConfigError(f"--vary {key}: a sweep is on one set of images; start one for each, with --set and --out")
+
+
+def _check_seeds(seeds: Sequence[int]) -> None:
+    if not seeds:
+        raise ConfigError("--seeds: name at least one seed, such as --seeds 0,1")
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seeds {','.join(map(str, seeds))}: a seed stands twice; name each once")
+
+
+def _check_baselines(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in METHODS:
+            raise ConfigError(f"--baselines: {unknown_key(name, name, METHODS).replace('key', 'method', 1)}")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--baselines {','.join(names)}: a method stands twice; name each once")
+
+
+def _config(raw: Mapping[str, Any], method: str, seed: int, values: Mapping[str, Any]) -> Config:
+    assignments = [f"{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in values.items()]
+    try:
+        entry = for_entry(raw, method, seed) if method in METHODS else raw
+        return Config.from_mapping(override(entry, assignments))
+    except ConfigError as error:
+        # A rule about several keys does not say which of the points broke it.
+        named = any(str(error).startswith(key) for key in values)
+        place = ", ".join(f"{key} = {show(value)}" for key, value in values.items())
+        if named or not values:
+            raise
+        raise ConfigError(f"{error} (with {place})") from error
+
+
+def _values_of(config: Config, keys: Sequence[str]) -> dict[str, Any]:
+    mapping = config.to_mapping()
+    paths = {key: key.split(".") for key in keys}
+    return {key: mapping[section][name] for key, (section, name) in paths.items() if name in mapping[section]}
+
+
+def _distinct(items: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for position, item in enumerate(items):
+        if item not in items[:position]:
+            yield item
+
+
+def _division(config: Config, keys: Sequence[str]) -> str:
+    """Where partitions differ between points, a name that follows from how this one is made; else nothing."""
+    if not any(key.startswith("partition.") and key != "partition.seed" for key in keys):
+        return ""
+    section = {key: value for key, value in config.to_mapping()["partition"].items() if key != "seed"}
+    return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _refuse_same_runs(points: Sequence[Point], runs: Sequence[PlannedRun], seeds: int) -> None:
+    seen: dict[str, Point] = {}
+    for point, run in zip(points, runs[::seeds], strict=True):
+        # A partition that is read from elsewhere is no part of a run's identity, what it holds is.
+        described = json.dumps([run.config.identity(), run.config.to_mapping()["partition"]], sort_keys=True)
+        other = seen.setdefault(described, point)
+        if other is not point:
+            raise ConfigError(
+                f"--vary: '{other.name}' and '{point.name}' are the same run; name each value once, and a key that can "
+                "change a result"
+            )
+
+
+def _refuse_other_data(runs: Sequence[PlannedRun], keys: Sequence[str]) -> None:
+    """Images must be the same for all runs, and so must partitions but for what is varied of them."""
+    varied = {key.removeprefix("partition.") for key in keys if key.startswith("partition.")}
+
+    def told(config: Config) -> dict[str, Any]:
+        mapping = config.to_mapping()
+        data = {key: value for key, value in mapping["data"].items() if key != "augmentation"}
+        common = own_keys("partition") if "name" in varied else mapping["partition"].keys()
+        return {"data": data, "partition": {key: mapping["partition"][key] for key in common - varied}}
+
+    first = told(runs[0].config)
+    for run in runs:
+        for section, values in told(run.config).items():
+            if values != first[section]:
+                raise ConfigError(f"compare.settings.{run.config.method.name}: {section} must be the same for all runs")
+
+
+def _own_parameters(base: Config, varied: Sequence[str]) -> str:
+    """The first parameter of a partitioner, which is what it is about, and those that differ from their defaults."""
+    own = declared(type(base.partitioner))
+    stated = {p.name: getattr(base.partitioner, p.name) for p in own}
+    told = [p.name for place, p in enumerate(own) if place == 0 or stated[p.name] != p.default]
+    texts = [f"{name} {show(stated[name])}" for name in told if f"partition.{name}" not in varied]
+    return f" ({', '.join(texts)})" if texts else ""

@@ -1,0 +1,1 @@
+"""Experiments, comparisons and sweeps, written once, and who carries them out: plain calls or Prefect."""

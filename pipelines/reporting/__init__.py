@@ -1,0 +1,1 @@
+"""Finished runs as statistics, tables, figures and pages."""

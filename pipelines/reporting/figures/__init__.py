@@ -1,0 +1,1 @@
+"""Figures of runs, comparisons, sweeps and analyses."""

@@ -1,0 +1,160 @@
+"""Analyses of a finished run: computed by `flcore`, kept in its folder ``analyses``, read back for figures and pages.
+
+``index.json`` says which were asked for, and why one could not be done. Data are plain arrays (``.npz`` without pickle)
+and tables (``.csv``); the same run gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from flcore.config import Config
+from flcore.engine.rounds import single_thread
+from flcore.errors import DataError
+from flcore.evaluation.analyses import SUMMARIES
+from flcore.evaluation.analyses.base import FinishedRun, Result
+from flcore.experiment import Experiment
+from flcore.records import Record, load_record
+from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
+
+
+@dataclass(frozen=True)
+class StoredAnalysis:
+    """An analysis as it lies in a run's folder.
+
+    Attributes:
+        name: of the registry.
+        skipped: why it could not be done; None where it was.
+        arrays: by name. rows: of the table, all values as text, empty for none. notes: what a reader must know.
+    """
+
+    name: str
+    skipped: str | None
+    arrays: Mapping[str, np.ndarray]
+    rows: tuple[Mapping[str, str], ...]
+    notes: tuple[str, ...]
+
+
+def compute(config: Config, prepared: Path, partition: Path, directory: Path, names: Sequence[str]) -> None:
+    """Do some analyses of a finished run; those that its folder holds already stay, unless they are named again.
+
+    One that this run does not allow is recorded with the reason, and said on standard error.
+
+    Args:
+        config: of the run.
+        prepared: the run's data. partition: its partition.
+        directory: of the run.
+        names: keys of :data:`flcore.evaluation.analyses.SUMMARIES`.
+
+    Raises:
+        DataError: the run has not finished, is damaged, or ran on other data.
+    """
+    files = RunFiles(directory)
+    run = read_json(files.config)["config_hash"]
+    index = {name: entry for name, entry in _index(files, run).items() if name not in names}
+    if names:
+        from flcore.evaluation.analyses.registry import ANALYSES  # loads what computes, which most commands need not
+
+        single_thread()
+        experiment = Experiment.open(config, prepared, partition, stack=False)  # nothing is trained here
+        if experiment.hash != run:
+            raise DataError(
+                f"{directory}: the run has other data, another partition or another configuration than {prepared} and "
+                f"{partition}; name its own with --prepared and --partition"
+            )
+        server, _ = load_record(files.server)
+
+        def memory(client: int) -> Record:
+            path = files.clients / f"{client:04d}.safetensors"
+            return load_record(path)[0] if path.exists() else Record()
+
+        run_left = FinishedRun(experiment, server, memory, files.states_before())
+        for name in names:
+            reason = ANALYSES[name].applies(run_left)
+            result = Result() if reason is not None else ANALYSES[name].compute(run_left)
+            if reason is not None:
+                print(f"{name}: left out, {reason}", file=sys.stderr)
+            _store(files, name, result)
+            index[name] = {"skipped": reason, "notes": list(result.notes)}
+    write_json(files.analyses / "index.json", {"run": run, "analyses": index})
+
+
+def load(directory: Path) -> list[StoredAnalysis]:
+    """The analyses in a run's folder, in the order of the registry; none where they belong to an earlier run.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    files = RunFiles(directory)
+    if not files.analyses.is_dir():
+        return []
+    index = _index(files, read_json(files.config)["config_hash"])
+    return [
+        StoredAnalysis(
+            name,
+            index[name]["skipped"],
+            _read_arrays(files.analyses / f"{name}.npz"),
+            _read_rows(files.analyses / f"{name}.csv"),
+            tuple(index[name]["notes"]),
+        )
+        for name in SUMMARIES
+        if name in index
+    ]
+
+
+def _index(files: RunFiles, run: str) -> dict[str, Any]:
+    path = files.analyses / "index.json"
+    if not path.exists():
+        return {}
+    stored = read_json(path)
+    return dict(stored["analyses"]) if stored.get("run") == run else {}
+
+
+def _store(files: RunFiles, name: str, result: Result) -> None:
+    """Write what there is of arrays and rows, and drop what an earlier analysis left."""
+    files.analyses.mkdir(parents=True, exist_ok=True)
+    array_file, table_file = files.analyses / f"{name}.npz", files.analyses / f"{name}.csv"
+    array_file.unlink(missing_ok=True)
+    table_file.unlink(missing_ok=True)
+    if result.arrays:
+        temporary = files.analyses / f".{name}.tmp.npz"
+        np.savez(temporary, **dict(sorted(result.arrays.items())))  # type: ignore[arg-type]
+        temporary.replace(array_file)
+    if result.rows:
+        out = io.StringIO()
+        writer = csv.DictWriter(out, list(result.rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: _as_text(value) for key, value in row.items()} for row in result.rows)
+        write_text(table_file, out.getvalue())
+
+
+def _as_text(value: str | int | float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    if not path.exists():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, BadZipFile) as error:
+        raise DataError(f"{path}: damaged ({error}); analyse the run again") from error
+
+
+def _read_rows(path: Path) -> tuple[dict[str, str], ...]:
+    if not path.exists():
+        return ()
+    with path.open(newline="", encoding="utf-8") as file:
+        return tuple(csv.DictReader(file))

@@ -1,0 +1,1 @@
+"""MLflow: runs as they lie on disk, logged live or afterwards."""

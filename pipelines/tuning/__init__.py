@@ -1,0 +1,1 @@
+"""Optuna: searches of hyper-parameters on validation data."""

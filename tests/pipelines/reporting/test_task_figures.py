@@ -1,0 +1,138 @@
+"""Figures and tables of runs on a stream of tasks: their data by hand, and that every one is drawn."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.reporting.comparison_tables import definitions, markdown, printed_tables
+from pipelines.reporting.figures import sets as figure_set
+from pipelines.reporting.figures import tasks as task_figures
+from pipelines.reporting.figures.charts import save
+from pipelines.reporting.statistics import compare
+from pipelines.runs.record import RunRecord, load_run
+from pipelines.tracking.sync import round_metrics, summary_metrics
+
+NAMES = ("a_glo", "a_loc", "a_sel", "a_glo_minority", "a_loc_minority", "a_sel_minority")
+
+
+def tasks(level: float, by_task: list[float | None]) -> dict[str, Any]:
+    """A round whose accuracies are the level, the minority's half of it."""
+    scores = {name: level / 2 if "minority" in name else level for name in NAMES}
+    return {**scores, "by_task": by_task, "by_task_global": by_task}
+
+
+def make_run(root: Path, method: str, seed: int, level: float, *, stream: bool = True) -> RunRecord:
+    """Two tasks of two rounds each; in round r accuracy is level + r/100, forgetting of seed s is (level + s/10)/2."""
+    directory = root / f"{method}-{seed}"
+    directory.mkdir(parents=True)
+    history = []
+    for number in (1, 2, 3, 4):
+        now = level + number / 100
+        record = {
+            "round": number,
+            "participants": [0],
+            "top1_global": now,
+            "mean_local": now,
+            "train_loss": {"cross_entropy": 1.0},
+            "bytes_up": {"model": number},
+            "bytes_down": {"model": number},
+            "local_accuracy": [now],
+        }
+        if stream:
+            record["tasks"] = tasks(now, [now, now / 4 if number > 2 else None])
+        history.append(record)
+    metrics: dict[str, Any] = {"method": method, "dataset": "digits", "seed": seed, "rounds": 4, "top1_global": level}
+    if stream:
+        metrics["tasks"] = {
+            "schedule": "blocked",
+            "last_epochs": dict.fromkeys(NAMES, level),
+            "stage_ends": [{"round": 2}, {"round": 4}],
+            "forgetting": (level + seed / 10) / 2,
+            "backward_transfer": -level,
+            "roundwise_forgetting": None,
+        }
+    (directory / "metrics.json").write_text(json.dumps(metrics))
+    (directory / "history.jsonl").write_text("".join(json.dumps(record) + "\n" for record in history))
+    return load_run(directory)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[RunRecord]:
+    return [make_run(tmp_path, "fedavg", 0, 0.4), make_run(tmp_path, "fedavg", 1, 0.6), make_run(tmp_path, "b", 0, 0.7)]
+
+
+def test_the_stream_is_averaged_over_seeds(runs: list[RunRecord]) -> None:
+    """Round 3 of fedavg: (.43 + .63)/2 = .53, spread .2/√2; its minority half of that, .265."""
+    table = task_figures.stream_data(runs).set_index(["metric", "method", "round"])
+    row = table.loc[("a_sel", "fedavg", 3)]
+    assert (row["mean"], row["std"], row["n"]) == (pytest.approx(0.53), pytest.approx(0.2 / math.sqrt(2)), 2)
+    assert table.loc[("a_sel_minority", "fedavg", 3)]["mean"] == pytest.approx(0.265)
+
+
+def test_a_task_has_a_line_from_the_round_it_begins(runs: list[RunRecord]) -> None:
+    """Task 2 begins in round 3: a quarter of task 1's .53 and .54."""
+    table = task_figures.by_task_data(runs)
+    second = table[(table["task"] == 2) & (table["method"] == "fedavg")]
+    assert second["round"].tolist() == [3, 4]
+    assert second["mean"].tolist() == pytest.approx([0.53 / 4, 0.54 / 4])
+
+
+def test_a_border_stands_between_two_blocks(runs: list[RunRecord]) -> None:
+    """Blocks end with rounds 2 and 4; behind the last nothing begins."""
+    assert task_figures.borders(runs) == [2.5]
+
+
+def test_both_figures_are_drawn_for_streams_alone(runs: list[RunRecord], tmp_path: Path) -> None:
+    drawn = figure_set.comparison_figures(runs)
+    assert {"stream", "tasks"} <= set(drawn)
+    for name in ("stream", "tasks"):
+        first, again = (save(drawn[name][0], tmp_path / f"{name}-{i}.svg").read_bytes() for i in (1, 2))
+        assert first == again and b"<svg" in first
+    still = [make_run(tmp_path / "still", "fedavg", 0, 0.4, stream=False)]
+    assert not {"stream", "tasks"} & set(figure_set.comparison_figures(still))
+
+
+def test_a_comparison_has_a_table_of_the_stream(runs: list[RunRecord]) -> None:
+    """A_glo of fedavg: (40 + 60)/2 = 50, std 14.14. Forgetting (40/2 + 70/2)/2 = 27.5; b has 35: fedavg is better."""
+    tables = {table.title.split(" in ")[0]: table for table in printed_tables(compare(runs))}
+    stream = tables["On the stream of tasks"]
+    rows = {row[0][0]: dict(zip(stream.header, row, strict=True)) for row in stream.rows}
+    assert rows["fedavg"]["A_glo"] == ("50.00 ± 14.14", "")
+    assert rows["b"]["A_glo"] == ("70.00", "best")
+    assert rows["fedavg"]["forgetting"][0].startswith("27.50") and rows["fedavg"]["forgetting"][1] == "best"
+    assert "round-wise forgetting" not in stream.header  # nobody has it
+    assert "A_loc" in definitions(compare(runs)) and "`A_loc`" in markdown(compare(runs))
+
+
+def test_differences_of_the_stream_are_paired(runs: list[RunRecord], tmp_path: Path) -> None:
+    """b minus fedavg, seed 0: 70 - 40."""
+    found = compare(runs).methods[1].differences["a_glo"]
+    assert (found.mean, found.n) == (pytest.approx(0.3), 1)
+
+
+def test_without_a_stream_nothing_of_it_is_printed(tmp_path: Path) -> None:
+    comparison = compare([make_run(tmp_path, "fedavg", 0, 0.4, stream=False)])
+    assert len(printed_tables(comparison)) == 3
+    assert "A_loc" not in markdown(comparison)
+
+
+def test_a_method_without_a_stream_beside_one_with_it(runs: list[RunRecord], tmp_path: Path) -> None:
+    """The centralised reference sees all data at once."""
+    central = make_run(tmp_path / "more", "central", 0, 0.9, stream=False)
+    comparison = compare([*runs, central])
+    assert next(row for row in comparison.methods if row.method == "central").scores["a_loc"].n == 0
+    assert "central" in markdown(comparison)
+
+
+def test_mlflow_gets_the_stream() -> None:
+    record = {"tasks": tasks(0.5, [0.25, None]), "bytes_up": {}, "bytes_down": {}}
+    metrics = round_metrics(record)
+    assert (metrics["tasks/a_loc"], metrics["tasks/a_glo_minority"], metrics["tasks/by_task_0"]) == (0.5, 0.25, 0.25)
+    assert "tasks/by_task_1" not in metrics
+    final = summary_metrics({"tasks": {"last_epochs": {"a_sel": 0.7, "a_glo": None}, "forgetting": 0.1}}, {})
+    assert final == {"tasks/final_a_sel": 0.7, "tasks/final_forgetting": 0.1}

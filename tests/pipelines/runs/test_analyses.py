@@ -1,0 +1,238 @@
+"""Analyses as files, figures and a part of the report; asked for in the configuration or afterwards."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flcore.config import Config
+from flcore.errors import DataError
+from flcore.evaluation.analyses import SUMMARIES
+from flcore.evaluation.analyses.base import Result
+from pipelines.runs import analyses
+from pipelines.cli import app as cli
+from pipelines import stages
+from pipelines.runs.analyses import StoredAnalysis
+from pipelines.reporting.figures.analyses import CAPTIONS, HEADINGS, draw_analysis
+from pipelines.reporting.figures.charts import save
+from pipelines.runs.layout import RunFiles, read_json
+
+RAW = {
+    "data": {"name": "digits", "limit_per_class": 12, "size": 28},
+    "partition": {"num_clients": 3, "alpha": 1.0, "min_size": 5},
+    "federation": {"rounds": 1},
+    "local": {"epochs": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run up to its evaluation, with its data and partition inside, as `protofl run` leaves it."""
+    folder, config = tmp_path_factory.mktemp("analyses") / "run", Config.from_mapping(RAW)
+    stages.prepare(config, folder / "prepared")
+    stages.partition(config, folder / "prepared", folder / "partition")
+    stages.train(config, folder / "prepared", folder / "partition", folder)
+    stages.evaluate(config, folder / "prepared", folder / "partition", folder)
+    return folder
+
+
+@pytest.fixture
+def run(evaluated: Path, tmp_path: Path) -> Path:
+    """A copy to write into."""
+    return Path(shutil.copytree(evaluated, tmp_path / "run"))
+
+
+def asking(*names: str) -> Config:
+    return Config.from_mapping({**RAW, "evaluation": {"analyses": list(names)}})
+
+
+def report(config: Config, run: Path) -> str:
+    page = stages.report(run / "partition", run, config=config, prepared=run / "prepared")
+    return page.read_text(encoding="utf-8")
+
+
+def test_report_computes_what_is_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Data, figure and page of one that can be done; a line, a record and a sentence of one that cannot."""
+    page = report(asking("class_heatmap", "gradcam"), run)
+    assert capsys.readouterr().err == ("gradcam: left out, fedavg has no state before a calibration\n")
+    files = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+    assert {"analyses/class_heatmap.csv", "analyses/index.json", "figures/class_heatmap.png"} <= files
+    assert not any(name.endswith(("gradcam.png", "gradcam.csv", "gradcam.npz")) for name in files)
+    index = read_json(run / "analyses" / "index.json")
+    assert index["run"] == read_json(run / "config.json")["config_hash"]
+    assert index["analyses"]["gradcam"]["skipped"] == "fedavg has no state before a calibration"
+    assert index["analyses"]["class_heatmap"] == {"skipped": None, "notes": []}
+    assert 'id="analysis-class_heatmap"' in page and HEADINGS["class_heatmap"] in page
+    assert "Left out: fedavg has no state before a calibration" in page
+    assert "<img" not in page and "tsne" not in page
+
+
+def test_without_analyses_the_page_has_no_such_part(run: Path) -> None:
+    """And the folder is there all the same, for whoever depends on it."""
+    assert 'id="analyses"' not in report(asking(), run)
+    assert read_json(run / "analyses" / "index.json")["analyses"] == {}
+
+
+def test_same_run_same_bytes(run: Path, evaluated: Path, tmp_path: Path) -> None:
+    second = Path(shutil.copytree(evaluated, tmp_path / "elsewhere"))
+    for folder in (run, second):
+        report(asking("class_heatmap", "tsne"), folder)
+    for name in ("analyses", "figures"):
+        paths = sorted((run / name).iterdir())
+        assert [path.name for path in paths] == [path.name for path in sorted((second / name).iterdir())]
+        assert all(path.read_bytes() == (second / name / path.name).read_bytes() for path in paths)
+    assert (run / "report.html").read_bytes() == (second / "report.html").read_bytes()
+
+
+def test_a_finished_run_is_analysed_later(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One after the other; what is there stays, and the configuration of the run is not changed."""
+    before = (run / "config.json").read_bytes()
+    assert cli.main(["analyse", str(run), "--analyses", "class_heatmap"]) == 0
+    assert capsys.readouterr().out == f"{run / 'report.html'}\n"
+    assert cli.main(["analyse", str(run), "--analyses", "tsne,gradcam"]) == 0
+    assert [entry.name for entry in analyses.load(run)] == ["class_heatmap", "tsne", "gradcam"]
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert page.index("analysis-class_heatmap") < page.index("analysis-tsne") < page.index("analysis-gradcam")
+    assert (run / "config.json").read_bytes() == before
+    moved = run.rename(run.with_name("moved"))
+    for name in ("prepared", "partition"):
+        (moved / name).rename(moved.parent / name)
+    command = ["analyse", str(moved), "--analyses", "class_heatmap"]
+    assert cli.main(command) == 3  # the data are not where `protofl run` puts them
+    places = ["--prepared", str(moved.parent / "prepared"), "--partition", str(moved.parent / "partition")]
+    assert cli.main([*command, *places]) == 0
+
+
+def test_refusals_name_what_is_allowed(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown name before data are read; no name; no run; a run that has not finished."""
+    shutil.rmtree(run / "prepared")
+    assert cli.main(["analyse", str(run), "--analyses", "tsnee"]) == 2
+    assert "did you mean 'tsne'" in capsys.readouterr().err
+    assert cli.main(["analyse", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert all(name in error for name in SUMMARIES)
+    assert cli.main(["analyse", str(tmp_path / "nothing"), "--analyses", "tsne"]) == 3
+
+
+def test_another_partition_is_refused(run: Path) -> None:
+    other = Config.from_mapping({**RAW, "seed": 5})
+    stages.partition(other, run / "prepared", run / "other")
+    with pytest.raises(DataError, match="another partition"):
+        analyses.compute(asking(), run / "prepared", run / "other", run, ["class_heatmap"])
+
+
+def test_analyses_of_an_earlier_run_are_not_shown(run: Path) -> None:
+    report(asking("class_heatmap"), run)
+    described = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**described, "config_hash": "another"}))
+    assert analyses.load(run) == []
+
+
+def test_what_is_stored_is_read_back(run: Path) -> None:
+    """Arrays as they were, numbers of tables to twelve digits, nothing for None; an earlier table does not survive."""
+    files = RunFiles(run)
+    arrays = {"points": np.arange(6.0).reshape(3, 2), "names": np.array(["zero", "0"])}
+    rows = ({"model": "0", "accuracy": 1 / 3, "total": 3}, {"model": "1", "accuracy": None, "total": 0})
+    analyses._store(files, "tsne", Result(arrays, rows))
+    assert (files.analyses / "tsne.csv").read_text() == "model,accuracy,total\n0,0.333333333333,3\n1,,0\n"
+    found = analyses._read_arrays(files.analyses / "tsne.npz")
+    assert set(found) == {"points", "names"} and found["names"].tolist() == ["zero", "0"]
+    assert np.array_equal(found["points"], arrays["points"])
+    analyses._store(files, "tsne", Result(arrays))
+    assert analyses._read_rows(files.analyses / "tsne.csv") == ()
+    (files.analyses / "tsne.npz").write_bytes(b"broken")
+    with pytest.raises(DataError, match=r"tsne\.npz: damaged"):
+        analyses._read_arrays(files.analyses / "tsne.npz")
+
+
+def stored(name: str, classes: int) -> StoredAnalysis:
+    """Made-up data of the form that `flcore` leaves, for `classes` classes."""
+    rng = np.random.default_rng(0)
+    names = np.array([f"c{i}" for i in range(classes)])
+    labels = np.repeat(np.arange(classes), 3)
+    count = len(labels)
+    common = {"class_names": names, "labels": labels}
+    calibration = {
+        "embedding": rng.normal(size=(2, count, 2)),
+        "predictions": np.stack([labels, labels[::-1]]),
+        "accuracies": np.array([1.0, 0.5]),
+        "counts": np.ones((2, classes), dtype=int),
+        "models": np.array(["first", "second"]),
+    }
+    prototypes = {
+        "embedding": rng.normal(size=(12, 2)),
+        "labels": np.repeat([0, 1], 6),
+        "clusters": np.tile([0, 0, 1, 2, 2, -1], 2),
+        "client": np.array(3),
+    }
+    generated = {
+        "embedding": rng.normal(size=(2 * count, 2)),
+        "labels": np.tile(labels, 2),
+        "generated": np.repeat([False, True], count),
+    }
+    images = rng.integers(0, 255, (2, 3, 1, 8, 8), dtype=np.uint8)
+    sheet = {
+        "truths": images,
+        "rebuilt": images,
+        "guesses": images[:, 0],
+        "labels": np.array([0, 1]),
+        "sizes": np.array(["1", "2", "all"]),
+    }
+    cases = {
+        "images": images[:, 0],
+        "before": rng.random((2, 8, 8)),
+        "after": rng.random((2, 8, 8)),
+        "labels": np.array([0, 1]),
+        "predicted_before": np.array([0, 1]),
+        "predicted_after": np.array([0, 0]),
+        "cases": np.array(["kept right", "broken"]),
+    }
+    arrays = {
+        "tsne": calibration,
+        "tsne_calibration": calibration,
+        "tsne_prototypes": prototypes,
+        "tsne_generated": generated,
+        "virtual_images": {"sheet": rng.integers(0, 255, (9 * classes - 1, 35, 3), dtype=np.uint8)},
+        "inversion": sheet,
+        "inversion_search": sheet,
+        "gradcam": cases,
+    }.get(name, {})
+    heat = [
+        {"model": model, "test": test, "class": c, "accuracy": accuracy}
+        for model, test, accuracy in (("0", "own", ""), ("1", "own", "0.5"), ("global", "all", "0.25"))
+        for c in names
+    ]
+    distances = [
+        {"features": which, "space": space, "intra": "1", "inter": "2", "centroid_inter": "", "nearest_distance": near,
+         "nearest_cosine": near}
+        for which, near in (("generated", "0.5"), ("real", ""))
+        for space in ("feature", "tsne")
+    ]  # fmt: skip
+    attacked = [
+        {"attack": attack, "m": m, "against": against, "mse": "0.1", "ssim": "0.5", "accuracy": "1"}
+        for attack in ("decoder", "class mean image")
+        for against in ("closest", "class mean")
+        for m in ("1", "2", "all")
+    ]
+    counted = [{"case": case, "count": "1", "share": "0.25"} for case in ("kept right", "mended", "broken", "x")]
+    rows = {"class_heatmap": heat, "generator_distances": distances, "gradcam": counted}
+    if name.startswith("inversion"):
+        rows[name] = attacked
+    return StoredAnalysis(name, None, {**common, **arrays}, tuple(rows.get(name, ())), ())
+
+
+@pytest.mark.parametrize("classes", [2, 40])
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_every_analysis_has_a_figure_with_its_subject(name: str, classes: int, tmp_path: Path) -> None:
+    """For few classes and for more than there are colours; the same data give the same bytes."""
+    pages = []
+    for number in range(2):
+        figure = draw_analysis(stored(name, classes), "digits, seed 0")
+        assert figure.get_suptitle() == "digits, seed 0"
+        pages.append(save(figure, tmp_path / f"{number}.png").read_bytes())
+    assert pages[0] == pages[1]
+    assert HEADINGS[name] and CAPTIONS[name]
