@@ -31,10 +31,12 @@ class PartitionConfig:
     num_clients: int = param(10, "K, the number of clients", low=1)
     seed: int | None = param(None, "seed of the division; null follows the run's seed", low=0)
     validation: float = param(0.0, "share of each client's training data set aside for validation", low=0, below=1)
-    client_test: Literal["label_slices", "few_shot", "proportional", "local_split", "task_cumulative"] = param(
-        "label_slices",
-        "client test data: equal slices of the own classes, a few of each, in proportion, from the own data, or slices "
-        "that grow with the tasks met",
+    client_test: Literal["label_slices", "few_shot", "proportional", "own_group", "local_split", "task_cumulative"] = (
+        param(
+            "label_slices",
+            "client test data: equal slices of the own classes, a few of each, in proportion, the test images of the "
+            "own writers or users, from the own training data, or slices that grow with the tasks met",
+        )
     )
     test_fraction: float = param(0.2, "share of a client's own data for client_test: local_split", above=0, below=1)
     test_shots: int = param(15, "test samples per class held for client_test: few_shot", low=1)

@@ -19,7 +19,7 @@ from flcore.engine.energy import machine_meter
 from flcore.engine.local.choice import decide, default_cache
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.pool.executors import Executor, InlineExecutor
-from flcore.engine.pool.process import local_pool, set_precision
+from flcore.engine.pool.process import local_pool, set_numerics
 from flcore.engine.pool.ray import ray_pool
 from flcore.engine.pool.workers import worker_count
 from flcore.engine.rounds import Observers, run_rounds, single_thread
@@ -66,12 +66,13 @@ def train(
         RunError: training failed, or another process is at work in ``directory``.
     """
     single_thread()
-    set_precision(config.engine.precision)
+    set_numerics(config.engine.precision)
     experiment = Experiment.open(config, prepared, partition)
     files = RunFiles(directory)
     with sole_use(directory):
         if is_finished(files.directory, experiment.hash):
             return False
+        experiment.dataset.check_content(prepared)
         # What another run left may go, if the caller says so; this run's own checkpoint only goes by `restart`.
         others = replace and files.config.exists() and described(directory)["config_hash"] != experiment.hash
         experiment = _claim(files, experiment, replace, environment(config) if about is None else about)

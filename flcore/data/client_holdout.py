@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 
 from flcore.data.partitioners.base import Indices, cut, indices_by_class, joined
 
-ClientTest = Literal["label_slices", "proportional", "few_shot", "local_split", "task_cumulative"]
+ClientTest = Literal["label_slices", "proportional", "few_shot", "own_group", "local_split", "task_cumulative"]
 
 
 def label_slices(counts: np.ndarray, pool: np.ndarray, rng: np.random.Generator) -> list[Indices]:
@@ -58,6 +58,20 @@ def proportional(counts: np.ndarray, pool: np.ndarray, rng: np.random.Generator)
         return cut(indices, held / held.sum()) if len(holders) else []
 
     return _per_class(counts, pool, rng, share)
+
+
+def own_group(trains: Sequence[Indices], groups: np.ndarray, test_groups: np.ndarray) -> list[Indices]:
+    """Each client's own writers or users: the official test samples of the groups that it trains on (LEAF).
+
+    Args:
+        trains: per client int64, indices into the training split.
+        groups: int64 [N], of the training split.
+        test_groups: int64 [M], of the test split.
+
+    Returns:
+        Per client ascending indices into the test split.
+    """
+    return [np.flatnonzero(np.isin(test_groups, np.unique(groups[train]))) for train in trains]
 
 
 def _per_class(

@@ -81,13 +81,21 @@ class Dataset:
             write_tensors(directory / f"{part}.safetensors", split.tensors())
         write_json(directory / "meta.json", dataclasses.asdict(self.meta))
 
-    @classmethod
-    def load(cls, directory: Path, *, verify: bool = False) -> Dataset:
-        """Read what :meth:`save` wrote; images stay memory-mapped.
+    def check_content(self, directory: Path) -> None:
+        """Hash every image and label and compare with the fingerprint, as once per run: a flipped bit changes results.
 
         Args:
-            directory: the folder.
-            verify: also hash all content and compare it with the fingerprint (reads every byte).
+            directory: where this was loaded from, for the error.
+
+        Raises:
+            DataError: the content is not that of the fingerprint.
+        """
+        if _fingerprint(self.train, self.test, self.meta) != self.meta.fingerprint:
+            raise DataError(f"{directory}: content differs from the fingerprint in meta.json; {_CURE}")
+
+    @classmethod
+    def load(cls, directory: Path) -> Dataset:
+        """Read what :meth:`save` wrote; images stay memory-mapped and are not looked at.
 
         Raises:
             DataError: a file is missing or damaged, or the files do not belong together.
@@ -96,8 +104,6 @@ class Dataset:
         meta = _meta_from_json(path, read_json(path, _CURE))
         train = _load_split(directory / "train.safetensors", meta, meta.train_size)
         test = _load_split(directory / "test.safetensors", meta, meta.test_size)
-        if verify and _fingerprint(train, test, meta) != meta.fingerprint:
-            raise DataError(f"{directory}: content differs from the fingerprint in meta.json; {_CURE}")
         return cls(train, test, meta)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from flcore.data.client_holdout import ClientTest, few_shot, label_slices, proportional, stratified_cut
-from flcore.data.dataset import Dataset
+from flcore.data.client_holdout import ClientTest, few_shot, label_slices, own_group, proportional, stratified_cut
+from flcore.data.dataset import Dataset, Split
 from flcore.data.imbalance import Imbalance
 from flcore.data.partition import ClientSplit, Partition, fingerprint_of, is_ascending
 from flcore.data.partitioners.base import Assignment, HeldOut, Indices, Partitioner, joined
@@ -42,9 +42,9 @@ def make_partition(
         seed: the experiment's seed.
         validation: share of each client's training samples to set aside, stratified (by task, where there are tasks);
             every class and task keeps a sample.
-        client_test: ``label_slices``, ``proportional`` or ``few_shot`` of the official test split, or ``local_split``
-            of each client's own training samples (data.md, part 3). ``task_cumulative`` is ``label_slices`` that also
-            says, for every task, which of these samples are of classes met so far.
+        client_test: ``label_slices``, ``proportional``, ``few_shot`` or ``own_group`` of the official test split, or
+            ``local_split`` of each client's own training samples (data.md, part 3). ``task_cumulative`` is
+            ``label_slices`` that also says, for every task, which of these samples are of classes met so far.
         test_fraction: share that ``local_split`` sets aside, at least one sample.
         test_shots: samples per class for ``few_shot``.
         imbalance: the long tail that the training set is given first; None leaves it as it is.
@@ -72,6 +72,8 @@ def make_partition(
         parts, vals = _set_aside(parts, labels, validation, rngs)
     trains = [joined(own) for own in parts]
     counts = _class_counts(trains, labels, num_classes)
+    if tests is None and client_test == "own_group":
+        tests = own_group(trains, _groups(dataset.train), _groups(dataset.test))
     if tests is None:
         tests = _official_tests(client_test, counts, test_labels, test_shots, numpy_stream(seed, "partition-test"))
 
@@ -174,6 +176,14 @@ def _set_aside(
         kept.append([stays for stays, _ in pairs])
         aside.append(joined([taken for _, taken in pairs]))
     return kept, aside
+
+
+def _groups(split: Split) -> np.ndarray:
+    if split.groups is None:
+        raise DataError(
+            "partition.client_test = own_group: the dataset has no groups; use one that names writers or users"
+        )
+    return split.groups.numpy()
 
 
 def _official_tests(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +37,9 @@ class ScoredData:
 def scored_data(experiment: Experiment) -> ScoredData:
     """Test data, or with ``evaluation.split: validation`` the clients' validation data.
 
+    Where the clients are writers or users (``by_group``), the global model is tested on those who take part: their
+    merged test samples (data.md, section 1.3), not those of the many who were not drawn.
+
     Raises:
         DataError: there is no validation sample.
     """
@@ -48,12 +52,32 @@ def scored_data(experiment: Experiment) -> ScoredData:
         rows = [torch.searchsorted(held, indices) for indices in own]
         return ScoredData(dataset.train.images[held], dataset.train.labels[held], rows, len(held))
     own = [torch.from_numpy(client.test.copy()) for client in partition.clients]
-    size = len(dataset.test)
-    if partition.test_source == "test":
-        return ScoredData(dataset.test.images, dataset.test.labels, own, size)
-    # Clients tested on their own data: those images stand behind the official test set.
-    held = torch.cat(own)
-    images = torch.cat([dataset.test.images, dataset.train.images[held]])
-    labels = torch.cat([dataset.test.labels, dataset.train.labels[held]])
+    shared = _of_those_who_take_part(experiment)
+    if shared is None and partition.test_source == "test":
+        return ScoredData(dataset.test.images, dataset.test.labels, own, len(dataset.test))
+    images, labels = dataset.test.images, dataset.test.labels
+    if shared is not None:
+        images, labels = images[shared], labels[shared]
+    # What clients are tested on stands behind what the global model is tested on.
+    of_clients = dataset.train if partition.test_source == "train" else dataset.test
+    size, held = len(labels), torch.cat(own)
+    images = torch.cat([images, of_clients.images[held]])
+    labels = torch.cat([labels, of_clients.labels[held]])
     rows = list(torch.split(torch.arange(size, size + len(held)), [len(indices) for indices in own]))
     return ScoredData(images, labels, rows, size)
+
+
+def _of_those_who_take_part(experiment: Experiment) -> Tensor | None:
+    """Rows of the official test split whose writer or user some client trains on; None: all rows count.
+
+    Raises:
+        DataError: none of them has a test sample.
+    """
+    train, test = experiment.dataset.train, experiment.dataset.test
+    if experiment.partition.parameters.get("name") != "by_group" or train.groups is None or test.groups is None:
+        return None
+    trained = torch.from_numpy(np.concatenate([client.train for client in experiment.partition.clients]))
+    rows = torch.isin(test.groups, torch.unique(train.groups[trained])).nonzero().flatten()
+    if len(rows) == 0:
+        raise DataError("by_group: none of the drawn writers or users has a test sample; draw more clients")
+    return rows

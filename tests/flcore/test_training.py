@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flcore.engine.rounds import Observers
+from flcore.errors import DataError
 from flcore.training import train
 
 TWO_LEGS = {
@@ -34,6 +36,16 @@ def test_steps_per_second_count_the_seconds_of_every_leg(lab: Any, tmp_path: Pat
     assert all(record["steps"] for record in timing["rounds"])
     assert timing["steps_per_second"] == steps / 3
     assert sum(timing["seconds"].values()) > 3
+
+
+def test_a_flipped_bit_of_an_image_stops_the_run_before_it_trains(lab: Any, tmp_path: Path) -> None:
+    """Length and header are those of the file that was prepared: only the content's digest can tell."""
+    shutil.copytree(lab.prepared, tmp_path / "prepared")
+    images = tmp_path / "prepared" / "train.safetensors"
+    images.write_bytes(images.read_bytes()[:-1] + bytes([images.read_bytes()[-1] ^ 1]))
+    with pytest.raises(DataError, match=r"content differs from the fingerprint .*run the prepare stage again"):
+        train(lab.config(), tmp_path / "prepared", lab.partition_folder, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint").exists()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="finds names of open files in /proc")

@@ -16,10 +16,12 @@ from flcore.params import param
 class WaysShots(Partitioner):
     """Client k draws how many classes, which classes, and how many samples, the same number for each of its classes.
 
-    ``fedproto`` has the ranges of FedProto's published code: ways in [max(2, w - r), min(C - 1, w + r)], shots in
-    [s - q + 1, s + q]. ``uniform`` is symmetric, [m - r, m + r]; ``normal`` is rounded N(m, r²); both are clipped to
-    [1, C] for ways and to at least 1 for shots. Not all samples are used. Clients are disjoint while the classes last;
-    beyond that samples are used again, which the result says, or the request is refused (``strict``).
+    The ``fedproto`` kinds have the ranges of FedProto's published code: ways in [max(2, w - r), min(C - 1, w + r)];
+    shots in [s - q + 1, s + q] as for CIFAR-10 and FEMNIST, with ``fedproto_mnist`` in [s - q + 1, s + q - 2] (an
+    off-by-one of the code, hence q at least 2), with ``fedproto_cifar100`` exactly s. ``uniform`` is symmetric, [m
+    - r, m + r]; ``normal`` is rounded N(m, r²); both are clipped to [1, C] for ways and to at least 1 for shots.
+    Not all samples are used. Clients are disjoint while the classes last; beyond that samples are used again, which
+    the result says, or the request is refused (``strict``).
     """
 
     name: ClassVar[str] = "ways_shots"
@@ -29,7 +31,9 @@ class WaysShots(Partitioner):
     shots: int = param(100, "mean number of samples per class and client (s)", low=1)
     ways_spread: int = param(2, "spread of the number of classes (r)", low=0)
     shots_spread: int = param(2, "spread of the number of samples (q)", low=0)
-    kind: Literal["fedproto", "uniform", "normal"] = param("fedproto", "how numbers are drawn around their mean")
+    kind: Literal["fedproto", "fedproto_mnist", "fedproto_cifar100", "uniform", "normal"] = param(
+        "fedproto", "how numbers are drawn around their mean; FedProto's code has other shots for MNIST and CIFAR-100"
+    )
     strict: bool = param(False, "refuse, instead of using samples twice, when a class is too small")
 
     def split(
@@ -46,7 +50,7 @@ class WaysShots(Partitioner):
         return self._hand_out(by_class, hands, rng)
 
     def _draw_ways(self, num_classes: int, rng: np.random.Generator) -> int:
-        if self.kind == "fedproto":
+        if self.kind.startswith("fedproto"):
             low, high = max(2, self.ways - self.ways_spread), min(num_classes - 1, self.ways + self.ways_spread)
             if low > high:
                 raise DataError(
@@ -57,8 +61,14 @@ class WaysShots(Partitioner):
         return int(np.clip(_around(self.ways, self.ways_spread, self.kind, rng), 1, num_classes))
 
     def _draw_shots(self, rng: np.random.Generator) -> int:
-        if self.kind == "fedproto" and self.shots_spread > 0:
-            return max(1, int(rng.integers(self.shots - self.shots_spread + 1, self.shots + self.shots_spread + 1)))
+        mean, spread = self.shots, self.shots_spread
+        if self.kind == "fedproto_cifar100" or (self.kind.startswith("fedproto") and spread == 0):
+            return mean
+        if self.kind.startswith("fedproto"):
+            low, high = mean - spread + 1, mean + spread - (2 if self.kind == "fedproto_mnist" else 0)
+            if low > high:
+                raise DataError(f"partition.shots_spread = {spread}: kind fedproto_mnist needs 0, or 2 and more")
+            return max(1, int(rng.integers(low, high + 1)))
         return max(1, _around(self.shots, self.shots_spread, self.kind, rng))
 
     def _hand_out(

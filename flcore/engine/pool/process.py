@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -187,16 +188,22 @@ class _Worker:
         train_group(self._runner, self._checkpoint, self._state, group, pipe.poll)
 
 
-def set_precision(name: str) -> None:
-    """Let this process's float32 matrix products run as TF32 where ``engine.precision`` is ``tf32``, else exactly."""
-    tf32 = name == "tf32"
+def set_numerics(precision: str) -> None:
+    """Arithmetic of this process: TF32 where ``engine.precision`` is ``tf32``, and on a GPU the same bytes each time.
+
+    cuBLAS is the same each time only with its workspace fixed, and reads that when its first handle is made.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    tf32 = precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
 
 
 def prepare_process(place: int, precision: str) -> None:
     """One intra-op thread; and of several GPUs the one that falls to this worker."""
     torch.set_num_threads(1)
-    set_precision(precision)
+    set_numerics(precision)
     if torch.cuda.is_available() and torch.cuda.device_count() > 1:
         torch.cuda.set_device(place % torch.cuda.device_count())

@@ -91,7 +91,8 @@ def test_fingerprint_depends_on_content_and_preparation() -> None:
 def test_round_trip_and_equal_bytes(with_groups: bool, tmp_path: Path) -> None:
     data = prepare(Made(with_groups=with_groups), limit_per_class=2)
     data.save(tmp_path / "one")
-    read = Dataset.load(tmp_path / "one", verify=True)
+    read = Dataset.load(tmp_path / "one")
+    read.check_content(tmp_path / "one")
     read.save(tmp_path / "two")
     for name in ("train.safetensors", "test.safetensors", "meta.json"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
@@ -115,7 +116,9 @@ def test_saving_over_another_dataset_replaces_it(tmp_path: Path) -> None:
     prepare(Made(with_groups=True)).save(tmp_path)
     other = prepare(Made(), limit_per_class=1)
     other.save(tmp_path)
-    assert Dataset.load(tmp_path, verify=True).meta == other.meta
+    read = Dataset.load(tmp_path)
+    read.check_content(tmp_path)
+    assert read.meta == other.meta
 
 
 def spoil(name: str) -> Callable[[Path], None]:
@@ -174,7 +177,7 @@ def test_a_changed_pixel_is_found_on_request(tmp_path: Path) -> None:
     content[-1] ^= 1
     (tmp_path / "train.safetensors").write_bytes(content)
     with pytest.raises(DataError, match="differs from the fingerprint"):
-        Dataset.load(tmp_path, verify=True)
+        Dataset.load(tmp_path).check_content(tmp_path)
 
 
 # arithmetic on images

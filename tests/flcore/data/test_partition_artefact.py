@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -195,6 +195,20 @@ def test_local_split_tests_on_the_clients_own_samples() -> None:
     everything = np.concatenate([np.concatenate([c.train, c.test]) for c in made.clients])
     assert np.array_equal(np.sort(everything), np.arange(600))
     assert made.sizes["test"] == [30] * 5  # 120 samples each
+
+
+def test_own_group_tests_on_the_official_samples_of_the_clients_writers() -> None:
+    """Two groups a client; training and test sample i have group i mod 41, as for writers whose samples were split."""
+    data = toy()
+    with pytest.raises(DataError, match="own_group: the dataset has no groups"):
+        make_partition(data, ByGroup(), num_clients=3, seed=0, client_test="own_group")
+    groups = torch.arange(300) % 41
+    data = replace(data, test=replace(data.test, groups=groups))
+    made = make_partition(data, ByGroup(merge=2), num_clients=3, seed=0, client_test="own_group")
+    for client in made.clients:
+        writers = set(client.train % 41)
+        assert len(writers) == 2
+        assert client.test.tolist() == [i for i in range(300) if i % 41 in writers]
 
 
 def test_reused_test_samples_and_clients_without_tests_are_noted() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, reject, settings
@@ -472,6 +474,24 @@ def test_ways_and_shots_stay_in_the_published_ranges() -> None:
     for row in counts:
         held = row[row > 0]
         assert held.min() == held.max() and 18 <= held[0] <= 23
+
+
+@pytest.mark.parametrize(
+    ("kind", "shots"),
+    [("fedproto", {18, 19, 20, 21, 22, 23}), ("fedproto_mnist", {18, 19, 20, 21}), ("fedproto_cifar100", {20})],
+)
+def test_shots_have_the_range_of_the_published_code(
+    kind: Literal["fedproto", "fedproto_mnist", "fedproto_cifar100"], shots: set[int]
+) -> None:
+    """data.md, section 2.8, with s = 20 and a spread of 3: s-3+1 .. s+3; MNIST s-3+1 .. s+3-2; CIFAR-100 exactly s."""
+    labels = balanced(10, 2000)
+    made = WaysShots(ways=4, ways_spread=2, shots=20, shots_spread=3, kind=kind).split(labels, 400, stream(0))
+    assert set(np.unique(class_counts(labels, made))) - {0} == shots
+
+
+def test_the_published_range_of_mnist_may_be_empty() -> None:
+    with pytest.raises(DataError, match="shots_spread = 1"):
+        WaysShots(kind="fedproto_mnist", shots_spread=1).split(balanced(10, 2000), 4, stream(0))
 
 
 def test_ways_shots_are_disjoint_while_the_classes_last_and_say_when_not() -> None:

@@ -326,4 +326,4 @@ def test_written_while_made_is_the_same_as_made_and_saved(tiny: Path, celeba: Pa
         assert mapped.meta == made.meta
         for name in ("train.safetensors", "test.safetensors", "meta.json"):
             assert (root / "saved" / name).read_bytes() == (root / "streamed" / name).read_bytes()
-        Dataset.load(root / "streamed", verify=True)
+        Dataset.load(root / "streamed").check_content(root / "streamed")

@@ -30,7 +30,11 @@ RICH = {"federation": {"rounds": 3, "participation": 0.6}, "data__augmentation":
 
 
 @pytest.mark.parametrize(
-    ("method", "model"), [*((method, "fedgen_cnn") for method in METHODS), ("fedproto", "fedproto_cnn")]
+    ("method", "model"),
+    [
+        *((method, "fedcspc_cnn" if method == "fedcspc" else "fedgen_cnn") for method in METHODS),
+        ("fedproto", "fedproto_cnn"),
+    ],
 )
 def test_twice_gives_the_same_bytes(lab: Any, method: str, model: str, tmp_path: Path) -> None:
     changes = {**RICH, "method__name": method, "model": {"name": model}}

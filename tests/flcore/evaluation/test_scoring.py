@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -172,6 +173,31 @@ def test_local_split_tests_clients_on_their_own_data_and_the_model_on_the_offici
     found = score(experiment, {"model": reader((1, 0, 2, 3))})
     assert found.local_accuracy == [0.5, 1.0]
     assert found.top1_global == 3 / 8
+
+
+def test_by_writer_the_model_is_tested_on_the_writers_who_take_part(lab: Any) -> None:
+    """Training images 0..3 are of writers 7, 7, 8, 9; clients train on 0, 1 and 2, so writers 7 and 8 take part.
+
+    Test images 0..7 are of writers 7, 8, 9, 9, 9, 7, 8, 9; confusing 0 and 1 is right on 2 and 3 (class 2), which are
+    of writer 9, and on 1 (shown 1, labelled 0). Of images 0, 1, 5, 6 that is 1 of 4; of all eight it would be 3.
+    Client 0 is tested on images 1, 5 (0.5), client 1 on image 2, whoever wrote it (1).
+    """
+    experiment = federation(lab, SHOWN, LABELS, [[1, 5], [2]])
+    writers, tests = torch.tensor([7, 7, 8, 9]), torch.tensor([7, 8, 9, 9, 9, 7, 8, 9])
+    data = replace(
+        experiment.dataset,
+        train=replace(experiment.dataset.train, groups=writers),
+        test=replace(experiment.dataset.test, groups=tests),
+    )
+    own = [
+        replace(client, train=np.array(rows))
+        for client, rows in zip(experiment.partition.clients, ([0, 1], [2]), strict=True)
+    ]
+    parameters = {**experiment.partition.parameters, "name": "by_group"}
+    partition = replace(experiment.partition, clients=tuple(own), parameters=parameters)
+    found = score(replace(experiment, dataset=data, partition=partition), {"model": reader((1, 0, 2, 3))})
+    assert found.top1_global == 1 / 4
+    assert found.local_accuracy == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedproto"])
