@@ -94,6 +94,11 @@ class Dataset:
             raise DataError(f"{directory}: content differs from the fingerprint in meta.json; {_CURE}")
 
     @classmethod
+    def sealed(cls, train: Split, test: Split, meta: Meta) -> Dataset:
+        """A dataset whose fingerprint is that of its content, whatever ``meta`` says."""
+        return cls(train, test, dataclasses.replace(meta, fingerprint=_fingerprint(train, test, meta)))
+
+    @classmethod
     def load(cls, directory: Path) -> Dataset:
         """Read what :meth:`save` wrote; images stay memory-mapped and are not looked at.
 
@@ -162,10 +167,10 @@ def prepare(
         },
         fingerprint="",
     )
-    meta = dataclasses.replace(meta, fingerprint=_fingerprint(train, test, meta))
+    dataset = Dataset.sealed(train, test, meta)
     if directory is not None:
-        write_json(directory / "meta.json", dataclasses.asdict(meta))
-    return Dataset(train, test, meta)
+        write_json(directory / "meta.json", dataclasses.asdict(dataset.meta))
+    return dataset
 
 
 def _check(raw: RawDataset, name: str) -> None:

@@ -224,9 +224,9 @@ def synthetic_dataset(name: str, shape: tuple[int, int, int], train_size: int, t
         train_size=train_size,
         test_size=test_size,
         preparation={},
-        fingerprint="synthetic",
+        fingerprint="",
     )
-    return Dataset(train, test, meta)
+    return Dataset.sealed(train, test, meta)
 
 
 def paired(series: Series, case: str, other: str) -> float:
