@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine import rounds
 from flcore.records import Record
 
 QUICK = {"local", "central", "fedavg", "fedprox", "fedproto"}
@@ -25,14 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         method = item.callspec.params.get("method") if hasattr(item, "callspec") else None
         if Path(__file__).parent in item.path.parents and isinstance(method, str) and method not in QUICK:
             item.add_marker(pytest.mark.slow)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _the_library_as_it_was_read() -> Iterator[None]:
-    """Runs are compared under one name even if somebody edits the library's files while its tests run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds, "code_modules", lambda config: {"flcore": "as it was read"})
-        yield
 
 
 class Crash(BaseException):

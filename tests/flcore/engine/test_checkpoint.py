@@ -99,7 +99,6 @@ def progress(folder):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     raw, seconds, times = json.loads(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    rounds.code_modules = lambda config: {"flcore": "as it was read"}
     prepared, partition, killed = map(Path, sys.argv[4:])
     config, chance, legs = Config.from_mapping(raw), random.Random(), set()
     kills = 0
