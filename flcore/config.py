@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from flcore.data.partitioners import PARTITIONERS
@@ -24,6 +25,10 @@ from flcore.models import MODELS, ModelSpec
 from flcore.params import build, declared, shown, unknown_key
 from flcore.plugins import Plugin, load_all, used
 from flcore.sections import (
+    DEFAULT_NAMES,
+    PLAIN,
+    SECTIONS,
+    SHARED,
     CompareConfig,
     DataConfig,
     EngineConfig,
@@ -35,21 +40,12 @@ from flcore.sections import (
     TrackingConfig,
 )
 
-_NAMED: dict[str, tuple[type, Mapping[str, type], str]] = {
-    "data": (DataConfig, SOURCES, "digits"),
-    "partition": (PartitionConfig, PARTITIONERS, "dirichlet"),
-    "model": (ModelConfig, MODELS, "fedgen_cnn"),
+_REGISTRIES: Mapping[str, Mapping[str, type]] = {
+    "data": SOURCES,
+    "partition": PARTITIONERS,
+    "model": MODELS,
+    "method": METHODS,
 }
-_PLAIN: dict[str, type] = {
-    "federation": FederationConfig,
-    "local": LocalConfig,
-    "engine": EngineConfig,
-    "evaluation": EvaluationConfig,
-    "tracking": TrackingConfig,
-    "compare": CompareConfig,
-}
-DEFAULT_METHOD = "fedavg"
-SECTIONS = ("seed", "plugins", "data", "partition", "model", "method", *_PLAIN)
 
 # What cannot change a result: where data and partitions lie (what they hold is in the hash of a run), who computes, who
 # watches, what else is compared, what is looked at afterwards.
@@ -70,12 +66,12 @@ class Config:
     seed: int = 0
     plugins: tuple[Plugin, ...] = ()
     data: DataConfig = field(default_factory=DataConfig)
-    source: Source = field(default_factory=lambda: SOURCES["digits"]())
+    source: Source = field(default_factory=lambda: SOURCES[DEFAULT_NAMES["data"]]())
     partition: PartitionConfig = field(default_factory=PartitionConfig)
-    partitioner: Partitioner = field(default_factory=lambda: PARTITIONERS["dirichlet"]())
+    partitioner: Partitioner = field(default_factory=lambda: PARTITIONERS[DEFAULT_NAMES["partition"]]())
     model: ModelConfig = field(default_factory=ModelConfig)
-    model_spec: ModelSpec = field(default_factory=lambda: MODELS["fedgen_cnn"]())
-    method: Method = field(default_factory=lambda: METHODS[DEFAULT_METHOD]())
+    model_spec: ModelSpec = field(default_factory=lambda: MODELS[DEFAULT_NAMES["model"]]())
+    method: Method = field(default_factory=lambda: METHODS[DEFAULT_NAMES["method"]]())
     federation: FederationConfig = field(default_factory=FederationConfig)
     local: LocalConfig = field(default_factory=LocalConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -96,11 +92,10 @@ class Config:
                 raise ConfigError(unknown_key(str(key), str(key), SECTIONS))
         sections = {name: _section(raw, name) for name in SECTIONS if name not in ("seed", "plugins")}
         parsed: dict[str, Any] = {"seed": _seed(raw.get("seed", 0)), "plugins": load_all(raw.get("plugins"))}
-        entries = ("source", "partitioner", "model_spec")
-        for (name, (common, registry, default)), entry in zip(_NAMED.items(), entries, strict=True):
-            parsed[name], parsed[entry] = _named_section(name, sections[name], common, registry, default)
-        parsed["method"] = _named_section("method", sections["method"], None, METHODS, DEFAULT_METHOD)[1]
-        parsed |= {name: build(section, sections[name], name) for name, section in _PLAIN.items()}
+        for name, entry in (("data", "source"), ("partition", "partitioner"), ("model", "model_spec")):
+            parsed[name], parsed[entry] = _named_section(name, sections[name])
+        parsed["method"] = _named_section("method", sections["method"])[1]
+        parsed |= {name: build(section, sections[name], name) for name, section in PLAIN.items()}
         config = cls(**parsed)
         config._check_together()
         return config
@@ -122,6 +117,8 @@ class Config:
             )
         if len(set(self.compare.seeds)) < len(self.compare.seeds):
             raise ConfigError(f"compare.seeds = {list(self.compare.seeds)}: a seed stands twice")
+        if len(set(self.compare.methods)) < len(self.compare.methods):
+            raise ConfigError(f"compare.methods = {list(self.compare.methods)}: a method stands twice")
 
     def _check_needs(self) -> None:
         mapping = self.to_mapping()
@@ -154,7 +151,7 @@ class Config:
         mapping["method"] = {"name": self.method.name, **_values(self.method)}
         if self.plugins:
             mapping["plugins"] = [plugin.to_mapping() for plugin in self.plugins]
-        return mapping | {name: _values(getattr(self, name)) for name in _PLAIN}
+        return mapping | {name: _values(getattr(self, name)) for name in PLAIN}
 
     def identity(self) -> dict[str, Any]:
         """The values that can change a result, and no others: data by fingerprint and plug-ins by content, not place.
@@ -178,15 +175,6 @@ class Config:
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
 
-def own_keys(section: str) -> frozenset[str]:
-    """Keys of a named section that do not depend on the chosen entry, ``name`` included; empty for plain sections."""
-    if section == "method":
-        return frozenset({"name"})
-    if section not in _NAMED:
-        return frozenset()
-    return frozenset({"name", *(p.name for p in declared(_NAMED[section][0]))})
-
-
 def _seed(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ConfigError(f"seed = {value}: expected a whole number >= 0")
@@ -202,12 +190,13 @@ def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section
 
 
-def _named_section(
-    name: str, values: Mapping[str, Any], common: type | None, registry: Mapping[str, type], default: str
-) -> tuple[Any, Any]:
-    chosen = values.get("name", default)
+def _named_section(name: str, values: Mapping[str, Any]) -> tuple[Any, Any]:
+    registry, common = _REGISTRIES[name], SHARED[name]
+    chosen = values.get("name", DEFAULT_NAMES[name])
     if not isinstance(chosen, str) or chosen not in registry:
-        raise ConfigError(f"{name}.name = {'null' if chosen is None else chosen}: must be one of {', '.join(registry)}")
+        near = get_close_matches(chosen, registry, n=1) if isinstance(chosen, str) else []
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{name}.name = {shown(chosen)}: must be one of {', '.join(registry)}{hint}")
     shared = {p.name for p in declared(common)} if common else set()
     rest = {key: value for key, value in values.items() if key != "name" and key not in shared}
     own = {p.name for p in declared(registry[chosen])}

@@ -2,6 +2,8 @@
 
 Every file appears in one step (:func:`replace_file`); what must survive a power failure as well is written ``durable``,
 or made so afterwards, many files at a time (:func:`make_durable`). No pickle is ever read.
+
+Whoever reads a run's JSON alone need not wait for torch: it is imported where arrays are read or written.
 """
 
 from __future__ import annotations
@@ -15,27 +17,28 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from flcore.errors import DataError
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 # In the order in which safetensors lays types out, smallest first: https://huggingface.co/docs/safetensors (format).
 _TYPES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int32: "I32",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.int64: "I64",
+    "torch.bool": "BOOL",
+    "torch.uint8": "U8",
+    "torch.int8": "I8",
+    "torch.int16": "I16",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.int32": "I32",
+    "torch.float32": "F32",
+    "torch.float64": "F64",
+    "torch.int64": "I64",
 }
 _RANKS = {dtype: rank for rank, dtype in enumerate(_TYPES)}
 _OURS = "protofl"
@@ -146,13 +149,13 @@ def write_tensors(
     Raises:
         ValueError: the pieces of an array do not add up to its shape.
     """
-    order = sorted(arrays, key=lambda name: (-_RANKS[arrays[name].dtype], name))
+    order = sorted(arrays, key=lambda name: (-_RANKS[str(arrays[name].dtype)], name))
     described: dict[str, Any] = {} if header is None else {"__metadata__": {_OURS: json.dumps(header, sort_keys=True)}}
     ends = [0]
     for name in order:
         array = arrays[name]
         ends.append(ends[-1] + math.prod(array.shape) * array.dtype.itemsize)
-        described[name] = {"dtype": _TYPES[array.dtype], "shape": list(array.shape), "data_offsets": ends[-2:]}
+        described[name] = {"dtype": _TYPES[str(array.dtype)], "shape": list(array.shape), "data_offsets": ends[-2:]}
     text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
 
@@ -160,7 +163,7 @@ def write_tensors(
         file.write(struct.pack("<Q", len(text)) + text)
         for name, end in zip(order, ends[1:], strict=True):
             array = arrays[name]
-            for piece in (array,) if isinstance(array, Tensor) else array.pieces:
+            for piece in array.pieces if isinstance(array, Blocks) else (array,):
                 file.write(_raw(piece))
             if file.tell() != 8 + len(text) + end:
                 raise ValueError(f"{path}: pieces of {name} do not add up to {array.shape}")
@@ -170,6 +173,8 @@ def write_tensors(
 
 def _raw(tensor: Tensor) -> memoryview:
     """Its values in C order; not copied where they lie so already."""
+    import torch
+
     values = tensor.detach().cpu().contiguous()
     # NumPy knows no bfloat16.
     array = (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
@@ -182,6 +187,8 @@ def read_tensors(path: Path, cure: str, device: str = "cpu") -> tuple[dict[str, 
     Raises:
         DataError: the file is missing, truncated or otherwise not one of ours; the message ends with ``cure``.
     """
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="pt", device=device) as file:
             header = json.loads((file.metadata() or {}).get(_OURS, "{}"))

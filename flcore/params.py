@@ -15,10 +15,13 @@ import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from flcore.errors import ConfigError
 
 T = TypeVar("T")
+
+_known_hints: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,15 @@ def param(
 
 def declared(cls: type) -> tuple[Param, ...]:
     """Every parameter declared by the dataclass ``cls``, in order of declaration."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     return tuple(_param_of(field, hints[field.name]) for field in dataclasses.fields(cls) if "help" in field.metadata)
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of a class's fields, which Python would compile from their text at every question."""
+    if cls not in _known_hints:
+        _known_hints[cls] = typing.get_type_hints(cls)
+    return _known_hints[cls]
 
 
 def _param_of(field: dataclasses.Field[Any], hint: Any) -> Param:
@@ -131,7 +141,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: str) -> T:
         ConfigError: an unknown key, a value of another type or out of range; or a cross-field rule of ``cls``.
     """
     params = {p.name: p for p in declared(cls)}
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     known: dict[str, Any] = {}
     for key, value in values.items():
         if key not in params:

@@ -30,6 +30,7 @@ from flcore.files import replace_file
 from flcore.imports import imported_names
 from flcore.methods import METHODS, Method
 from flcore.params import build, declared
+from flcore.plugin_places import located as located
 
 PACKAGE = "protofl_plugins"
 """Where modules of plug-ins stand, each under its file's name."""
@@ -114,23 +115,6 @@ def load_all(entries: Any) -> tuple[Plugin, ...]:
         if other.sha256 != plugin.sha256:
             raise ConfigError(f"plugins: {other.path} and {plugin.path} have one name; rename one of them")
     return tuple(found.values())
-
-
-def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Parameters whose plug-ins are said relative to a folder, with their places made absolute."""
-    entries = raw.get("plugins")
-    if not isinstance(entries, list | tuple):
-        return dict(raw)
-    base = folder.absolute()
-    moved: list[Any] = []
-    for entry in entries:
-        if isinstance(entry, str | os.PathLike):
-            moved.append(str(base / Path(entry).expanduser()))
-        elif isinstance(entry, Mapping) and isinstance(entry.get("path"), str):
-            moved.append({**entry, "path": str(base / Path(entry["path"]).expanduser())})
-        else:
-            moved.append(entry)  # refused by `load_all`
-    return {**raw, "plugins": moved}
 
 
 def keep(plugins: Iterable[Plugin], folder: Path) -> tuple[Plugin, ...]:

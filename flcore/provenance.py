@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent
 
 _ENTRIES = ("flcore.engine.rounds", "flcore.engine.client", "flcore.evaluation.scoring")
 # Sources and partitioners, and the table of methods, in which a line more concerns nobody else.
-_LEFT_OUT = ("flcore.data.sources", "flcore.data.partitioners", "flcore.methods.registry")
+_REGISTRIES = ("flcore.data.sources", "flcore.data.partitioners")
+_LEFT_OUT = (*_REGISTRIES, "flcore.methods.registry")
 
 
 def code_modules(config: Config, root: Path = ROOT) -> dict[str, str]:
@@ -45,6 +46,24 @@ def code_modules(config: Config, root: Path = ROOT) -> dict[str, str]:
 def code_fingerprint(config: Config, root: Path = ROOT) -> str:
     """SHA-256 over the names and sources of :func:`code_modules`."""
     return _digest(code_modules(config, root))
+
+
+def preparation_fingerprint(config: Config, root: Path = ROOT) -> str:
+    """SHA-256 of the code that reads the configured source and brings its images into one form."""
+    return _fingerprint_of(("flcore.data.dataset", type(config.source).__module__), root)
+
+
+def division_fingerprint(config: Config, root: Path = ROOT) -> str:
+    """SHA-256 of the code that divides prepared data among clients as configured."""
+    return _fingerprint_of(("flcore.data.dividing", type(config.partitioner).__module__), root)
+
+
+def _fingerprint_of(entries: tuple[str, ...], root: Path) -> str:
+    def source_of(module: str) -> bytes | None:
+        return None if module in _REGISTRIES else _library_source(module, root)  # these name all there are
+
+    found = closure(entries, source_of)
+    return _digest({module: hashlib.sha256(source).hexdigest() for module, source in found.items()})
 
 
 def library_fingerprint(root: Path = ROOT) -> str:

@@ -1,4 +1,4 @@
-"""A run's folder: where things lie in it, and whose run it is."""
+"""A run's folder: where things lie in it, and whose run it is. To ask where they lie, torch is not imported."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flcore.config import Config
 from flcore.errors import ConfigError
 from flcore.files import read_json, replace_file
-from flcore.plugins import located
-from flcore.records import Record, load_record
+from flcore.plugin_places import located
+
+if TYPE_CHECKING:
+    from flcore.config import Config
+    from flcore.records import Record
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class RunFiles:
 
     @property
     def config(self) -> Path:
-        """Resolved configuration, run hash and environment; a side file, since it names this machine."""
+        """Resolved configuration without ``tracking``, run hash and environment; a side file: it names this machine."""
         return self.directory / "config.json"
 
     @property
@@ -58,11 +60,13 @@ class RunFiles:
 
     def states_before(self) -> dict[str, Record]:
         """The records in :attr:`before`, by label; none where the method asks for none."""
+        from flcore.records import load_record
+
         return {path.stem: load_record(path)[0] for path in sorted(self.before.glob("*.safetensors"))}
 
     @property
     def timing(self) -> Path:
-        """Seconds by round and phase; a side file."""
+        """Seconds by leg and phase, and when each leg began and ended (milliseconds since 1970); a side file."""
         return self.directory / "timing.json"
 
     @property
@@ -120,6 +124,8 @@ def stored_mapping(directory: Path) -> dict[str, Any]:
 
 def stored_config(directory: Path) -> Config:
     """The configuration of a run."""
+    from flcore.config import Config
+
     return Config.from_mapping(stored_mapping(directory))
 
 

@@ -130,7 +130,14 @@ def prepare(config: Config, directory: Path) -> Dataset:
         except DataError:
             pass  # interrupted or damaged: made again below
     request_file.unlink(missing_ok=True)
-    prepared = dataset.prepare(
+    prepared = read_source(config, directory)
+    write_result(request_file, request)
+    return prepared
+
+
+def read_source(config: Config, directory: Path) -> Dataset:
+    """Read the configured source into ``directory``, whatever it holds."""
+    return dataset.prepare(
         config.source,
         None if config.data.root is None else Path(config.data.root),
         download=config.data.download,
@@ -139,8 +146,6 @@ def prepare(config: Config, directory: Path) -> Dataset:
         limit_per_class=config.data.limit_per_class,
         directory=directory,
     )
-    write_result(request_file, request)
-    return prepared
 
 
 def divide(config: Config, prepared: Path, directory: Path) -> Partition:

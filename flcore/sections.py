@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from flcore.data.imbalance import Imbalance
-from flcore.params import param
+from flcore.params import declared, param
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class TrackingConfig:
     uri: str | None = param(
         None, "tracking server or store; null: MLFLOW_TRACKING_URI, else sqlite:///mlruns/mlflow.db"
     )
-    log_model: bool = param(True, "log the final global model with its signature")
+    log_model: bool = param(True, "log the final model with its signature: the global one, or the clients' own")
     register: bool = param(False, "also register it under the experiment's name")
 
 
@@ -195,3 +195,40 @@ class CompareConfig:
         0.95, "rounds to target: this share of the baseline's final accuracy", above=0, high=1
     )
     settings: Mapping[str, Any] = param({}, "per method, dotted keys that differ from the rest of the file")
+
+
+SHARED: Mapping[str, type | None] = {
+    "data": DataConfig,
+    "partition": PartitionConfig,
+    "model": ModelConfig,
+    "method": None,
+}
+"""Sections with a ``name`` that chooses an entry of a registry → the keys that do not depend on it."""
+
+DEFAULT_NAMES: Mapping[str, str] = {
+    "data": "digits",
+    "partition": "dirichlet",
+    "model": "fedgen_cnn",
+    "method": "fedavg",
+}
+"""The entry of each that a configuration means which names none."""
+
+PLAIN: Mapping[str, type] = {
+    "federation": FederationConfig,
+    "local": LocalConfig,
+    "engine": EngineConfig,
+    "evaluation": EvaluationConfig,
+    "tracking": TrackingConfig,
+    "compare": CompareConfig,
+}
+"""Sections that are the same whatever is chosen."""
+
+SECTIONS = ("seed", "plugins", *SHARED, *PLAIN)
+
+
+def own_keys(section: str) -> frozenset[str]:
+    """Keys of a named section that do not depend on the chosen entry, ``name`` included; empty for plain sections."""
+    if section not in SHARED:
+        return frozenset()
+    common = SHARED[section]
+    return frozenset({"name", *(p.name for p in declared(common))} if common else {"name"})

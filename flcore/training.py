@@ -28,7 +28,7 @@ from flcore.errors import ConfigError
 from flcore.experiment import Experiment
 from flcore.files import make_durable, write_tensors
 from flcore.locks import sole_use
-from flcore.provenance import library_fingerprint
+from flcore.provenance import code_fingerprint, library_fingerprint
 from flcore.records import save_record
 from flcore.run_folder import RunFiles, described, is_finished, refuse_other_run, write_result, write_text
 
@@ -137,6 +137,7 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
     for path in (files.history, files.metrics, files.report):
         path.unlink(missing_ok=True)
     mapping = config.to_mapping()
+    del mapping["tracking"]  # says who watches, and may hold a password
     if config.plugins:  # a folder may be moved
         places = [Path(entry["path"]).relative_to(files.directory.absolute()) for entry in mapping["plugins"]]
         entries = zip(mapping["plugins"], places, strict=True)
@@ -145,6 +146,7 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
         "config": mapping,
         "identity": config.identity(),
         "config_hash": experiment.hash,
+        "code": code_fingerprint(experiment.config),
         "environment": dict(about),
         "stack": decision,
     }
@@ -189,9 +191,9 @@ def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, sta
     # A leg in which clients only answer takes time too, but none of it for training.
     training = sum(record["seconds"][record["leg"]] for record in rounds if record["steps"])
     speed = state.steps / training if training else None
-    write_result(
-        files.timing, {"rounds": rounds, "seconds": seconds, "steps_per_second": speed, "joules": joules or None}
-    )
+    timing = {"rounds": rounds, "seconds": seconds, "steps_per_second": speed, "joules": joules or None}
+    times = {"began_ms": rounds[0]["began_ms"], "ended_ms": rounds[-1]["ended_ms"]}
+    write_result(files.timing, {**timing, **times})
     write_text(files.history, (files.checkpoint / "history.jsonl").read_text())
     make_durable([files.model, files.server, *sorted(files.clients.iterdir()), files.history])
     shutil.rmtree(files.checkpoint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -11,7 +11,16 @@ Result = TypeVar("Result")
 
 
 class Orchestrator(Protocol):
-    """Carries out the pieces of a round; results must not depend on it."""
+    """Carries out rounds and their pieces; results must not depend on it."""
+
+    def round(self, number: int, pieces: Sequence[str], function: Callable[[], Result]) -> Result:
+        """Carry out a round; its pieces come to :meth:`call` and :meth:`map` meanwhile.
+
+        Args:
+            number: of the round.
+            pieces: their names, in order.
+            function: the rest of the round; what a call of it left undone, another one does.
+        """
 
     def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
         """Carry out one named piece of work."""
@@ -26,6 +35,10 @@ class InlineOrchestrator:
     def __init__(self, workers: int = 1) -> None:
         """Say how many workers train."""
         self._workers = workers
+
+    def round(self, number: int, pieces: Sequence[str], function: Callable[[], Result]) -> Result:
+        """Call it."""
+        return function()
 
     def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call it."""

@@ -44,12 +44,14 @@ class Observers:
         on_round: called after every round with its number and its record, or None where it was not evaluated.
         clock: of the timing. meter: of the energy.
         on_start: called with the number of complete rounds that are there already.
+        wall_clock: of the time of day, in seconds since 1970; it says when a leg began and ended.
     """
 
     on_round: Callable[[int, RoundRecord | None], None] = lambda number, record: None
     clock: Clock = time.perf_counter
     meter: Meter = no_meter
     on_start: Callable[[int], None] = lambda complete: None
+    wall_clock: Clock = time.time
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,13 @@ class _Run:
     orchestrator: Orchestrator
     observers: Observers
     scorer: RoundScorer
+
+
+@dataclass
+class _Latest:
+    """The state that was committed last: whoever carries out a round may try it again, which then goes on from here."""
+
+    state: RunState
 
 
 def run_rounds(
@@ -99,10 +108,12 @@ def run_rounds(
     observers.on_start(state.round)
     scorer = RoundScorer(experiment, checkpoint, executor)
     run = _Run(experiment, checkpoint, executor, orchestrator, observers, scorer)
+    latest = _Latest(state)
     for number in range(state.round + 1, experiment.config.federation.rounds + 1):
-        state, record = _run_round(run, state)
+        pieces = _pieces(experiment, number, latest.state.leg)
+        record = orchestrator.round(number, pieces, partial(_run_round, run, latest))
         observers.on_round(number, record)
-    return state
+    return latest.state
 
 
 def run_name(experiment: Experiment) -> RunName:
@@ -110,15 +121,24 @@ def run_name(experiment: Experiment) -> RunName:
     return RunName(experiment.hash, code_modules(experiment.config))
 
 
-def _run_round(run: _Run, state: RunState) -> tuple[RunState, RoundRecord | None]:
+def _pieces(experiment: Experiment, number: int, done: int) -> list[str]:
+    """Names of what is left of a round, of whose legs so many are done."""
+    names: list[str] = []
+    for leg in experiment.method.legs(number, experiment.setting)[done:]:
+        names += [leg.name, *(experiment.method.stages() if leg.stages is None else leg.stages)]
+    return [*names, "evaluate"] if _is_evaluated(experiment, number) else names
+
+
+def _run_round(run: _Run, latest: _Latest) -> RoundRecord | None:
     """The rest of the round under way, leg by leg; each ends with a commit."""
+    state = latest.state
     number = state.round + 1
     cohort = select_cohort(run.experiment, number)
     legs = run.experiment.method.legs(number, run.experiment.setting)
     record: RoundRecord | None = None
     for leg in legs[state.leg :]:
         last = state.leg == len(legs) - 1
-        watch = Stopwatch(run.observers.clock, run.observers.meter)
+        watch, began = Stopwatch(run.observers.clock, run.observers.meter), run.observers.wall_clock()
         after, replies, in_front = _run_leg(run, state, leg, cohort, watch)
         if _is_evaluated(run.experiment, number) and run.experiment.method.score_before():
             after = run.orchestrator.call("evaluate", _score_on_the_way, run, leg, state, in_front, after)
@@ -132,10 +152,15 @@ def _run_round(run: _Run, state: RunState) -> tuple[RunState, RoundRecord | None
             record = {"round": number, **scores, **_round_facts(after, replies, cohort, facts)}
             after = replace(after, evaluated=after.evaluated + 1)
             watch.lap("evaluate")
-        steps = after.steps - state.steps
-        run.checkpoint.commit(after, record, {"round": number, "leg": leg.name, "steps": steps, **watch.record()})
-        state = after
-    return state, record
+        timing = {"round": number, "leg": leg.name, "steps": after.steps - state.steps, **watch.record()}
+        times = {"began_ms": _milliseconds(began), "ended_ms": _milliseconds(run.observers.wall_clock())}
+        run.checkpoint.commit(after, record, {**timing, **times})
+        state = latest.state = after
+    return record
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
 
 
 def _is_evaluated(experiment: Experiment, number: int) -> bool:

@@ -17,12 +17,14 @@ from flcore.params import param
 class FedGenCnn:
     """FedGen/FedPA's CNN: two 3×3 convolutions of stride 2 with BatchNorm, a linear feature *without* activation.
 
-    26,434 parameters for 1×28×28 images and 10 classes (fedpa.md section 2).
+    26,434 parameters for 1×28×28 images and 10 classes (fedpa.md section 2). With ``projection_dim`` a ReLU and a
+    two-layer projection stand before the head, as FedCSPC needs one, and nothing else differs.
     """
 
     name: ClassVar[str] = "fedgen_cnn"
     summary: ClassVar[str] = "2 conv (stride 2, BatchNorm) + 2 fc; FedGen and FedPA on MNIST, EMNIST, Fashion"
-    feature_dim: int = param(32, "length d of the feature", low=1)
+    feature_dim: int = param(32, "length d of the feature, or e of what a projection reads", low=1)
+    projection_dim: int | None = param(None, "length d of a projection, which the head reads then; null: none", low=1)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
         """Assemble the network for images of ``shape`` (C, H, W)."""
@@ -36,7 +38,11 @@ class FedGenCnn:
             nn.Flatten(),
         )
         encoder = nn.Sequential(*convolutions, nn.Linear(flat_size(convolutions, shape), self.feature_dim))
-        return Backbone(encoder, nn.Identity(), nn.Linear(self.feature_dim, num_classes))
+        if self.projection_dim is None:
+            return Backbone(encoder, nn.Identity(), nn.Linear(self.feature_dim, num_classes))
+        hidden = nn.Linear(self.feature_dim, self.feature_dim)
+        projection = nn.Sequential(nn.ReLU(), hidden, nn.ReLU(), nn.Linear(self.feature_dim, self.projection_dim))
+        return Backbone(encoder, projection, nn.Linear(self.projection_dim, num_classes))
 
 
 class DropoutCnn(Backbone):

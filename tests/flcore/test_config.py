@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flcore.config import SECTIONS, Config, own_keys
+from flcore.config import Config
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
 from flcore.errors import ConfigError
@@ -15,7 +15,7 @@ from flcore.evaluation.analyses import SUMMARIES
 from flcore.methods import METHODS
 from flcore.models import MODELS
 from flcore.params import Param, declared
-from flcore.sections import EvaluationConfig
+from flcore.sections import SECTIONS, EvaluationConfig, own_keys
 
 REGISTRIES = {"data": SOURCES, "partition": PARTITIONERS, "model": MODELS, "method": METHODS}
 

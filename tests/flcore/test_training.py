@@ -38,6 +38,20 @@ def test_steps_per_second_count_the_seconds_of_every_leg(lab: Any, tmp_path: Pat
     assert sum(timing["seconds"].values()) > 3
 
 
+def test_the_folder_says_when_and_nothing_of_who_watches(lab: Any, tmp_path: Path) -> None:
+    """Two rounds, read at 100 and 101.5, 103 and 104.5 seconds: from 100,000 to 104,500 ms."""
+    times = iter((100.0, 101.5, 103.0, 104.5))
+    config = lab.config(federation__rounds=2, tracking__uri="http://user:secret@127.0.0.1:5000")
+    observers = Observers(wall_clock=lambda: next(times))
+    assert train(config, lab.prepared, lab.partition_folder, tmp_path / "run", observers=observers)
+    timing = json.loads((tmp_path / "run" / "timing.json").read_text())
+    assert (timing["began_ms"], timing["ended_ms"]) == (100_000, 104_500)
+    assert [record["ended_ms"] for record in timing["rounds"]] == [101_500, 104_500]
+    assert "tracking" not in json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert not [path for path in files if b"secret" in path.read_bytes()]
+
+
 def test_a_flipped_bit_of_an_image_stops_the_run_before_it_trains(lab: Any, tmp_path: Path) -> None:
     """Length and header are those of the file that was prepared: only the content's digest can tell."""
     shutil.copytree(lab.prepared, tmp_path / "prepared")

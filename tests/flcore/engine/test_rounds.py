@@ -135,6 +135,11 @@ def test_a_failing_evaluation_is_named(lab: Any, tmp_path: Path) -> None:
 class Recording(InlineOrchestrator):
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.rounds: list[tuple[int, list[str]]] = []
+
+    def round(self, number: int, pieces: Any, function: Any) -> Any:
+        self.rounds.append((number, list(pieces)))
+        return function()
 
     def call(self, name: str, function: Any, *arguments: Any) -> Any:
         self.names.append(name)
@@ -154,19 +159,64 @@ def test_pieces_of_work_have_names(lab: Any, method: str, stages: list[str], tmp
     checkpoint, orchestrator = Checkpoint(tmp_path / "run"), Recording()
     run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), orchestrator, Observers())
     assert orchestrator.names == ["train-clients", *stages, "train-clients", *stages, "evaluate"]
+    first, second = ["train-clients", *stages], ["train-clients", *stages, "evaluate"]
+    assert orchestrator.rounds == [(1, first), (2, second)]
+
+
+@pytest.mark.parametrize("piece", ["fuse-prototypes", "retrain-heads"])
+def test_a_round_that_is_tried_again_goes_on_where_it_failed(lab: Any, piece: str, tmp_path: Path) -> None:
+    """A server stage, or the second leg after the first was committed, fails once: same bytes as without."""
+
+    class Retrying(InlineOrchestrator):
+        def __init__(self) -> None:
+            super().__init__()
+            self.failed = False
+
+        def round(self, number: int, pieces: Any, function: Any) -> Any:
+            try:
+                return function()
+            except OSError:
+                return function()
+
+        def fail_once(self, name: str) -> None:
+            if name == piece and not self.failed:
+                self.failed = True
+                raise OSError("no space left on device")
+
+        def call(self, name: str, function: Any, *arguments: Any) -> Any:
+            self.fail_once(name)
+            return function(*arguments)
+
+        def map(self, name: str, function: Any, items: Any) -> list[Any]:
+            self.fail_once(name)
+            return [function(item) for item in items]
+
+    changes = {
+        "method": {"name": "gfpl", "interval": 1, "first_exchange": 0, "components": 2},
+        "model": {"name": "fedcspc_cnn", "projection_dim": 12},
+        "federation": {"rounds": 2},
+    }
+    retrying = Retrying()
+    found = lab.run(lab.experiment(**changes), tmp_path / "retried", orchestrator=retrying)
+    assert retrying.failed
+    assert found.bytes == lab.run(lab.experiment(**changes), tmp_path / "straight").bytes
 
 
 def test_evaluation_every_so_often_and_at_the_end(lab: Any, tmp_path: Path) -> None:
     """Every second of five rounds: 2, 4 and the last; observers hear of all rounds; the clock is an argument.
 
-    At the start they hear how many rounds are there: none, and when it goes on after the last, all five.
+    At the start they hear how many rounds are there: none, and when it goes on after the last, all five. The wall clock
+    is read at the beginning and the end of a round: at 0 and 1 of the first, 2 and 3 seconds of the second.
     """
     experiment = lab.experiment(federation__rounds=5, evaluation__every=2)
     checkpoint = Checkpoint(tmp_path / "run")
     heard: list[tuple[int, Any]] = []
-    ticks, starts = iter(range(1000)), list[int]()
+    ticks, times, starts = iter(range(1000)), iter(range(1000)), list[int]()
     observers = Observers(
-        lambda number, record: heard.append((number, record)), lambda: float(next(ticks)), on_start=starts.append
+        lambda number, record: heard.append((number, record)),
+        lambda: float(next(ticks)),
+        on_start=starts.append,
+        wall_clock=lambda: float(next(times)),
     )
     state = run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), InlineOrchestrator(), observers)
     history = checkpoint.records("history.jsonl")
@@ -181,6 +231,7 @@ def test_evaluation_every_so_often_and_at_the_end(lab: Any, tmp_path: Path) -> N
         (number, "train-clients", 17) for number in (1, 2, 3, 4, 5)
     ]
     assert timing[1]["seconds"] == {"train-clients": 1.0, "aggregate": 1.0, "evaluate": 1.0}
+    assert (timing[1]["began_ms"], timing[1]["ended_ms"]) == (2000, 3000)
     assert state.steps == history[-1]["steps"] == 5 * 17
     run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), InlineOrchestrator(), observers)
     assert starts == [0, 5]
