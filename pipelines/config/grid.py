@@ -18,11 +18,12 @@ from typing import Any
 
 import yaml
 
-from flcore.config import SECTIONS, Config, own_keys
+from flcore.config import Config
 from flcore.errors import ConfigError
 from flcore.methods import METHODS
 from flcore.params import declared, unknown_key
-from pipelines.config.params import for_entry, override
+from flcore.sections import SECTIONS, own_keys
+from pipelines.config.params import for_entry, with_values
 
 _WITHOUT_EFFECT = ("compare", "tracking")
 
@@ -85,10 +86,7 @@ def plan(
     Raises:
         ConfigError: a key that cannot be varied, a value that cannot be run, or two points that are the same run.
     """
-    base = Config.from_mapping(raw)
-    # A method that is not named is named, so that `for_entry` does not take it for another one.
-    raw = {**raw, "method": {"name": base.method.name, **(raw.get("method") or {})}}
-    base = Config.from_mapping(for_entry(raw, base.method.name, None))
+    base = Config.from_mapping(for_entry(raw, None, None))
     varied = _varied(vary)
     seeds = tuple(base.compare.seeds if seeds is None else seeds)
     _check_seeds(seeds)
@@ -196,10 +194,9 @@ def _check_baselines(names: Sequence[str]) -> None:
 
 
 def _config(raw: Mapping[str, Any], method: str, seed: int, values: Mapping[str, Any]) -> Config:
-    assignments = [f"{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in values.items()]
     try:
         entry = for_entry(raw, method, seed) if method in METHODS else raw
-        return Config.from_mapping(override(entry, assignments))
+        return Config.from_mapping(with_values(entry, values))
     except ConfigError as error:
         # A rule about several keys does not say which of the points broke it.
         named = any(str(error).startswith(key) for key in values)

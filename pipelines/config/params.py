@@ -1,118 +1,146 @@
-"""From ``params.yaml`` and ``--set`` to a checked configuration."""
+"""From ``params.yaml`` and ``--set`` to a checked configuration. torch is imported only where one is checked.
+
+What the command line says wins over ``compare.settings``, and that over the rest of the file. ``compare.settings`` of a
+method hold whenever it is run, alone or in a comparison: the same file and the same method are the same run.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flcore.config import SECTIONS, Config, own_keys
 from flcore.errors import ConfigError
 from flcore.params import unknown_key
-from flcore.plugins import located
+from flcore.sections import DEFAULT_NAMES, SECTIONS, own_keys
+from pipelines.config.files import read_params
 
-DEFAULT_FILE = Path("params.yaml")
-
-
-def read_params(path: Path | None) -> dict[str, Any]:
-    """The mapping in a parameter file; plug-ins in it stand relative to the file, and are returned absolute.
-
-    Args:
-        path: the file; None takes ``params.yaml`` where there is one, else nothing but defaults.
-
-    Raises:
-        ConfigError: the file is missing, is not YAML, or holds no mapping.
-    """
-    if path is None:
-        if not DEFAULT_FILE.exists():
-            return {}
-        path = DEFAULT_FILE
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name another file with --params") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if raw is None:
-        return {}
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: expected sections such as 'data:' and 'method:', found {type(raw).__name__}")
-    return located(raw, path.parent)
-
-
-def with_plugins(raw: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any]:
-    """Parameters with the plug-ins of ``--plugin`` behind their own."""
-    if not files:
-        return dict(raw)
-    own = raw.get("plugins") or []
-    if not isinstance(own, list):
-        raise ConfigError(f"plugins = {own}: expected a list of files")
-    return {**raw, "plugins": [*own, *(str(file.absolute()) for file in files)]}
+if TYPE_CHECKING:
+    from flcore.config import Config
 
 
 def override(raw: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """Apply ``KEY=VALUE`` assignments with dotted keys; values are read as YAML.
 
-    Choosing another ``name`` in a section (another method, partitioner, ...) drops that section's keys of the earlier
-    choice: they were meant for it and would be errors. Assignments to such keys stay, in whatever order they are given.
+    A key that is set here is dropped from ``compare.settings``: it holds for every method.
+
+    Args:
+        raw: parameters, as read from a file.
+        assignments: see also :func:`with_values`.
 
     Raises:
         ConfigError: an assignment without ``=``, or a key that leads nowhere.
     """
     pairs = [_split(assignment) for assignment in assignments]
-    result = copy.deepcopy(dict(raw))
-    for (section, *rest), value in pairs:
-        current = result.get(section)
-        if rest == ["name"] and isinstance(current, dict) and current.get("name") != value:
-            result[section] = {key: kept for key, kept in current.items() if key in own_keys(section)}
-    for keys, value in pairs:
-        if keys[0] not in SECTIONS:
-            raise ConfigError(f"--set {'.'.join(keys)}: {unknown_key(keys[0], keys[0], SECTIONS)}")
-        _assign(result, keys, value)
+    result = _assigned(raw, pairs, "--set ")
+    compare = result.get("compare")
+    settings = compare.get("settings") if isinstance(compare, dict) else None
+    for own in settings.values() if isinstance(settings, dict) else ():
+        for key in list(own) if isinstance(own, dict) else ():
+            if any(str(key) == given or str(key).startswith(f"{given}.") for given, _ in pairs):
+                del own[key]
     return result
 
 
-def _split(assignment: str) -> tuple[list[str], Any]:
+def with_values(raw: Mapping[str, Any], values: Mapping[str, Any], origin: str = "") -> dict[str, Any]:
+    """Parameters with other values, by dotted key.
+
+    Choosing another ``name`` in a section (another method, partitioner, ...) drops that section's keys of the earlier
+    choice: they were meant for it and would be errors. Values given for such keys stay, whatever their order.
+
+    Args:
+        raw: nested parameters; not changed.
+        values: by dotted key.
+        origin: for messages, what stands before the key.
+
+    Raises:
+        ConfigError: a key that leads nowhere.
+    """
+    return _assigned(raw, list(values.items()), origin)
+
+
+def _assigned(raw: Mapping[str, Any], pairs: Sequence[tuple[str, Any]], origin: str) -> dict[str, Any]:
+    result = copy.deepcopy(dict(raw))
+    for key, value in pairs:
+        section, _, rest = key.partition(".")
+        current = result.get(section)
+        if section not in DEFAULT_NAMES or rest != "name" or not isinstance(current, dict):
+            continue
+        if current.get("name", DEFAULT_NAMES[section]) != value:
+            result[section] = {key: kept for key, kept in current.items() if key in own_keys(section)}
+    for key, value in pairs:
+        section = key.partition(".")[0]
+        if section not in SECTIONS:
+            raise ConfigError(f"{origin}{key}: {unknown_key(section, section, SECTIONS)}")
+        _assign(result, key.split("."), value, origin)
+    return result
+
+
+def _split(assignment: str) -> tuple[str, Any]:
     key, equals, text = assignment.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {assignment}: expected KEY=VALUE, such as --set local.lr=0.05")
     try:
-        return key.strip().split("."), yaml.safe_load(text)
+        return key.strip(), yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {assignment}: the value is not valid YAML") from error
 
 
-def _assign(mapping: dict[str, Any], keys: list[str], value: Any) -> None:
+def _assign(mapping: dict[str, Any], keys: list[str], value: Any, origin: str) -> None:
     for depth, key in enumerate(keys[:-1], 1):
         inner = mapping.setdefault(key, {})
         if inner is None:
             inner = mapping[key] = {}
         if not isinstance(inner, dict):
-            raise ConfigError(f"--set {'.'.join(keys)}: {'.'.join(keys[:depth])} is a value, not a section")
+            raise ConfigError(f"{origin}{'.'.join(keys)}: {'.'.join(keys[:depth])} is a value, not a section")
         mapping = inner
     mapping[keys[-1]] = value
 
 
 def for_entry(raw: Mapping[str, Any], method: str | None, seed: int | None) -> dict[str, Any]:
-    """The parameters of one run of a comparison: its method with what ``compare.settings`` says of it, and its seed."""
-    assignments: dict[str, Any] = {}
-    if method is not None:
-        compare = raw.get("compare")
-        settings = compare.get("settings") if isinstance(compare, Mapping) else None
-        own = settings.get(method) if isinstance(settings, Mapping) else None
-        if own is not None and not isinstance(own, Mapping):
-            raise ConfigError(
-                f"compare.settings.{method} = {own}: expected dotted keys with values, such as local.lr: 0.05"
-            )
-        assignments = {"method.name": method, **(own or {})}
-    if seed is not None:
-        assignments["seed"] = seed
-    return override(
-        raw, [f"{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in assignments.items()]
-    )
+    """The parameters of one run: its method with what ``compare.settings`` says of it, and its seed.
+
+    Args:
+        raw: parameters, as read from a file and overridden.
+        method: None takes the one that the parameters name.
+        seed: likewise.
+
+    Raises:
+        ConfigError: ``compare.settings`` of the method are not dotted keys with values, or say whose they are.
+    """
+    result = with_values(raw, {} if method is None else {"method.name": method})
+    name = _method_named(result.get("method"))
+    if name is not None:
+        result = with_values(result, _settings_of(result, name), f"compare.settings.{name}: ")
+    return result if seed is None else {**result, "seed": seed}
+
+
+def _method_named(section: Any) -> str | None:
+    """The method of a section; None where it cannot be one, for which the configuration is refused later."""
+    if section is None:
+        return DEFAULT_NAMES["method"]
+    name = section.get("name", DEFAULT_NAMES["method"]) if isinstance(section, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def _settings_of(raw: Mapping[str, Any], method: str) -> Mapping[str, Any]:
+    compare = raw.get("compare")
+    settings = compare.get("settings") if isinstance(compare, Mapping) else None
+    own = settings.get(method) if isinstance(settings, Mapping) else None
+    if own is None:
+        return {}
+    place = f"compare.settings.{method}"
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"{place} = {own}: expected dotted keys with values, such as local.lr: 0.05")
+    for key, value in own.items():
+        if key in ("method.name", "seed"):
+            raise ConfigError(f"{place}: {key} is said by the entry itself; leave it out")
+        if not isinstance(key, str) or "." not in key:
+            raise ConfigError(f"{place}: {key} = {value}: expected dotted keys with values, such as local.lr: 0.05")
+    return own
 
 
 def load_config(
@@ -121,11 +149,18 @@ def load_config(
     """The checked configuration of one run.
 
     Args:
-        params: parameter file; None as in :func:`read_params`.
+        params: parameter file; None as in :func:`~pipelines.config.files.read_params`.
         assignments: ``KEY=VALUE`` overrides.
-        method: run as this entry of a comparison, see :func:`for_entry`. seed: likewise.
+        method: as in :func:`for_entry`. seed: likewise.
 
     Raises:
         ConfigError: as documented for each step.
     """
+    from flcore.config import Config
+
     return Config.from_mapping(for_entry(override(read_params(params), assignments), method, seed))
+
+
+def without_tracking(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters without what may not be stored: the address of a store may hold a password."""
+    return {section: values for section, values in raw.items() if section != "tracking"}

@@ -1,7 +1,7 @@
 """Analyses of a finished run: computed by `flcore`, kept in its folder ``analyses``, read back for figures and pages.
 
 ``index.json`` says which were asked for, and why one could not be done. Data are plain arrays (``.npz`` without pickle)
-and tables (``.csv``); the same run gives the same bytes.
+and tables (``.csv``); the same run gives the same bytes. To read them back torch is not imported.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
 import numpy as np
 
-from flcore.config import Config
-from flcore.engine.rounds import single_thread
 from flcore.errors import DataError
 from flcore.evaluation.analyses import SUMMARIES
-from flcore.evaluation.analyses.base import FinishedRun, Result
-from flcore.experiment import Experiment
-from flcore.records import Record, load_record
 from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
+
+if TYPE_CHECKING:
+    from flcore.config import Config
+    from flcore.evaluation.analyses.base import Result
+    from flcore.records import Record
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,11 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
     run = read_json(files.config)["config_hash"]
     index = {name: entry for name, entry in _index(files, run).items() if name not in names}
     if names:
-        from flcore.evaluation.analyses.registry import ANALYSES  # loads what computes, which most commands need not
+        from flcore.engine.rounds import single_thread
+        from flcore.evaluation.analyses.base import FinishedRun, Result
+        from flcore.evaluation.analyses.registry import ANALYSES
+        from flcore.experiment import Experiment
+        from flcore.records import Record, load_record
 
         single_thread()
         experiment = Experiment.open(config, prepared, partition, stack=False)  # nothing is trained here
@@ -86,6 +90,12 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
             _store(files, name, result)
             index[name] = {"skipped": reason, "notes": list(result.notes)}
     write_json(files.analyses / "index.json", {"run": run, "analyses": index})
+
+
+def stored_names(directory: Path) -> set[str]:
+    """The analyses that a run's folder holds, those among them that could not be done."""
+    files = RunFiles(directory)
+    return set(_index(files, read_json(files.config)["config_hash"])) if files.analyses.is_dir() else set()
 
 
 def load(directory: Path) -> list[StoredAnalysis]:

@@ -3,24 +3,53 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from flcore import training
 from flcore.config import Config
+from pipelines.runs.compared import compared_by
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("prefect", "mlflow", "dvc", "optuna")
 
 
 def environment(config: Config) -> dict[str, Any]:
-    """Versions, CPU class, device, code and lock of this process, as JSON values."""
+    """Versions, CPU class, device, code and lock of this process, as JSON values.
+
+    And by which parameters the run is compared, which only the code that made it can say.
+    """
     known = training.environment(config)
     return known | {
         "versions": known["versions"] | training.package_versions(_PACKAGES),
         "code_version": _git_commit(),
         "lock_hash": _lock_hash(),
+        "source": source(sys.argv, os.environ),
+        "compared_by": compared_by(config),
+    }
+
+
+def source(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, str]:
+    """What began a process, as MLflow says it: a name, and whether somebody typed it (LOCAL) or a schedule (JOB).
+
+    Of the command only program and subcommand: an option may hold a password.
+
+    Args:
+        command: program and arguments. variables: of the environment.
+    """
+    program = Path(command[0] if command else "")
+    name = "protofl" if program.parts[-3:] == ("pipelines", "cli", "__main__.py") else program.name
+    words = list(takewhile(re.compile(r"[a-z]+").fullmatch, command[1:3])) if name == "protofl" else []
+    began_by_worker = "PREFECT__FLOW_RUN_ID" in variables
+    return {
+        "name": "prefect deployment" if began_by_worker else " ".join([name or "python", *words]),
+        "type": "JOB" if began_by_worker else "LOCAL",
     }
 
 

@@ -1,6 +1,7 @@
 """What a finished run says about itself: its records on disk (`metrics.json`, `history.jsonl`), read back.
 
-Knows nothing of how runs are made. A missing value is None.
+Knows nothing of how runs are made. A missing value is None. Two answers on the global test set are never mixed:
+``top1_global`` is one model's, ``top1_vote`` the majority vote of all clients' models where there is no such model.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from flcore.errors import ConfigError, DataError
 HEADLINE_METRICS = ("top1_global", "mean_local", "pooled_local")
 SCORES = (
     *HEADLINE_METRICS,
+    "top1_vote",
     "client_std",
     "mean_local_own_classes",
     "last10_top1_global",
@@ -26,9 +28,11 @@ SCORES = (
 # Of runs on a stream of tasks (flcore/evaluation/continual.py), and what each is called in a table.
 TASK_SCORES: Mapping[str, str] = {
     "a_glo": "A_glo",
+    "a_glo_vote": "A_glo by vote of clients' models",
     "a_loc": "A_loc",
     "a_sel": "A_sel",
     "a_glo_minority": "A_glo, minority",
+    "a_glo_vote_minority": "A_glo by vote, minority",
     "a_loc_minority": "A_loc, minority",
     "a_sel_minority": "A_sel, minority",
     "forgetting": "forgetting",
@@ -52,6 +56,7 @@ class RoundRecord:
     round: int
     participants: tuple[str, ...]
     top1_global: float | None
+    top1_vote: float | None
     loss_global: float | None
     mean_local: float | None
     pooled_local: float | None
@@ -86,6 +91,7 @@ class RunRecord:
     data_fingerprint: str | None
     partition_fingerprint: str | None
     top1_global: float | None
+    top1_vote: float | None
     mean_local: float | None
     pooled_local: float | None
     client_std: float | None
@@ -95,6 +101,7 @@ class RunRecord:
     top5_pooled_local: float | None
     best_round: int | None
     class_acc: tuple[float | None, ...]
+    class_acc_vote: tuple[float | None, ...]
     bytes_up: float | None
     bytes_down: float | None
     bytes_up_by_kind: Mapping[str, float]
@@ -148,6 +155,7 @@ def load_run(directory: Path) -> RunRecord:
         partition_fingerprint=_text(metrics.get("partition_fingerprint")),
         best_round=None if best_round is None else int(best_round),
         class_acc=_numbers(metrics.get("class_acc"), f"{path}: class_acc"),
+        class_acc_vote=_numbers(metrics.get("class_acc_vote"), f"{path}: class_acc_vote"),
         bytes_up_by_kind=_byte_counts(metrics.get("bytes_up_by_kind"), f"{path}: bytes_up_by_kind"),
         bytes_down_by_kind=_byte_counts(metrics.get("bytes_down_by_kind"), f"{path}: bytes_down_by_kind"),
         history=tuple(sorted(history, key=lambda record: record.round)),
@@ -156,6 +164,34 @@ def load_run(directory: Path) -> RunRecord:
         directory=directory,
         **numbers,
     )
+
+
+def load_identity(directory: Path) -> dict[str, Any] | None:
+    """The configuration as far as it is part of a run's identity, nested; None where there is no ``config.json``.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    path = Path(directory) / "config.json"
+    if not path.is_file():
+        return None
+    identity = _parse_object(_read_text(path), str(path)).get("identity")
+    if not isinstance(identity, dict):
+        raise DataError(f"{path}: no object 'identity'; run this method again.")
+    return identity
+
+
+def load_compared_by(directory: Path) -> frozenset[str] | None:
+    """The dotted keys by which a run is compared (`pipelines/runs/compared.py`); None where nobody has said.
+
+    Raises:
+        DataError: ``config.json`` is damaged.
+    """
+    path = Path(directory) / "config.json"
+    if not path.is_file():
+        return None
+    keys = (_parse_object(_read_text(path), str(path)).get("environment") or {}).get("compared_by")
+    return None if keys is None else frozenset(keys)
 
 
 def _read_text(path: Path) -> str:
@@ -184,6 +220,7 @@ def _round_record(line: str, where: str) -> RoundRecord:
         round=_integer(values["round"], f"{where}: round"),
         participants=tuple(str(client) for client in values.get("participants") or ()),
         top1_global=_number(values.get("top1_global"), f"{where}: top1_global"),
+        top1_vote=_number(values.get("top1_vote"), f"{where}: top1_vote"),
         loss_global=_number(values.get("loss_global"), f"{where}: loss_global"),
         mean_local=_number(values.get("mean_local"), f"{where}: mean_local"),
         pooled_local=_number(values.get("pooled_local"), f"{where}: pooled_local"),
@@ -253,3 +290,11 @@ def score(run: RunRecord, key: str) -> float | None:
     """A figure of a run by its name, of a field or in :data:`TASK_SCORES`; None where the run has no such figure."""
     value: float | None = run.tasks.get(key) if key in TASK_SCORES else getattr(run, key)
     return value
+
+
+def is_measured(run: RunRecord, metric: str) -> bool:
+    """Whether a run's history has a metric, not only its end: only then can a round be named in which it was reached.
+
+    A vote of clients' models, for example, is taken once, after the last round.
+    """
+    return any(getattr(record, metric) is not None for record in run.history)

@@ -10,61 +10,13 @@ import yaml
 
 from flcore.config import Config
 from flcore.errors import ConfigError
-from pipelines.config.params import for_entry, load_config, override, read_params, with_plugins
+from pipelines.config.params import for_entry, load_config, override, with_values
 
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-# --------------------------------------------------------------------------------------------------------- files
-
-
-def test_without_a_file_everything_is_default() -> None:
-    assert load_config(None) == Config.from_mapping({})
-
-
-def test_params_yaml_is_taken_where_there_is_one(empty_folder: Path) -> None:
-    (empty_folder / "params.yaml").write_text("seed: 7\n")
-    (empty_folder / "other.yaml").write_text("seed: 8\n")
-    assert load_config(None).seed == 7
-    assert load_config(Path("other.yaml")).seed == 8
-
-
-def test_an_empty_file_is_no_error(empty_folder: Path) -> None:
-    (empty_folder / "params.yaml").write_text("# nothing yet\n")
-    assert read_params(None) == {}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, r"given\.yaml: cannot be read \(No such file or directory\); name another file with --params"),
-        (b"local: [1, 2", r"given\.yaml: not valid YAML: "),
-        (b"\xff\xfe\x00", r"given\.yaml: not valid YAML: "),
-        (b"- a\n- b\n", r"given\.yaml: expected sections such as 'data:' and 'method:', found list"),
-    ],
-)
-def test_files_that_cannot_be_used(empty_folder: Path, content: bytes | None, message: str) -> None:
-    if content is not None:
-        (empty_folder / "given.yaml").write_bytes(content)
-    with pytest.raises(ConfigError, match=message) as caught:
-        read_params(Path("given.yaml"))
-    assert "\n" not in str(caught.value)
-
-
-def test_plug_ins_stand_relative_to_their_file_and_those_of_the_command_follow(empty_folder: Path) -> None:
-    (empty_folder / "below").mkdir()
-    (empty_folder / "below" / "given.yaml").write_text("plugins: [own.py, /elsewhere/other.py]\n")
-    raw = read_params(Path("below/given.yaml"))
-    own = [str(empty_folder / "below" / "own.py"), "/elsewhere/other.py"]
-    assert raw == {"plugins": own}
-    assert with_plugins(raw, [Path("more.py")]) == {"plugins": [*own, str(empty_folder / "more.py")]}
-    assert with_plugins({"seed": 1}, []) == {"seed": 1}
-    with pytest.raises(ConfigError, match=r"plugins = own\.py: expected a list of files"):
-        with_plugins({"plugins": "own.py"}, [Path("more.py")])
 
 
 def test_every_value_survives_being_written_and_read() -> None:
@@ -169,23 +121,90 @@ def test_values_that_cannot_be_run(assignments: list[str], message: str) -> None
     assert str(caught.value).startswith(message)
 
 
-# ------------------------------------------------------------------------------------------- runs of a comparison
+def test_a_plain_sections_name_drops_nothing() -> None:
+    """``engine`` has a ``name`` and no registry: its keys mean the same with either."""
+    raw = {"engine": {"workers": 4, "device": "cpu"}}
+    assert override(raw, ["engine.name=ray"]) == {"engine": {"name": "ray", "workers": 4, "device": "cpu"}}
 
 
-def test_a_comparisons_entry_has_its_own_settings() -> None:
-    raw = {
-        "local": {"lr": 0.1},
-        "method": {"name": "fedprox", "mu": 0.5},
-        "compare": {"settings": {"fedproto": {"local.lr": 0.2, "method.weight": 3.0}}},
+def test_naming_the_default_that_was_meant_drops_nothing() -> None:
+    raw = {"method": {"weighting": "uniform"}, "partition": {"alpha": 0.1}}
+    same = override(raw, ["method.name=fedavg", "partition.name=dirichlet"])
+    assert same == {
+        "method": {"name": "fedavg", "weighting": "uniform"},
+        "partition": {"name": "dirichlet", "alpha": 0.1},
     }
-    Path("params.yaml").write_text(yaml.safe_dump(raw))
-    fedproto = load_config(None, method="fedproto", seed=4)
-    assert (fedproto.seed, fedproto.local.lr, fedproto.method.weight) == (4, 0.2, 3.0)  # type: ignore[attr-defined]
-    fedprox = load_config(None, method="fedprox")
-    assert (fedprox.seed, fedprox.local.lr, fedprox.method.mu) == (0, 0.1, 0.5)  # type: ignore[attr-defined]
-    assert for_entry(raw, None, None) == raw
 
 
-def test_an_entrys_settings_must_be_keys_with_values() -> None:
-    with pytest.raises(ConfigError, match=r"compare\.settings\.fedproto = 3: expected dotted keys with values"):
-        for_entry({"compare": {"settings": {"fedproto": 3}}}, "fedproto", None)
+def test_values_by_key_are_assignments_that_need_no_yaml() -> None:
+    raw = {"local": {"lr": 0.1}, "compare": {"settings": {"fedavg": {"local.lr": 0.5}}}}
+    assert with_values(raw, {"local.lr": 0.2, "local.steps": None}) == raw | {"local": {"lr": 0.2, "steps": None}}
+    with pytest.raises(ConfigError, match=r"^here: locl\.lr: locl: unknown key; did you mean 'local'"):
+        with_values(raw, {"locl.lr": 1}, "here: ")
+
+
+# ------------------------------------------------------------------------------------------------- settings of a method
+
+FILE = """
+local: {lr: 0.1}
+method: {name: fedprox, mu: 0.5}
+compare: {settings: {fedproto: {local.lr: 0.2, method.weight: 3.0}, fedprox: {local.lr: 0.4}}}
+"""
+
+
+def rate_and_seed(*assignments: str, **entry: Any) -> tuple[float, int]:
+    Path("params.yaml").write_text(FILE)
+    config = load_config(None, assignments, **entry)
+    return config.local.lr, config.seed
+
+
+@pytest.mark.parametrize(
+    ("assignments", "entry", "expected"),
+    [
+        ([], {}, (0.4, 0)),
+        ([], {"method": "fedprox", "seed": 4}, (0.4, 4)),
+        (["method.name=fedprox"], {}, (0.4, 0)),
+        ([], {"method": "fedproto"}, (0.2, 0)),
+        (["method.name=fedproto"], {}, (0.2, 0)),
+        (["method.name=fedproto"], {"method": "moon", "seed": 1}, (0.1, 1)),
+        (["local.lr=0.9"], {"method": "fedproto"}, (0.9, 0)),
+        (["method.name=fedproto", "local.lr=0.9"], {}, (0.9, 0)),
+        (["local={lr: 0.9}"], {}, (0.9, 0)),
+    ],
+)
+def test_settings_of_a_method_hold_however_it_was_chosen_and_the_command_line_wins(
+    assignments: list[str], entry: dict[str, Any], expected: tuple[float, int]
+) -> None:
+    assert rate_and_seed(*assignments, **entry) == expected
+
+
+def test_settings_concern_their_method_alone() -> None:
+    raw = yaml.safe_load(FILE)
+    assert for_entry(raw, "fedproto", None)["method"] == {"name": "fedproto", "weight": 3.0}
+    assert for_entry(raw, None, None) == raw | {"local": {"lr": 0.4}}
+    assert for_entry({}, None, None) == {}
+    assert raw == yaml.safe_load(FILE)
+    settings = override(raw, ["local.lr=1"])["compare"]["settings"]
+    assert settings == {"fedproto": {"method.weight": 3.0}, "fedprox": {}}
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (3, "compare.settings.fedproto = 3: expected dotted keys with values, such as local.lr: 0.05"),
+        ({"local": {"lr": 1}}, "compare.settings.fedproto: local = {'lr': 1}: expected dotted keys with values"),
+        ({"method.name": "moon"}, "compare.settings.fedproto: method.name is said by the entry itself"),
+        ({"seed": 1}, "compare.settings.fedproto: seed is said by the entry itself"),
+        ({"locl.lr": 1}, "compare.settings.fedproto: locl.lr: locl: unknown key; did you mean 'local'?"),
+    ],
+)
+def test_settings_must_be_dotted_keys_with_values(own: object, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        for_entry({"compare": {"settings": {"fedproto": own}}}, "fedproto", None)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("section", ["fedavg", 3, {"name": ["a"]}, {"name": None}])
+def test_what_cannot_be_a_method_is_refused_by_the_configuration(section: object) -> None:
+    with pytest.raises(ConfigError, match=r"^method(\.name)? = "):
+        Config.from_mapping(for_entry({"method": section}, None, None))

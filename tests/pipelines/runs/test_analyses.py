@@ -13,12 +13,14 @@ from flcore.config import Config
 from flcore.errors import DataError
 from flcore.evaluation.analyses import SUMMARIES
 from flcore.evaluation.analyses.base import Result
-from pipelines.runs import analyses
+from flcore.running import divide
+from flcore.running import run as run_to_end
 from pipelines.cli import app as cli
-from pipelines import stages
-from pipelines.runs.analyses import StoredAnalysis
+from pipelines.reporting import run_report
 from pipelines.reporting.figures.analyses import CAPTIONS, HEADINGS, draw_analysis
-from pipelines.reporting.figures.charts import save
+from pipelines.reporting.figures.style import save
+from pipelines.runs import analyses
+from pipelines.runs.analyses import StoredAnalysis
 from pipelines.runs.layout import RunFiles, read_json
 
 RAW = {
@@ -31,12 +33,9 @@ RAW = {
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run up to its evaluation, with its data and partition inside, as `protofl run` leaves it."""
+    """A run up to its evaluation, with its data and partition inside, as `flcore.run` leaves it."""
     folder, config = tmp_path_factory.mktemp("analyses") / "run", Config.from_mapping(RAW)
-    stages.prepare(config, folder / "prepared")
-    stages.partition(config, folder / "prepared", folder / "partition")
-    stages.train(config, folder / "prepared", folder / "partition", folder)
-    stages.evaluate(config, folder / "prepared", folder / "partition", folder)
+    run_to_end(config, folder)
     return folder
 
 
@@ -51,7 +50,7 @@ def asking(*names: str) -> Config:
 
 
 def report(config: Config, run: Path) -> str:
-    page = stages.report(run / "partition", run, config=config, prepared=run / "prepared")
+    page = run_report.report(run, config=config)
     return page.read_text(encoding="utf-8")
 
 
@@ -60,8 +59,8 @@ def test_report_computes_what_is_asked_for(run: Path, capsys: pytest.CaptureFixt
     page = report(asking("class_heatmap", "gradcam"), run)
     assert capsys.readouterr().err == ("gradcam: left out, fedavg has no state before a calibration\n")
     files = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
-    assert {"analyses/class_heatmap.csv", "analyses/index.json", "figures/class_heatmap.png"} <= files
-    assert not any(name.endswith(("gradcam.png", "gradcam.csv", "gradcam.npz")) for name in files)
+    assert {"analyses/class_heatmap.csv", "analyses/index.json", "figures/class_heatmap.svg"} <= files
+    assert not any(name.endswith(("gradcam.svg", "gradcam.csv", "gradcam.npz")) for name in files)
     index = read_json(run / "analyses" / "index.json")
     assert index["run"] == read_json(run / "config.json")["config_hash"]
     assert index["analyses"]["gradcam"]["skipped"] == "fedavg has no state before a calibration"
@@ -120,7 +119,7 @@ def test_refusals_name_what_is_allowed(run: Path, tmp_path: Path, capsys: pytest
 
 def test_another_partition_is_refused(run: Path) -> None:
     other = Config.from_mapping({**RAW, "seed": 5})
-    stages.partition(other, run / "prepared", run / "other")
+    divide(other, run / "prepared", run / "other")
     with pytest.raises(DataError, match="another partition"):
         analyses.compute(asking(), run / "prepared", run / "other", run, ["class_heatmap"])
 

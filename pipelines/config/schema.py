@@ -1,0 +1,209 @@
+"""JSON Schema of a parameter file, for editors and for Prefect's parameter form; made from the declarations.
+
+It knows every key, type, range, choice and meaning, and which keys go with which ``name``. Rules about several keys,
+and what a method needs of other sections, are the configuration's alone: what the schema refuses cannot be run or makes
+no sense in a comparison; not everything that it accepts can be. (YAML 1.1, which Python reads, takes ``1e-3`` for text,
+and the configuration makes a number of it; editors read YAML 1.2, where it is one.)
+
+Draft 7, the newest that YAML plug-ins of editors know whole. Where a file names plug-ins, methods of any name and keys
+are accepted; ``protofl schema --plugin FILE.py`` writes a schema that knows those of the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flcore.data.partitioners import PARTITIONERS
+from flcore.data.sources import SOURCES
+from flcore.methods import METHODS
+from flcore.models import MODELS
+from flcore.params import Param, declared
+from flcore.sections import DEFAULT_NAMES, PLAIN, SHARED
+
+TARGET = Path("docs/params.schema.json")
+
+Schema = dict[str, Any]
+
+REGISTRIES: Mapping[str, Mapping[str, Any]] = {
+    "data": SOURCES,
+    "partition": PARTITIONERS,
+    "model": MODELS,
+    "method": METHODS,
+}
+"""Section with a ``name`` → what it chooses from."""
+
+_LISTED = {"data": "datasets", "partition": "partitioners", "model": "models", "method": "methods"}
+_TYPES = {"int": "integer", "float": "number", "str": "string", "bool": "boolean", "mapping": "object", "null": "null"}
+# Plain sections whose keys may differ between the methods of a comparison.
+_OF_A_METHOD = ("federation", "local", "engine", "evaluation", "tracking")
+
+
+def schema() -> Schema:
+    """The schema of ``params.yaml``, with the methods that are registered now."""
+    definitions: Schema = {}
+    for section, cls in PLAIN.items():
+        definitions[section] = _closed(f"section {section}", _properties(cls))
+    for section, registry in REGISTRIES.items():
+        common = SHARED[section]
+        shared = _properties(common) if common else {}
+        definitions[section] = _by_name(section, registry)
+        for name, entry in registry.items():
+            properties = {"name": {"const": name}, **shared, **_properties(entry)}
+            definitions[f"{section}.{name}"] = _closed(entry.summary, properties)
+    definitions["settings"] = _shared_settings(definitions)
+    definitions["settings.keys"] = {"enum": list(definitions["settings"]["properties"])}
+    definitions["compare"]["properties"] |= _comparison(definitions)
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "parameters of protofl",
+        "type": ["object", "null"],
+        "properties": {
+            "seed": {"type": "integer", "minimum": 0, "default": 0, "description": "seed of the run"},
+            "plugins": {
+                "description": "Python files with methods of one's own, relative to this file",
+                "anyOf": [{"type": "array", "items": {"type": ["string", "object"]}}, {"type": "null"}],
+            },
+            **{section: {"$ref": f"#/definitions/{section}"} for section in (*SHARED, *PLAIN)},
+        },
+        "additionalProperties": False,
+        "if": {"properties": {"plugins": {"type": "array", "minItems": 1}}, "required": ["plugins"]},
+        "else": {"properties": _registered_methods_alone()},
+        "definitions": definitions,
+    }
+
+
+def text() -> str:
+    """The schema as a file has it."""
+    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def form() -> Schema:
+    """What Prefect's parameter form offers of a configuration: names, and the keys that all entries of a section have.
+
+    That form reads neither conditions nor references; keys of one method or partitioner are accepted and not offered.
+    ``tracking`` is left out, because Prefect stores what it is given.
+    """
+    sections = {section: _properties(cls) for section, cls in PLAIN.items() if section != "tracking"}
+    for section, registry in REGISTRIES.items():
+        common = SHARED[section]
+        name = {"type": "string", "enum": list(registry), "default": DEFAULT_NAMES[section]}
+        sections[section] = {"name": name, **(_properties(common) if common else {})}
+    seed = {"type": "integer", "minimum": 0, "default": 0, "description": "seed of the run"}
+    return {
+        "type": "object",
+        "title": "configuration",
+        "properties": {
+            "seed": seed,
+            **{
+                section: {"type": "object", "title": section, "properties": keys}
+                for section, keys in sorted(sections.items())
+            },
+        },
+    }
+
+
+def _properties(cls: Any) -> Schema:
+    return {parameter.name: _property(parameter) for parameter in declared(cls)}
+
+
+def _property(parameter: Param) -> Schema:
+    default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+    about = {"description": parameter.help, "default": default}
+    if parameter.type.startswith("list of "):
+        return {"type": "array", "items": _value(parameter, parameter.type.removeprefix("list of ")), **about}
+    return {**_value(parameter, parameter.type), **about}
+
+
+def _value(parameter: Param, kind: str) -> Schema:
+    if parameter.choices is not None:
+        return {"enum": list(parameter.choices)}
+    bounds = {
+        "minimum": parameter.low,
+        "exclusiveMinimum": parameter.above,
+        "maximum": parameter.high,
+        "exclusiveMaximum": parameter.below,
+    }
+    limits = {key: bound for key, bound in bounds.items() if bound is not None}
+    options = [_TYPES[option] for option in kind.split(" or ")]
+    types = [{"type": option, **(limits if option in ("integer", "number") else {})} for option in options]
+    return types[0] if len(types) == 1 else {"anyOf": types}
+
+
+def _closed(description: str, properties: Schema) -> Schema:
+    return {
+        "description": description,
+        "type": ["object", "null"],
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def _by_name(section: str, registry: Mapping[str, Any]) -> Schema:
+    """A section whose keys depend on its ``name``; without one, on the default."""
+    default = DEFAULT_NAMES[section]
+    name: Schema = {"type": "string", "default": default, "description": f"see `protofl list {_LISTED[section]}`"}
+    if section != "method":  # of which plug-ins may bring others
+        name["enum"] = list(registry)
+    chosen = [({"properties": {"name": {"const": entry}}, "required": ["name"]}, entry) for entry in registry]
+    return {
+        "type": ["object", "null"],
+        "properties": {"name": name},
+        "allOf": [
+            {"if": condition, "then": {"$ref": f"#/definitions/{section}.{entry}"}}
+            for condition, entry in [*chosen, ({"not": {"required": ["name"]}}, default)]
+        ],
+    }
+
+
+def _shared_settings(definitions: Schema) -> Schema:
+    """What ``compare.settings`` may say of any method: dotted keys of the sections that may differ between methods."""
+    model: dict[str, list[Schema]] = {"model.name": [{"enum": list(MODELS)}]}
+    for name in MODELS:
+        for key, wanted in definitions[f"model.{name}"]["properties"].items():
+            known = model.setdefault(f"model.{key}", [])
+            if key != "name" and wanted not in known:
+                known.append(wanted)
+    properties: Schema = {key: known[0] if len(known) == 1 else {"anyOf": known} for key, known in model.items()}
+    for section in _OF_A_METHOD:
+        properties |= {f"{section}.{key}": _reference(section, key) for key in definitions[section]["properties"]}
+    return {"properties": properties}
+
+
+def _comparison(definitions: Schema) -> Schema:
+    """The keys of ``compare`` of which more is known than their type: names of methods, and settings of each."""
+    own = definitions["compare"]["properties"]
+    return {
+        "methods": {**own["methods"], "uniqueItems": True},
+        "seeds": {**own["seeds"], "uniqueItems": True},
+        "settings": {
+            **own["settings"],
+            "properties": {name: _settings_of(definitions, name) for name in METHODS},
+            "additionalProperties": {"type": ["object", "null"]},
+        },
+    }
+
+
+def _settings_of(definitions: Schema, method: str) -> Schema:
+    keys = [key for key in definitions[f"method.{method}"]["properties"] if key != "name"]
+    return {
+        "type": ["object", "null"],
+        "allOf": [{"$ref": "#/definitions/settings"}],
+        "properties": {f"method.{key}": _reference(f"method.{method}", key) for key in keys},
+        "propertyNames": {
+            "anyOf": [{"$ref": "#/definitions/settings.keys"}, {"enum": [f"method.{key}" for key in keys]}]
+        },
+    }
+
+
+def _reference(definition: str, key: str) -> Schema:
+    return {"$ref": f"#/definitions/{definition}/properties/{key}"}
+
+
+def _registered_methods_alone() -> Schema:
+    """What holds beside the rest where no plug-in brings methods."""
+    names = {"enum": list(METHODS)}
+    compare = {"methods": {"items": names}, "baseline": names, "settings": {"propertyNames": names}}
+    return {"method": {"properties": {"name": names}}, "compare": {"properties": compare}}

@@ -1,0 +1,230 @@
+"""Prepared data, partitions and finished runs, found by what they hold: shared by all commands typed in one folder.
+
+Below ``.protofl/cache`` (or the folder that the environment variable PROTOFL_CACHE names)::
+
+    prepared/<fingerprint>/      data as `flcore` writes them
+    partitions/<fingerprint>/    partitions
+    index/                       which request gave which of them; where runs have finished; how long they took
+
+A request is everything that can change the answer: the section of the configuration, the source code that carries it
+out, and size and time of the files that are read. So nothing is prepared, divided or trained twice, nothing is copied
+into a run's folder (:mod:`pipelines.runs.inputs` says where a run's data lie), and deleting the cache costs time only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from flcore.config import Config
+from flcore.data.dataset import Dataset
+from flcore.data.partition import Partition
+from flcore.errors import DataError
+from flcore.files import read_json, write_json
+from flcore.locks import take_lock
+from flcore.provenance import division_fingerprint, preparation_fingerprint
+from flcore.run_folder import RunFiles, described
+from flcore.running import divide, read_source
+
+ENVIRONMENT_VARIABLE = "PROTOFL_CACHE"
+DEFAULT_FOLDER = Path(".protofl") / "cache"
+_DIGITS = 16  # of a fingerprint, in names of folders
+_LISTED = 5000  # entries of a folder of images that are looked at to see whether it has changed
+_CURE = "delete it, nothing but time is lost"
+
+
+class Cache:
+    """What was made before, and where."""
+
+    def __init__(self, root: Path) -> None:
+        """Use a folder, which is made when something is put there."""
+        self.root = root
+
+    @classmethod
+    def here(cls) -> Cache:
+        """The cache of the working directory, or the one that the environment names."""
+        return cls(Path(os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT_FOLDER).absolute())
+
+    # ---- data ----------------------------------------------------------------------------------------------------
+
+    def prepared(self, config: Config) -> Path:
+        """The folder of the prepared data of a configuration; made if nobody has made it.
+
+        Raises:
+            DataError: the source's files are missing or damaged.
+        """
+        section = {key: value for key, value in config.to_mapping()["data"].items() if key not in _NOT_PREPARED}
+        request = {
+            "data": section,
+            "files": _state_of(None if config.data.root is None else Path(config.data.root)),
+            "code": preparation_fingerprint(config),
+        }
+        return self._made(
+            "prepared", request, lambda folder: read_source(config, folder).meta.fingerprint, Dataset.load
+        )
+
+    def partition(self, config: Config, prepared: Path) -> Path:
+        """The folder of a configuration's partition of prepared data; made if nobody has made it.
+
+        Raises:
+            DataError: the request cannot be met.
+        """
+        section = config.to_mapping()["partition"]
+        request = {
+            "partition": section | {"seed": config.partition_seed},
+            "files": _state_of(None if section.get("path") is None else Path(section["path"])),
+            "data": Dataset.load(prepared).meta.fingerprint,
+            "code": division_fingerprint(config),
+        }
+        return self._made(
+            "partitions", request, lambda folder: divide(config, prepared, folder).fingerprint, Partition.load
+        )
+
+    def _made(
+        self,
+        kind: str,
+        request: Mapping[str, Any],
+        make: Callable[[Path], str],
+        load: Callable[[Path], object],
+    ) -> Path:
+        """The folder that answers a request.
+
+        Args:
+            kind: of folder.
+            request: what it is asked for.
+            make: fills a folder and returns the fingerprint of what it holds.
+            load: raises DataError where a folder is damaged.
+        """
+        name = _digest(request)
+        entry = self.root / "index" / kind / f"{name}.json"
+        with self._alone(entry):
+            if entry.exists():
+                place = self.root / kind / str(read_json(entry, _CURE)["fingerprint"])[:_DIGITS]
+                with suppress(DataError):  # damaged, or somebody has deleted it: made again
+                    load(place)
+                    return place
+            unfinished = self.root / kind / f".{name[:_DIGITS]}"
+            unfinished.mkdir(parents=True, exist_ok=True)
+            fingerprint = make(unfinished)
+            place = self.root / kind / fingerprint[:_DIGITS]
+            try:
+                load(place)  # another request gave the same, which somebody may be reading
+                shutil.rmtree(unfinished)
+            except DataError:
+                shutil.rmtree(place, ignore_errors=True)
+                unfinished.replace(place)
+            write_json(entry, {"fingerprint": fingerprint, "request": dict(request)})
+        return place
+
+    @contextmanager
+    def _alone(self, entry: Path) -> Iterator[None]:
+        """Let one process at a time answer a request."""
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with entry.with_suffix(".lock").open("w") as file:
+            take_lock(file, wait=True)
+            yield
+
+    # ---- runs ----------------------------------------------------------------------------------------------------
+
+    def note_run(self, directory: Path, config: Config) -> None:
+        """Remember where a run has finished, and how long its training took."""
+        about = described(directory)
+        entry = self.root / "index" / "runs" / f"{about['config_hash']}.json"
+        with self._alone(entry):
+            known = _read_or_empty(entry)
+            write_json(entry, known | {about["code"]: [str(directory.absolute()), _results(directory)]})
+        seconds = sum(read_json(RunFiles(directory).timing, _CURE)["seconds"].values())
+        write_json(self._times(config), {"seconds": seconds, "method": config.method.name})
+
+    def finished_run(self, run_hash: str, code: str) -> Path | None:
+        """The folder in which a run has finished under the same code; None if there is none any more."""
+        match _read_or_empty(self.root / "index" / "runs" / f"{run_hash}.json").get(code):
+            case [str(folder), str(results)] if has_finished(Path(folder), run_hash, code):
+                # Another revision may have been checked out there, of which DVC knows the results alone.
+                return Path(folder) if _results(Path(folder)) == results else None
+        return None
+
+    def seconds(self, config: Config) -> float | None:
+        """How long training took where the same was done before, with whichever seed; None where it was not."""
+        found = _read_or_empty(self._times(config)).get("seconds")
+        return None if found is None else float(found)
+
+    def _times(self, config: Config) -> Path:
+        identity = config.identity()
+        identity["partition"] = {key: value for key, value in identity["partition"].items() if key != "seed"}
+        return self.root / "index" / "seconds" / f"{_digest(identity | {'seed': None})[:32]}.json"
+
+
+_NOT_PREPARED = ("augmentation", "download")
+"""Keys of the section ``data`` that do not change what is prepared."""
+
+
+def has_finished(directory: Path, run_hash: str, code: str) -> bool:
+    """Whether a folder holds a run of this hash that this code finished."""
+    files = RunFiles(directory)
+    if not (files.metrics.exists() and files.history.exists() and files.config.exists()):
+        return False
+    about = described(directory)
+    return (about.get("config_hash"), about.get("code")) == (run_hash, code)
+
+
+def _results(directory: Path) -> str:
+    """A fingerprint of what a finished run gave."""
+    files = RunFiles(directory)
+    return hashlib.sha256(files.metrics.read_bytes() + files.history.read_bytes()).hexdigest()
+
+
+def place(source: Path, target: Path) -> None:
+    """Put what lies in one folder into another, sharing the large files' bytes on disk where that is possible.
+
+    Args:
+        source: stays as it is; its files are never written to, only replaced.
+        target: replaced if it is there.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target, copy_function=_link_or_copy, ignore=shutil.ignore_patterns(".running"))
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    if source.endswith(".safetensors"):
+        with suppress(OSError):  # another disk, or one without links
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
+
+
+def _state_of(path: Path | None) -> Any:
+    """What changes when files change: size and time of a file, of a folder of those in it and one level below."""
+    if path is None or not path.exists():
+        return None
+    if path.is_file():
+        return _stamp(path)
+    entries = [item for item in sorted(path.iterdir()) if not item.name.startswith(".")]
+    for folder in [item for item in entries if item.is_dir()]:
+        entries += sorted(folder.iterdir())
+        if len(entries) > _LISTED:
+            break
+    return _digest([[item.relative_to(path).as_posix(), *_stamp(item)] for item in entries[:_LISTED]])
+
+
+def _stamp(path: Path) -> list[int]:
+    about = path.stat()
+    return [about.st_size, about.st_mtime_ns]
+
+
+def _read_or_empty(path: Path) -> dict[str, Any]:
+    """A file of the index; one that is not there, or damaged, says nothing."""
+    try:
+        return read_json(path, _CURE)
+    except DataError:
+        return {}
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

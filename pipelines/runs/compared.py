@@ -1,0 +1,77 @@
+"""By which of its parameters people compare a run with others; the rest of them is only in its ``config.json``.
+
+A parameter counts
+
+- that says what the run is an instance of, or how much work it was: seed, names, :data:`ALWAYS`;
+- of the method, that tuning explores or an ablation switches off, whatever its value;
+- whose value is not the default.
+
+So every run of a sweep has the column that is swept, and two columns that are equal for all runs there are stay away.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flcore.params import declared
+from flcore.sections import PLAIN, SHARED
+
+if TYPE_CHECKING:
+    from flcore.config import Config
+
+ALWAYS = frozenset(
+    {
+        "partition.num_clients",
+        *(f"partition.{key}" for key in ("alpha", "classes", "share", "shards", "ways", "shots")),
+        "federation.rounds",
+        "federation.participation",
+        *(f"local.{key}" for key in ("epochs", "steps", "batch_size", "optimizer", "lr")),
+    }
+)
+"""Dotted keys that people compare by although they may have their default value."""
+
+
+def compared_by(config: Config) -> list[str]:
+    """The dotted keys of a run's identity that count, in order."""
+    chosen = {"data": config.source, "partition": config.partitioner, "model": config.model_spec}
+    declarations = {section: [type(entry), SHARED[section]] for section, entry in chosen.items()}
+    declarations |= {"method": [type(config.method)], **{section: [cls] for section, cls in PLAIN.items()}}
+    known = {
+        f"{section}.{parameter.name}": parameter
+        for section, classes in declarations.items()
+        for cls in classes
+        if cls is not None
+        for parameter in declared(cls)
+    }
+
+    def counts(key: str, text: str) -> bool:
+        parameter = known.get(key)
+        if key in ALWAYS or parameter is None:  # seed, names, plug-ins, what is nested in a parameter
+            return True
+        if parameter.search is not None or parameter.switch:
+            return True
+        return text != _text(parameter.default)
+
+    return [key for key, text in flatten(config.identity()).items() if counts(key, text)]
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested values as text: keys joined by dots, lists as JSON, strings as they are.
+
+    >>> flatten({"partition": {"alpha": 0.1, "sizes": [1, 2]}, "seed": 3})
+    {'partition.alpha': '0.1', 'partition.sizes': '[1, 2]', 'seed': '3'}
+    """
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{name}.")
+        else:
+            flat[name] = _text(value)
+    return flat
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

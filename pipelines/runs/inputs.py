@@ -1,0 +1,74 @@
+"""Where data and partition of a run lie: said in ``inputs.json`` of its folder, a file that names this machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flcore.errors import DataError
+from flcore.files import read_json, write_json
+from flcore.run_folder import RunFiles
+
+_CURE = "run the same command again"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run is made from.
+
+    Attributes:
+        prepared: folder of the prepared data. partition: of the partition.
+    """
+
+    prepared: Path
+    partition: Path
+
+
+def write_inputs(directory: Path, inputs: Inputs) -> None:
+    """Remember where a run's data lie, seen from its folder."""
+    home = directory.absolute()
+    places = {"prepared": inputs.prepared, "partition": inputs.partition}
+    write_json(home / "inputs.json", {key: os.path.relpath(path.absolute(), home) for key, path in places.items()})
+
+
+def inputs_of(directory: Path) -> Inputs:
+    """Where a run's data lie: as ``inputs.json`` says, or in the run's own folder, where `flcore` leaves them.
+
+    A run that came by DVC has neither; its data lie two folders above it, as in ``artifacts/``.
+
+    Raises:
+        DataError: they are not there any more, or are others than those of the run.
+    """
+    files = RunFiles(directory)
+    places = _places(files)
+    found = next((place for place in places if place.prepared.exists() and place.partition.exists()), places[0])
+    for folder, described, fingerprint in (
+        (found.prepared, "meta.json", "data_fingerprint"),
+        (found.partition, "manifest.json", "partition_fingerprint"),
+    ):
+        if not (folder / described).exists():
+            raise DataError(f"{directory}: its {folder.name} lay in {folder} and is not there any more; {_CURE}")
+        wanted = _metrics(files).get(fingerprint)
+        if wanted is not None and read_json(folder / described, _CURE).get("fingerprint") != wanted:
+            raise DataError(f"{directory}: what lies in {folder} is not what the run was made from; {_CURE}")
+    return found
+
+
+def _places(files: RunFiles) -> list[Inputs]:
+    """Where to look, the likeliest first."""
+    home, said = files.directory.absolute(), files.directory / "inputs.json"
+    places = [Inputs(files.prepared, files.partition)]
+    seed = _metrics(files).get("seed")
+    places += [Inputs(folder / "prepared", folder / "partitions" / f"seed-{seed}") for folder in home.parents[:2]]
+    if said.exists():
+        stated = read_json(said, _CURE)
+        # Normalised, not resolved: a link in the path stays the name that people know.
+        own = (Path(os.path.normpath(home / stated[key])) for key in ("prepared", "partition"))
+        places.insert(0, Inputs(*own))
+    return places
+
+
+def _metrics(files: RunFiles) -> dict[str, Any]:
+    return read_json(files.metrics, _CURE) if files.metrics.exists() else {}

@@ -1,0 +1,173 @@
+"""What was made before is found again by everything that could change it, and by nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flcore import running
+from flcore.config import Config
+from flcore.data.dataset import Dataset
+from flcore.errors import DataError
+from flcore.run_folder import RunFiles
+from pipelines.runs import cache as caches
+from pipelines.runs.cache import Cache, has_finished, place
+from pipelines.runs.inputs import Inputs, inputs_of, write_inputs
+
+SMALL: dict[str, Any] = {
+    "data": {"limit_per_class": 20},
+    "partition": {"num_clients": 3, "alpha": 1.0, "min_size": 5},
+    "federation": {"rounds": 1},
+    "model": {"name": "fedgen_cnn"},
+}
+
+
+def config(**sections: Mapping[str, Any]) -> Config:
+    """The small one with keys of some sections changed."""
+    return Config.from_mapping(SMALL | {name: {**SMALL.get(name, {}), **keys} for name, keys in sections.items()})
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
+
+
+def test_prepared_data_are_made_once_for_all_who_need_the_same(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    read = caches.read_source
+
+    def counted(asked: Config, folder: Path) -> Dataset:
+        made.append(folder)
+        return read(asked, folder)
+
+    monkeypatch.setattr(caches, "read_source", counted)
+    first = cache.prepared(config())
+    # Augmentation happens in training, and another method or seed reads the same images.
+    others = [config(data={"augmentation": "crop_flip"}), config(method={"name": "local"}), config(local={"lr": 0.3})]
+    assert {cache.prepared(other) for other in others} == {first}
+    assert len(made) == 1
+    assert cache.prepared(config(data={"limit_per_class": 10})) != first
+    assert len(made) == 2
+    assert Dataset.load(first).meta.fingerprint.startswith(first.name)
+
+
+def test_damaged_data_are_made_again(cache: Cache) -> None:
+    folder = cache.prepared(config())
+    images = folder / "train.safetensors"
+    content = images.read_bytes()
+    images.write_bytes(content[:100])
+    assert cache.prepared(config()) == folder
+    assert images.read_bytes() == content
+
+
+def test_other_code_gives_another_request_with_the_same_answer(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed comment in what prepares data: prepared again, found to be the same, and nobody's files are moved."""
+    folder = cache.prepared(config())
+    inode = (folder / "train.safetensors").stat().st_ino
+    monkeypatch.setattr(caches, "preparation_fingerprint", lambda asked: "other code")
+    assert cache.prepared(config()) == folder
+    assert (folder / "train.safetensors").stat().st_ino == inode
+
+
+def test_partitions_differ_by_seed_options_and_data(cache: Cache) -> None:
+    prepared = cache.prepared(config())
+    fewer = cache.prepared(config(data={"limit_per_class": 10}))
+    asked = [
+        (config(), prepared),
+        (Config.from_mapping({**SMALL, "seed": 1}), prepared),
+        (config(partition={"num_clients": 4}), prepared),
+        (config(), fewer),
+    ]
+    assert len({cache.partition(*request) for request in asked}) == 4
+    assert cache.partition(config(method={"name": "local"}), prepared) == cache.partition(config(), prepared)
+
+
+def test_files_that_have_changed_are_read_again(tmp_path: Path) -> None:
+    root = tmp_path / "images"
+    (root / "cats").mkdir(parents=True)
+    (root / "cats" / "1.png").write_bytes(b"one")
+    before = caches._state_of(root)
+    assert caches._state_of(root) == before
+    (root / "cats" / "1.png").write_bytes(b"other")
+    changed = caches._state_of(root)
+    assert changed != before
+    (root / "cats" / "2.png").write_bytes(b"")
+    assert caches._state_of(root) not in (before, changed)
+
+
+def test_two_processes_prepare_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    read = caches.read_source
+
+    def counted(asked: Config, folder: Path) -> Dataset:
+        made.append(folder)
+        return read(asked, folder)
+
+    monkeypatch.setattr(caches, "read_source", counted)
+    found: list[Path] = []
+    threads = [threading.Thread(target=lambda: found.append(cache.prepared(config()))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert len(set(found)) == 1
+
+
+def test_a_finished_run_is_found_by_its_hash_and_code(cache: Cache, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    running.run(config(), folder)
+    about = running.read_json(RunFiles(folder).config, "")
+    assert cache.finished_run(about["config_hash"], about["code"]) is None
+    cache.note_run(folder, config())
+    assert cache.finished_run(about["config_hash"], about["code"]) == folder
+    assert cache.finished_run(about["config_hash"], "other code") is None
+    assert has_finished(folder, about["config_hash"], about["code"])
+    # How long it took is known for other seeds too, not for other work.
+    assert cache.seconds(Config.from_mapping({**SMALL, "seed": 5})) == cache.seconds(config()) is not None
+    assert cache.seconds(config(federation={"rounds": 2})) is None
+    RunFiles(folder).metrics.unlink()
+    assert cache.finished_run(about["config_hash"], about["code"]) is None
+
+
+def test_what_is_placed_elsewhere_shares_large_files_and_replaces_what_was_there(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "clients").mkdir(parents=True)
+    (source / "clients" / "0000.safetensors").write_bytes(b"weights")
+    (source / "metrics.json").write_text("{}")
+    target.mkdir()
+    (target / "old").write_text("")
+    place(source, target)
+    names = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
+    assert names == ["clients/0000.safetensors", "metrics.json"]
+    assert (source / "clients" / "0000.safetensors").samefile(target / "clients" / "0000.safetensors")
+    assert not (source / "metrics.json").samefile(target / "metrics.json")
+
+
+def test_inputs_are_found_where_they_are_said_to_be(cache: Cache, tmp_path: Path) -> None:
+    prepared = cache.prepared(config())
+    inputs = Inputs(prepared, cache.partition(config(), prepared))
+    folder = tmp_path / "runs" / "one"
+    running.run(config(), folder, prepared=inputs.prepared, partition=inputs.partition)
+    with pytest.raises(DataError, match=r"its prepared lay in .* and is not there any more"):
+        inputs_of(folder)
+    write_inputs(folder, inputs)
+    assert str(tmp_path) not in (folder / "inputs.json").read_text()
+    assert inputs_of(folder) == inputs
+    # Moved together, they are found again.
+    tmp_path.joinpath("runs").rename(tmp_path / "kept")
+    assert inputs_of(tmp_path / "kept" / "one") == inputs
+    write_inputs(
+        tmp_path / "kept" / "one", Inputs(cache.prepared(config(data={"limit_per_class": 10})), inputs.partition)
+    )
+    with pytest.raises(DataError, match="is not what the run was made from"):
+        inputs_of(tmp_path / "kept" / "one")
+
+
+def test_a_run_of_flcore_alone_has_its_inputs_beside_it(tmp_path: Path) -> None:
+    running.run(config(), tmp_path / "run")
+    assert inputs_of(tmp_path / "run") == Inputs(tmp_path / "run" / "prepared", tmp_path / "run" / "partition")
