@@ -1,0 +1,282 @@
+"""What commands and flows do, written once: one experiment, and many runs that are set against each other.
+
+Nothing here knows whether a step is a plain call or a task (:class:`Operation`); both give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flcore.config import Config
+from flcore.engine.energy import machine_meter
+from flcore.engine.pool.groups import StoppedError
+from flcore.engine.rounds import Observers
+from flcore.errors import ConfigError, ProtoflError, RunError
+from flcore.run_folder import RunFiles, refuse_other_run
+from pipelines.config.grid import PlannedRun
+from pipelines.config.params import for_entry
+from pipelines.execution.one_run import PlacedRun, analyses_left, carry_out, fetch, placed
+from pipelines.execution.progress import Watcher
+from pipelines.execution.recorder import Recorder
+from pipelines.execution.run_pool import RunPool, room_for
+from pipelines.execution.steps import Steps
+from pipelines.runs.cache import Cache
+from pipelines.runs.inputs import Inputs
+
+RUNS = Path("runs")
+"""Where runs go that nobody gives a place."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """How a body is carried out.
+
+    Attributes:
+        steps: carries out its steps.
+        watcher: is told how far it is.
+        recorder: logs, draws and writes pages, in a process of its own.
+        wait: whether a body ends only when the recorder has done what it was asked.
+        console: ``width`` of tables in columns, and whether they are for a ``terminal``.
+    """
+
+    steps: Steps
+    watcher: Watcher
+    recorder: Recorder
+    wait: bool = True
+    console: Mapping[str, Any] = field(default_factory=lambda: {"width": 150, "terminal": False})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a body leaves.
+
+    Attributes:
+        directory: where its results lie.
+        report: the page; None where nobody waited for it.
+        store: where the runs are logged: what to type, or an address; None where they are not.
+        was_finished: nothing had to be trained.
+        table: of a comparison, for a terminal. markdown: the same for a page.
+        failed: of a comparison, runs that failed, with the reason.
+    """
+
+    directory: Path
+    report: Path | None = None
+    store: str | None = None
+    was_finished: bool = False
+    table: str = ""
+    markdown: str = ""
+    failed: Mapping[str, str] | None = None
+
+
+# ---- one run -----------------------------------------------------------------------------------------------------
+
+
+def experiment(
+    config: Config, out: Path | None, operation: Operation, *, restart: bool = False, inputs: Inputs | None = None
+) -> Outcome:
+    """Everything for one configuration: prepare, divide, train, evaluate, report, log.
+
+    Args:
+        config: of the run.
+        out: its folder; None takes ``runs/<method>-s<seed>-<hash, 8>``.
+        operation: how.
+        restart: throw away a checkpoint that cannot be used; one that can is gone on with.
+        inputs: data that are prepared and divided already; None: they are prepared and divided.
+
+    Raises:
+        ConfigError: it cannot be run, or the folder holds another run. DataError: data are missing or damaged.
+        RunError: training failed.
+    """
+    if out is not None:
+        refuse_other_run(config, out)  # before data are read
+    cache = Cache.here()
+    run = placed(config, inputs or _inputs(config, cache, operation), RUNS, directory=out)
+    is_done = fetch(run, cache)
+    if not is_done:
+        _train(run, cache, operation, restart)
+    elif analyses_left(run):
+        carry_out(run, cache, orchestrator=operation.steps)
+    report = RunFiles(run.directory).report
+    if is_done and report.exists():
+        return Outcome(run.directory, report, was_finished=True)
+    recorded = operation.recorder.finish(run.directory)
+    if not operation.wait:
+        return Outcome(run.directory, was_finished=is_done)
+    found = operation.steps.call("report", recorded.result)
+    return Outcome(run.directory, report, found["store"], is_done)
+
+
+def _train(run: PlacedRun, cache: Cache, operation: Operation, restart: bool) -> None:
+    watcher = operation.watcher
+    operation.recorder.watch(run.directory)
+    observers = Observers(
+        partial(watcher.round, run.label),
+        meter=machine_meter(run.config.engine.device),
+        on_start=partial(watcher.run, run.label, run.config.federation.rounds),
+    )
+    try:
+        carry_out(run, cache, orchestrator=operation.steps, observers=observers, restart=restart)
+    except ProtoflError as error:
+        operation.recorder.stop(run.directory, str(error))
+        raise
+    finally:
+        watcher.run_ended(run.label)
+
+
+def _inputs(config: Config, cache: Cache, operation: Operation) -> Inputs:
+    operation.watcher.step("prepare")
+    prepared = operation.steps.call("prepare-data", cache.prepared, config)
+    operation.watcher.step(f"partition (seed {config.partition_seed})")
+    return Inputs(prepared, operation.steps.call("partition-data", cache.partition, config, prepared))
+
+
+# ---- many runs ---------------------------------------------------------------------------------------------------
+
+
+def comparison_runs(
+    raw: Mapping[str, Any], methods: Sequence[str] | None, seeds: Sequence[int] | None
+) -> list[PlannedRun]:
+    """The checked configuration of every run of a comparison, before any of them starts.
+
+    Raises:
+        ConfigError: an entry cannot be run, or differs from the others in its data.
+    """
+    compare = Config.from_mapping(raw).compare
+    entries = [
+        Config.from_mapping(for_entry(raw, method, seed))
+        for method in (methods or compare.methods)
+        for seed in (compare.seeds if seeds is None else seeds)
+    ]
+    if not entries:
+        raise ConfigError("compare: no runs; name at least one method and one seed")
+    for entry in entries:
+        for section in ("data", "partition"):
+            if entry.to_mapping()[section] != entries[0].to_mapping()[section]:
+                raise ConfigError(f"compare.settings.{entry.method.name}: {section} must be the same for all methods")
+    return [PlannedRun(entry) for entry in entries]
+
+
+def comparison(
+    kind: str,
+    config: Mapping[str, Any],
+    planned: Sequence[PlannedRun],
+    out: Path,
+    operation: Operation,
+    facts: Mapping[str, Any],
+    *,
+    restart: bool = False,
+) -> Outcome:
+    """Carry out runs, as many at once as fit the machine, and set them against each other.
+
+    Finished ones are found again, here or elsewhere; failed ones are named and do not stop the rest.
+
+    Args:
+        kind: ``comparison`` or ``sweep``.
+        config: of the whole, as a mapping; nothing of ``tracking`` is stored.
+        planned: the runs, checked.
+        out: folder: ``runs/<method>-s<seed>-<hash, 8>/``, tables, figures and a page.
+        operation: how.
+        facts: what the recorder needs for this kind, as JSON values.
+        restart: throw away checkpoints that cannot be used.
+
+    Raises:
+        RunError: no run has finished.
+    """
+    runs, failed = carry_out_all(planned, out / "runs", operation, restart=restart)
+    finished = [run.directory for run in runs if run.label not in failed]
+    if not finished:
+        first = next(iter(failed.values()))
+        raise RunError(f"all {len(failed)} runs failed; the first of them: {first}")
+    recorded = operation.recorder.compare(
+        kind, config, [run.directory for run in runs], out, **facts, **operation.console, failed=dict(failed)
+    )
+    if not operation.wait:
+        return Outcome(out, failed=failed)
+    found = operation.steps.call("compare", recorded.result)
+    return Outcome(
+        out, Path(found["report"]), found["store"], table=found["table"], markdown=found["markdown"], failed=failed
+    )
+
+
+def carry_out_all(
+    planned: Sequence[PlannedRun], home: Path, operation: Operation, *, restart: bool = False
+) -> tuple[list[PlacedRun], dict[str, str]]:
+    """Carry out runs side by side, the longest first.
+
+    Returns:
+        All of them in the order given, and by label why some failed.
+    """
+    runs = _placed(planned, home, Cache.here(), operation)
+    return runs, carry_out_placed(runs, operation, restart=restart)
+
+
+def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart: bool = False) -> dict[str, str]:
+    """Carry out runs whose data are there, side by side, the longest first; returns by label why some failed."""
+    cache, watcher, recorder = Cache.here(), operation.watcher, operation.recorder
+    waiting = [run for run in runs if not fetch(run, cache)]
+    watcher.runs(len(runs), len(runs) - len(waiting))
+    failed: dict[str, str] = {}
+
+    def record(run: PlacedRun) -> None:
+        recorder.finish(run.directory).add_done_callback(partial(_tell_of_failure, watcher, run))
+
+    def work(run: PlacedRun, pool: RunPool) -> None:
+        recorder.watch(run.directory)
+        try:
+            pool.carry_out(run, restart=restart)
+        except StoppedError:  # whoever closed the pool has an error of its own, and the recorder marks what it watches
+            failed[run.label] = "interrupted"
+        except ProtoflError as error:
+            failed[run.label] = str(error)
+            watcher.say(f"{run.label} failed: {error}")
+            recorder.stop(run.directory, str(error))
+        else:
+            record(run)
+        finally:
+            watcher.run_ended(run.label)
+
+    for run in runs:
+        if run not in waiting and not RunFiles(run.directory).report.exists():
+            record(run)
+    if waiting:
+        at_once = min(min(room_for(run.config) for run in waiting), len(waiting))
+        with RunPool(at_once, watcher) as pool:
+            works = [(_short(run), partial(work, run, pool)) for run in _longest_first(waiting, cache)]
+            operation.steps.together(works, at_once)
+    return failed
+
+
+def _tell_of_failure(watcher: Watcher, run: PlacedRun, recorded: Future[dict[str, Any]]) -> None:
+    """Nobody asks for the page of one run among many: that there is none has to be said."""
+    if recorded.exception() is not None:
+        watcher.say(f"{run.label} has no page, or is not logged: {recorded.exception()}")
+
+
+def _placed(planned: Sequence[PlannedRun], home: Path, cache: Cache, operation: Operation) -> list[PlacedRun]:
+    """Runs with their data, each partition made once."""
+    known: dict[str, Inputs] = {}
+    runs = []
+    for run in planned:
+        mapping = run.config.to_mapping()
+        key = repr((mapping["data"], mapping["partition"], run.config.partition_seed))
+        if key not in known:
+            known[key] = _inputs(run.config, cache, operation)
+        runs.append(placed(run.config, known[key], home, label=run.label))
+    return runs
+
+
+def _longest_first(runs: Iterable[PlacedRun], cache: Cache) -> list[PlacedRun]:
+    """By what the same took before; what was never run comes first, since it may be long."""
+    times = {run.label: cache.seconds(run.config) for run in runs}
+    return sorted(runs, key=lambda run: -(times[run.label] or float("inf")))
+
+
+def _short(run: PlacedRun) -> str:
+    """Its method and seed, and of a sweep its point."""
+    point = run.label.partition(", ")[2]
+    return f"{run.config.method.name}-s{run.config.seed}" + (f" {point}" if point else "")

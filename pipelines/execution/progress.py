@@ -1,0 +1,190 @@
+"""Who is told how far work is: bars on a terminal, lines in a log, or nobody. Any thread may tell them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_LINE_EVERY_SECONDS = 10.0
+
+
+class Watcher(Protocol):
+    """Told of steps, of runs with their rounds, and of what went wrong."""
+
+    def step(self, name: str) -> None:
+        """A step begins."""
+
+    def runs(self, total: int, done: int) -> None:
+        """Several runs begin, of which some have finished before."""
+
+    def run(self, label: str, rounds: int, done: int) -> None:
+        """A run begins; some of its rounds may be done already."""
+
+    def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
+        """A round of a run has ended; ``record`` if it was evaluated."""
+
+    def run_ended(self, label: str) -> None:
+        """A run has ended, well or not."""
+
+    def say(self, text: str) -> None:
+        """Something a person should know: a line or two."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+
+class Silence:
+    """Tells nobody, but for what a person should know."""
+
+    def step(self, name: str) -> None:
+        """Ignore."""
+
+    def runs(self, total: int, done: int) -> None:
+        """Ignore."""
+
+    def run(self, label: str, rounds: int, done: int) -> None:
+        """Ignore."""
+
+    def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
+        """Ignore."""
+
+    def run_ended(self, label: str) -> None:
+        """Ignore."""
+
+    def say(self, text: str) -> None:
+        """A line on standard error."""
+        print(f"protofl: {text}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Ignore."""
+
+
+class Lines(Silence):
+    """A line per step and per run, and for rounds a line now and then: for logs and pipes."""
+
+    def __init__(self, write: Callable[[str], None] | None = None) -> None:
+        """Write lines with ``write``; None: to standard error."""
+        self._write = write or partial(print, file=sys.stderr)
+        self._lock = threading.Lock()
+        self._rounds: dict[str, int] = {}
+        self._last: dict[str, float] = {}
+        self._total = self._done = 0
+
+    def step(self, name: str) -> None:
+        """One line."""
+        self._write(f"{name} ...")
+
+    def runs(self, total: int, done: int) -> None:
+        """One line."""
+        self._total, self._done = total, done
+        self._write(f"{total} runs" + (f", {done} of them finished before" if done else ""))
+
+    def run(self, label: str, rounds: int, done: int) -> None:
+        """One line."""
+        with self._lock:
+            self._rounds[label], self._last[label] = rounds, time.monotonic()
+        self._write(f"{label}: {rounds} rounds" + (f", {done} done before" if done else ""))
+
+    def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
+        """A line every ten seconds, and for the last round."""
+        with self._lock:
+            total, now = self._rounds.get(label, 0), time.monotonic()
+            due = number == total or (record is not None and now - self._last.get(label, now) >= _LINE_EVERY_SECONDS)
+            if due:
+                self._last[label] = now
+        if due:
+            self._write(f"{label}: round {number}/{total}  {brief(record)}")
+
+    def run_ended(self, label: str) -> None:
+        """A line where there are several."""
+        if self._total:
+            with self._lock:
+                self._done += 1
+                done = self._done
+            self._write(f"{done} of {self._total} runs have ended")
+
+    def say(self, text: str) -> None:
+        """A line or two."""
+        self._write(f"protofl: {text}")
+
+
+class Bars(Silence):
+    """Progress bars with the latest accuracies: for terminals. Runs that have ended make room for others."""
+
+    def __init__(self, console: Console) -> None:
+        """Draw on a console, which is standard error's."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, TextColumn("{task.fields[scores]}", markup=False), console=console)
+        self._tasks: dict[str, TaskID] = {}
+        self._all: TaskID | None = None
+        self._progress.start()
+
+    def step(self, name: str) -> None:
+        """One line above the bars."""
+        self._progress.console.print(f"{name} ...", style="dim", markup=False, highlight=False)
+
+    def runs(self, total: int, done: int) -> None:
+        """A bar for all runs."""
+        self._all = self._progress.add_task("runs", total=total, completed=done, scores="")
+
+    def run(self, label: str, rounds: int, done: int) -> None:
+        """A bar."""
+        self._tasks[label] = self._progress.add_task(_plain(label), total=rounds, completed=done, scores="")
+
+    def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
+        """Move the bar."""
+        if label in self._tasks:
+            self._progress.update(self._tasks[label], completed=number)
+            if record is not None:
+                self._progress.update(self._tasks[label], scores=brief(record))
+
+    def run_ended(self, label: str) -> None:
+        """Where there are several, its bar goes."""
+        if self._all is not None:
+            self._progress.advance(self._all)
+            if label in self._tasks:
+                self._progress.remove_task(self._tasks.pop(label))
+
+    def say(self, text: str) -> None:
+        """Lines above the bars."""
+        self._progress.console.print(f"protofl: {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the bars as they are."""
+        self._progress.stop()
+
+
+def _plain(text: str) -> str:
+    """For a column that reads rich's markup."""
+    return text.replace("[", r"\[")
+
+
+def brief(record: Mapping[str, Any] | None) -> str:
+    """The scores of a round in a few words."""
+    if record is None:
+        return ""
+    names = {"top1_global": "global", "mean_local": "local"}
+    scores = {name: record[key] for key, name in names.items()}
+    tasks = record.get("tasks", {})
+    scores |= {name: tasks.get(key) for key, name in (("a_loc", "A_loc"), ("a_sel", "A_sel"))}
+    return "  ".join(f"{name} {100 * value:.2f} %" for name, value in scores.items() if value is not None)
+
+
+def watcher_for_standard_error(*, quiet: bool = False) -> Watcher:
+    """Bars on a terminal, lines elsewhere."""
+    if quiet:
+        return Silence()
+    if not sys.stderr.isatty():
+        return Lines()
+    from rich.console import Console
+
+    return Bars(Console(stderr=True))

@@ -1,0 +1,319 @@
+"""One experiment and many: the same bytes however they are carried out, nothing twice, nothing lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flcore.config import Config
+from flcore.engine.pool.groups import StoppedError
+from flcore.errors import ConfigError, RunError
+from flcore.run_folder import RunFiles
+from pipelines.execution import bodies, one_run, run_pool
+from pipelines.execution.bodies import Operation, carry_out_all, comparison, comparison_runs, experiment
+from pipelines.execution.progress import Silence
+from pipelines.execution.steps import InlineSteps
+from pipelines.runs.cache import ENVIRONMENT_VARIABLE
+
+SMALL: dict[str, Any] = {
+    "data": {"limit_per_class": 20},
+    "partition": {"num_clients": 3, "alpha": 1.0, "min_size": 5},
+    "federation": {"rounds": 2},
+    "compare": {"methods": ["local", "fedavg"], "seeds": [0, 1], "baseline": "fedavg"},
+    "tracking": {"enabled": False},
+}
+RESULTS = ("model.safetensors", "server.safetensors", "history.jsonl", "metrics.json", "curves.csv")
+
+
+class Told:
+    """A recorder that only remembers what it is told, and says that all is done."""
+
+    def __init__(self) -> None:
+        self.watched: list[str] = []
+        self.finished: list[str] = []
+        self.stopped: dict[str, str] = {}
+        self.compared: list[dict[str, Any]] = []
+
+    def watch(self, directory: Path) -> None:
+        self.watched.append(directory.name)
+
+    def finish(self, directory: Path) -> Future[dict[str, Any]]:
+        self.finished.append(directory.name)
+        return _done({"report": str(directory / "report.html"), "store": None})
+
+    def stop(self, directory: Path, reason: str) -> None:
+        self.stopped[directory.name] = reason
+
+    def compare(self, kind: str, config: Mapping[str, Any], runs: Sequence[Path], directory: Path, **facts: Any) -> Any:
+        self.compared.append({"kind": kind, "config": config, "runs": runs, "directory": directory, "facts": facts})
+        return _done({"report": str(directory / "report.html"), "store": None, "table": "", "markdown": ""})
+
+
+def _done(answer: dict[str, Any]) -> Future[dict[str, Any]]:
+    future: Future[dict[str, Any]] = Future()
+    future.set_result(answer)
+    return future
+
+
+class Recorded(InlineSteps):
+    """Remembers the names of steps outside rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def call(self, name: str, function: Any, *arguments: Any) -> Any:
+        self.names.append(name)
+        return function(*arguments)
+
+    def together(self, works: Any, at_once: int) -> Any:
+        self.names += [name for name, _ in works]
+        return super().together(works, at_once)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(tmp_path / "cache"))
+
+
+def operation(steps: Any = None, watcher: Any = None) -> tuple[Operation, Told]:
+    told = Told()
+    return Operation(steps or InlineSteps(), watcher or Silence(), told), told  # type: ignore[arg-type]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in RESULTS}
+
+
+# ---- one run -----------------------------------------------------------------------------------------------------
+
+
+def test_an_experiment_has_named_steps_and_a_folder_named_for_all_it_depends_on() -> None:
+    steps = Recorded()
+    how, told = operation(steps)
+    outcome = experiment(Config.from_mapping(SMALL), None, how)
+    about = json.loads((outcome.directory / "config.json").read_text())
+    assert outcome.directory == Path("runs") / f"fedavg-s0-{about['config_hash'][:8]}"
+    assert "tracking" not in about["config"]
+    assert steps.names == [
+        "prepare-data", "partition-data", "aggregate", "evaluate", "aggregate", "evaluate", "evaluate", "report",
+    ]  # fmt: skip
+    assert told.watched == told.finished == [outcome.directory.name]
+    assert sorted(path.name for path in outcome.directory.iterdir()) == [
+        "clients", "config.json", "curves.csv", "history.jsonl", "inputs.json", "metrics.json", "model.safetensors",
+        "server.safetensors", "timing.json",
+    ]  # fmt: skip
+
+
+def test_the_same_run_elsewhere_is_taken_from_where_it_is() -> None:
+    """Its bytes and its log are there at once; the place in which it was trained may then go."""
+    first = experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    how, told = operation()
+    second = experiment(Config.from_mapping(SMALL), Path("two"), how)
+    assert second.was_finished and not first.was_finished
+    assert told.watched == [] and told.finished == ["two"]
+    assert digests(Path("one")) == digests(Path("two"))
+    other, _ = operation()
+    assert not experiment(Config.from_mapping({**SMALL, "seed": 1}), Path("three"), other).was_finished
+
+
+def test_a_folder_of_another_run_is_refused_before_data_are_read() -> None:
+    experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    steps = Recorded()
+    with pytest.raises(ConfigError, match="one: holds a run with another configuration"):
+        experiment(Config.from_mapping({**SMALL, "local": {"lr": 0.3}}), Path("one"), operation(steps)[0])
+    assert steps.names == []
+
+
+def test_other_code_trains_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison of results of two versions of the code would compare the versions."""
+    experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    before = digests(Path("one"))
+    monkeypatch.setattr(one_run, "code_fingerprint", lambda config: "another")
+    how, told = operation()
+    assert not experiment(Config.from_mapping(SMALL), Path("one"), how).was_finished
+    assert told.watched == ["one"]
+    assert digests(Path("one")) == before
+
+
+def test_analyses_that_are_asked_for_later_are_done_and_shown() -> None:
+    experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    Path("one/report.html").write_text("")
+    asked = {**SMALL, "evaluation": {"analyses": ["class_heatmap"]}}
+    how, told = operation()
+    experiment(Config.from_mapping(asked), Path("one"), how)
+    assert told.finished == ["one"]
+    assert json.loads(Path("one/analyses/index.json").read_text())["analyses"].keys() == {"class_heatmap"}
+
+
+# ---- many runs ---------------------------------------------------------------------------------------------------
+
+
+def compared(steps: Any = None, out: str = "all", raw: Mapping[str, Any] = SMALL) -> tuple[bodies.Outcome, Told]:
+    how, told = operation(steps)
+    return comparison("comparison", {}, comparison_runs(raw, None, None), Path(out), how, {"name": out}), told
+
+
+def test_runs_side_by_side_give_the_bytes_of_each_alone() -> None:
+    steps = Recorded()
+    _, told = compared(steps)
+    runs = told.compared[0]["runs"]
+    assert [run.name.rpartition("-")[0] for run in runs] == ["local-s0", "local-s1", "fedavg-s0", "fedavg-s1"]
+    assert sorted(told.watched) == sorted(told.finished) == sorted(run.name for run in runs)
+    assert sorted(steps.names) == sorted(
+        ["prepare-data", "partition-data"] * 2 + ["local-s0", "local-s1", "fedavg-s0", "fedavg-s1"] + ["compare"]
+    )
+    alone = Path("alone")
+    os.environ[ENVIRONMENT_VARIABLE] = str(alone / "cache")  # restored with the fixture
+    for method in ("local", "fedavg"):
+        raw = {**SMALL, "method": {"name": method}, "seed": 1}
+        experiment(Config.from_mapping(raw), alone / method, operation()[0])
+        (beside,) = [run for run in runs if run.name.startswith(f"{method}-s1")]
+        assert digests(alone / method) == digests(beside)
+
+
+def test_what_has_finished_is_not_trained_again_and_a_new_seed_is() -> None:
+    compared()
+    more = {**SMALL, "compare": {**SMALL["compare"], "seeds": [0, 1, 2]}}
+    _, told = compared(raw=more)
+    assert sorted(name.rpartition("-")[0] for name in told.watched) == ["fedavg-s2", "local-s2"]
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on() -> None:
+    """A learning rate at which a model overflows in the first steps."""
+    raw = {**SMALL, "compare": {**SMALL["compare"], "settings": {"fedavg": {"local.lr": 1e30}}}}
+    outcome, told = compared(raw=raw)
+    assert outcome.failed is not None
+    assert set(outcome.failed) == {"fedavg seed 0", "fedavg seed 1"}
+    assert all("round 1" in reason for reason in outcome.failed.values())
+    assert {name.rpartition("-")[0] for name in told.stopped} == {"fedavg-s0", "fedavg-s1"}
+    assert {name.rpartition("-")[0] for name in told.finished} == {"local-s0", "local-s1"}
+    assert set(told.compared[0]["facts"]["failed"]) == set(outcome.failed)
+    with pytest.raises(RunError, match="all 2 runs failed; the first of them: round 1"):
+        compared(out="bad", raw={**raw, "compare": {**raw["compare"], "methods": ["fedavg"]}})
+
+
+class KillingWatcher(Silence):
+    """Kills a process as soon as a run says that it has ended a round, once."""
+
+    def __init__(self) -> None:
+        self.killed = False
+
+    def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
+        if not self.killed:
+            self.killed = True
+            multiprocessing.active_children()[0].kill()
+
+
+def test_a_process_that_is_killed_costs_time_and_no_byte() -> None:
+    raw = {**SMALL, "federation": {"rounds": 6}, "compare": {**SMALL["compare"], "methods": ["fedavg"]}}
+    watcher = KillingWatcher()
+    how, _ = operation(watcher=watcher)
+    runs, failed = carry_out_all(comparison_runs(raw, None, None), Path("killed"), how)
+    assert watcher.killed and not failed
+    os.environ[ENVIRONMENT_VARIABLE] = str(Path("fresh").absolute())
+    for run in runs:
+        experiment(run.config, Path("straight") / str(run.config.seed), operation()[0])
+        assert digests(run.directory) == digests(Path("straight") / str(run.config.seed))
+
+
+def test_runs_end_with_whoever_asked_for_them(tmp_path: Path) -> None:
+    """Ctrl-C: nothing is left running, and the same goes on where it was."""
+    raw = {**SMALL, "federation": {"rounds": 100}, "compare": {**SMALL["compare"], "methods": ["fedavg"]}}
+    begun = threading.Event()
+
+    class Interrupting(InlineSteps):
+        def together(self, works: Any, at_once: int) -> Any:
+            threads = [threading.Thread(target=work, daemon=True) for _, work in works]
+            for thread in threads:
+                thread.start()
+            assert begun.wait(60)
+            raise KeyboardInterrupt
+
+    class Waiting(Silence):
+        def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
+            if number == 3:
+                begun.set()
+
+    how, _ = operation(Interrupting(), Waiting())
+    with pytest.raises(KeyboardInterrupt):
+        carry_out_all(comparison_runs(raw, None, None), Path("stopped"), how)
+    folders = sorted(Path("stopped").iterdir())
+    assert folders and any((folder / "checkpoint").exists() for folder in folders)
+    before = [_newest(folder) for folder in folders]
+    time.sleep(0.5)
+    assert [_newest(folder) for folder in folders] == before
+
+
+def test_a_closed_pool_starts_no_process_for_one_that_has_ended() -> None:
+    """All are told to end at the same moment: what is begun in place of another would be waited for."""
+    raw = {**SMALL, "federation": {"rounds": 10_000}}
+    how, _ = operation()
+    [run] = bodies._placed(comparison_runs(raw, ["fedavg"], [0]), Path("all"), bodies.Cache.here(), how)
+    begun, raised = threading.Event(), []
+
+    class Waiting(Silence):
+        def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
+            begun.set()
+
+    def work() -> None:
+        with pytest.raises(StoppedError) as error:
+            pool.carry_out(run)
+        raised.append(error)
+
+    pool = run_pool.RunPool(1, Waiting())
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(60)
+    pool.close()
+    thread.join(20)
+    assert raised and not multiprocessing.active_children()
+
+
+def _newest(folder: Path) -> float:
+    return max(path.stat().st_mtime for path in folder.rglob("*"))
+
+
+def test_the_longest_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the same took before: local 5 s, fedavg 9 s; what nobody knows, before both."""
+    times = {"local": 5.0, "fedavg": 9.0}
+    monkeypatch.setattr(bodies.Cache, "seconds", lambda self, config: times.get(config.method.name))
+    raw = {**SMALL, "compare": {**SMALL["compare"], "methods": ["local", "fedavg", "fedprox"], "seeds": [0]}}
+    runs = bodies._placed(comparison_runs(raw, None, None), Path("all"), bodies.Cache.here(), operation()[0])
+    ordered = bodies._longest_first(runs, bodies.Cache.here())
+    assert [run.config.method.name for run in ordered] == ["fedprox", "fedavg", "local"]
+
+
+def test_as_many_runs_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 cores: eight runs, or two with four workers each; 4,000 MiB free are room for five processes of 800 MiB."""
+    monkeypatch.setattr(run_pool, "physical_cores", lambda: 8)
+    monkeypatch.setattr(run_pool, "_free_memory", lambda: 1e12)
+    assert run_pool.room_for(Config.from_mapping({})) == 8
+    assert run_pool.room_for(Config.from_mapping({"engine": {"workers": 4}})) == 2
+    assert run_pool.room_for(Config.from_mapping({"engine": {"workers": 16}})) == 1
+    monkeypatch.setattr(run_pool, "_free_memory", lambda: 4000 * 2**20)
+    assert run_pool.room_for(Config.from_mapping({})) == 5
+    assert run_pool.room_for(Config.from_mapping({"engine": {"workers": 4}})) == 1
+
+
+def test_runs_of_a_comparison_share_data_and_partition() -> None:
+    raw = {**SMALL, "compare": {**SMALL["compare"], "settings": {"local": {"partition.alpha": 5.0}}}}
+    with pytest.raises(ConfigError, match=r"compare\.settings\.local: partition must be the same for all methods"):
+        comparison_runs(raw, ["fedavg", "local"], None)
+
+
+def test_nothing_of_a_run_folder_is_a_copy_of_data() -> None:
+    outcome = experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    assert not RunFiles(outcome.directory).prepared.exists()
+    assert not RunFiles(outcome.directory).partition.exists()
