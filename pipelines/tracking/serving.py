@@ -1,8 +1,9 @@
-"""The code file of a logged model: MLflow stores this text beside the run's files instead of a pickled object.
+"""What a logged model answers: rebuilt from a run's files, wherever `flcore` can be imported.
 
-MLflow executes the file when the model is loaded, so it must import nothing but what the model's requirements name
-and ``flcore``, which is stored with the model. Answers as the run's evaluation does: with the global model, by the
-method's own rule of prediction.
+Stored with every logged model, so it imports nothing but `flcore` and what the model's requirements name. It answers as
+the run's evaluation does: by the method's own rule of prediction, with the global model; with a client's own
+(``params={"client": 3}``); or, where there is no global model and the method has a vote, with the share of clients'
+models that say each class.
 """
 
 from __future__ import annotations
@@ -14,71 +15,137 @@ from typing import Any
 
 import numpy as np
 import torch
-from mlflow.models import set_model
-from mlflow.pyfunc.model import PythonModel, PythonModelContext
-from safetensors.torch import load_file
+import torch.nn.functional as F
+from torch import Tensor
 
 from flcore.config import Config
-from flcore.data.images import normalise
+from flcore.data.dataset import Dataset, Meta, Split
+from flcore.data.partition import Partition
+from flcore.errors import DataError
+from flcore.evaluation.answering import global_model, has_own_statistics, own_model
+from flcore.evaluation.forward import Forward, StoredImages
+from flcore.experiment import Experiment
 from flcore.messages import Weights
-from flcore.models import build_model, load_weights
-from flcore.models.network import Network
-from flcore.models.view import ModuleView
 from flcore.plugins import located
-from flcore.records import load_record
+from flcore.records import Record, load_record
+
+EVERYBODY = -1
+"""In place of a client's number: the global model, or the vote."""
 
 
 class Predictor:
-    """A finished run's global model, on the CPU."""
+    """A finished run's models, on the CPU."""
 
-    def __init__(self, config: Mapping[str, Any], dataset: Mapping[str, Any], weights: Path, server: Path) -> None:
-        """Rebuild the model from a run's files.
+    def __init__(
+        self, config: Mapping[str, Any], meta: Mapping[str, Any], partition: Path, server: Path, clients: Path | None
+    ) -> None:
+        """Rebuild what answers from a run's files.
 
         Args:
             config: the resolved configuration, as in ``config.json``.
-            dataset: shape, classes and normalisation of the images, as in the prepared data's ``meta.json``.
-            weights: ``model.safetensors``.
-            server: ``server.safetensors``, for methods that predict with more than the model.
+            meta: of the prepared data, as in their ``meta.json``; the images themselves are not needed.
+            partition: folder of the partition: who holds which classes.
+            server: ``server.safetensors``.
+            clients: folder of what clients remember; None where nobody's answer depends on it.
         """
-        checked = Config.from_mapping(config)
-        classes = dataset["num_classes"]
-        outputs, extra = checked.method.num_outputs(classes), checked.method.extra_layers
-        module = build_model(checked.model_spec, tuple(dataset["shape"]), classes, outputs=outputs, extra=extra).eval()
-        arrays, parameters = load_file(weights), dict(module.named_parameters())
-        params = {name: array for name, array in arrays.items() if name in parameters}
-        buffers = {name: array for name, array in arrays.items() if name not in parameters}
-        load_weights(module, Weights(params, buffers))
-        self._model = ModuleView(module, Network(module), parameters)
-        self._method = checked.method
+        here = {**config, "engine": {**config["engine"], "name": "local", "workers": 0, "device": "cpu"}}
+        self._experiment = _without_images(Config.from_mapping(here), meta, Partition.load(partition))
         self._server = load_record(server)[0]
-        self._mean, self._std = dataset["mean"], dataset["std"]
+        self._clients = clients
+        self._forward = Forward(self._experiment)
+        self._global = global_model(self._experiment, self._server, self._memory)
+        self._held = torch.from_numpy(self._experiment.stream.met(self._experiment.stream.rounds))
 
-    @torch.no_grad()
-    def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Class probabilities ``[N, K]`` for images ``[N, C, H, W]``, uint8 (0 to 255) or floating (0 to 1)."""
+    @property
+    def default_client(self) -> int:
+        """Who answers where nobody is named: everybody, or client 0 where clients have nothing in common."""
+        return EVERYBODY if self._global is not None or self._experiment.method.has_vote else 0
+
+    def __call__(self, images: np.ndarray, client: int | None = None) -> np.ndarray:
+        """Class probabilities [N, C].
+
+        Args:
+            images: [N, C, H, W], uint8 (0 to 255) or floating (0 to 1).
+            client: the one that answers; :data:`EVERYBODY`; or None for :attr:`default_client`.
+
+        Raises:
+            DataError: there is no such client.
+        """
+        number = self.default_client if client is None else client
+        if not EVERYBODY <= number < self._experiment.setting.num_clients:
+            last = self._experiment.setting.num_clients - 1
+            raise DataError(f"client = {number}: the run has clients 0 to {last}")
         pixels = torch.from_numpy(np.ascontiguousarray(images))
-        if pixels.is_floating_point():
-            pixels = pixels * 255
-        scores = self._method.predict(self._model, normalise(pixels, self._mean, self._std), self._server, None)
-        return np.asarray(scores.softmax(dim=1).numpy())
+        stored = StoredImages(self._experiment, pixels * 255 if pixels.is_floating_point() else pixels)
+        return np.asarray(self._answer(stored, number).numpy())
+
+    def _answer(self, images: StoredImages, number: int) -> Tensor:
+        own = None if number == EVERYBODY else self._own(number)
+        if own is not None:
+            return self._scores(own, images, self._held[number]).softmax(dim=1)
+        if self._global is not None:
+            return self._scores(self._global, images, None).softmax(dim=1)
+        return self._vote(images)
+
+    def _vote(self, images: StoredImages) -> Tensor:
+        """The share of clients' models that say each class."""
+        setting = self._experiment.setting
+        votes = torch.zeros(len(images), setting.num_classes)
+        for client in range(setting.num_clients):
+            own = self._own(client)
+            assert own is not None  # who has no global model answers with clients' own
+            said = self._scores(own, images, self._held[client]).argmax(dim=1)
+            votes += F.one_hot(said, setting.num_classes)
+        return votes / setting.num_clients
+
+    def _scores(self, weights: Weights, images: StoredImages, held: Tensor | None) -> Tensor:
+        ways = {"": self._experiment.method.predict}
+        return self._forward.answers(weights, images, ways, self._server, held)[""]
+
+    def _own(self, client: int) -> Weights | None:
+        return own_model(self._experiment, self._server, client, self._memory(client))
+
+    def _memory(self, client: int) -> Record:
+        path = None if self._clients is None else self._clients / f"{client:04d}.safetensors"
+        return Record() if path is None or not path.exists() else load_record(path)[0]
 
 
-class GlobalModel(PythonModel):
+def reads_memories(config: Config, meta: Mapping[str, Any], partition: Path) -> bool:
+    """Whether any answer depends on what clients remember."""
+    experiment = _without_images(config, meta, Partition.load(partition))
+    method = experiment.method
+    if method.data_scope == "union":
+        return False  # what trained stands at the server
+    return method.answers_from_memory or has_own_statistics(experiment)
+
+
+def _without_images(config: Config, meta: Mapping[str, Any], partition: Partition) -> Experiment:
+    """The run as far as answering needs it."""
+    told: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in meta.items()}
+    nothing = Split(torch.zeros(0, *told["shape"], dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
+    return Experiment(config, Dataset(nothing, nothing, Meta(**told)), partition)
+
+
+class RunModel:
     """:class:`Predictor` as MLflow calls it."""
 
-    def load_context(self, context: PythonModelContext) -> None:
-        """Build the predictor from the files stored with the model."""
-        files = {name: Path(path) for name, path in context.artifacts.items()}
-        stored = json.loads(files["config"].read_text(encoding="utf-8"))["config"]
-        config = located(stored, files.get("plugins", files["config"]).parent)
-        dataset = json.loads(files["dataset"].read_text(encoding="utf-8"))
-        self._predict = Predictor(config, dataset, files["weights"], files["server"])
+    def __init__(self, files: Path) -> None:
+        """Build the predictor from what `pipelines/tracking/model.py` put into a folder."""
+        stored = json.loads((files / "config.json").read_text(encoding="utf-8"))["config"]
+        meta = json.loads((files / "meta.json").read_text(encoding="utf-8"))
+        clients = files / "clients"
+        self._predict = Predictor(
+            located(stored, files),
+            meta,
+            files / "partition",
+            files / "server.safetensors",
+            clients if clients.exists() else None,
+        )
 
-    def predict(
-        self, context: PythonModelContext, model_input: np.ndarray, params: dict[str, Any] | None = None
-    ) -> np.ndarray:
-        """Score a batch of images; ``context`` and ``params`` are part of MLflow's interface and unused."""
-        return self._predict(model_input)
+    def predict(self, model_input: np.ndarray, params: Mapping[str, Any] | None = None) -> np.ndarray:
+        """Class probabilities [N, C] of images [N, C, H, W]; ``params`` may name the client that answers."""
+        return self._predict(model_input, (params or {}).get("client"))
 
-
-set_model(GlobalModel())
+    def get_raw_model(self) -> Predictor:
+        """The predictor itself, which also takes floating images; MLflow fixes the name of this function."""
+        return self._predict

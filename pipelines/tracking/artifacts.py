@@ -1,0 +1,56 @@
+"""Which files of a run or of a comparison MLflow keeps, and in what form."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flcore.run_folder import RunFiles
+from pipelines.runs.layout import read_json, write_json
+
+_MAX_BYTES = 32 * 2**20
+_OF_A_COMPARISON = (".csv", ".html", ".json", ".md", ".png", ".svg", ".tex")
+_OF_THIS_MACHINE = ("inputs.json", "prepared.request.json")  # where data lie
+
+
+def small_files(run_dir: Path) -> list[Path]:
+    """The files of a run that MLflow keeps: all but weights, states, data, checkpoints and very large ones."""
+    layout = RunFiles(run_dir)
+    skipped = {place.name for place in (layout.checkpoint, layout.clients, layout.prepared, layout.partition)}
+    files = (path for path in sorted(run_dir.rglob("*")) if path.is_file())
+    return [
+        path
+        for path in files
+        if path.suffix != ".safetensors"
+        and path.name not in _OF_THIS_MACHINE
+        and not any(part in skipped or part.startswith(".") for part in path.relative_to(run_dir).parts)
+        and path.stat().st_size <= _MAX_BYTES
+    ]
+
+
+def comparison_files(directory: Path) -> list[Path]:
+    """The files of a comparison that MLflow keeps: what lies in its folder itself, and its figures."""
+    found = [*sorted(directory.glob("*")), *sorted((directory / "figures").rglob("*"))]
+    return [
+        path
+        for path in found
+        if path.is_file()
+        and path.suffix in _OF_A_COMPARISON
+        and not path.name.startswith(".")
+        and path.stat().st_size <= _MAX_BYTES
+    ]
+
+
+@contextmanager
+def without_tracking(path: Path) -> Iterator[Path]:
+    """A file as it may be published: of a ``config.json`` of long ago a copy without the section ``tracking``."""
+    content = read_json(path) if path.name == "config.json" else {}
+    if "tracking" not in content.get("config", {}):
+        yield path
+        return
+    kept = {section: values for section, values in content["config"].items() if section != "tracking"}
+    with tempfile.TemporaryDirectory() as scratch:
+        write_json(Path(scratch) / path.name, content | {"config": kept})
+        yield Path(scratch) / path.name

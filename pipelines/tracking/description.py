@@ -1,0 +1,179 @@
+"""How a run is called in MLflow: experiment, name, parameters, tags and the data sets it is made from."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flcore.errors import DataError
+from pipelines.runs.compared import flatten
+from pipelines.runs.folder import RunFolder
+from pipelines.runs.inputs import Inputs, inputs_of
+from pipelines.runs.layout import read_json
+
+if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput
+
+CONFIG_HASH_TAG = "protofl.config_hash"
+CODE_TAG = "protofl.code"
+
+_DIGEST_LENGTH = 36  # of MLflow; whole digests are the tags data_hash and partition_hash
+
+
+@dataclass(frozen=True)
+class _About:
+    """What is known of a data set that lies in a folder: types and shapes, and sizes."""
+
+    folder: Path
+    schema: Mapping[str, Any]
+    profile: Mapping[str, Any]
+
+
+def experiment_name(run: RunFolder) -> str:
+    """``<dataset>/<partition>``: within it runs are compared."""
+    return f"{run.config['data']['name']}/{run.config['partition']['name']}"
+
+
+def run_name(run: RunFolder) -> str:
+    """``<method>-s<seed>-<first 8 digits of the configuration's hash>``; of a study its name."""
+    return run.study or f"{run.config['method']['name']}-s{run.config['seed']}-{run.config_hash[:8]}"
+
+
+def parameters(run: RunFolder) -> dict[str, str]:
+    """By what people compare it (`pipelines/runs/compared.py`); all else is in the artifact ``config.json``.
+
+    Runs that do not say (made by `flcore` alone, or brought by DVC) have all that can change a result. A value of null
+    says that something is not used, and is left out.
+    """
+    chosen = run.environment.get("compared_by")
+
+    def counts(name: str) -> bool:  # what is in no section of the configuration says what a study is
+        return chosen is None or name in chosen or name.partition(".")[0] not in run.config
+
+    return {name: text for name, text in flatten(run.identity).items() if text != "null" and counts(name)}
+
+
+def tags(run: RunFolder) -> dict[str, str]:
+    """What the run is searched and grouped by; hashes of data and partition are known once it is finished."""
+    known = run.environment
+    told = present(
+        {
+            "method": run.config["method"]["name"],
+            "seed": run.config["seed"],
+            "engine": run.config.get("engine", {}).get("name"),
+            "device": known.get("device"),
+            "cpu_capability": known.get("cpu_capability"),
+            "code_version": known.get("code_version"),
+            "lock_hash": known.get("lock_hash"),
+            CONFIG_HASH_TAG: run.config_hash,
+            CODE_TAG: run.code,
+        }
+    )
+    return told | made_from(run) | origin(run)
+
+
+def made_from(run: RunFolder) -> dict[str, str]:
+    """Hashes of data and partition; none before it has finished."""
+    found = run.metrics or {}
+    return present({"partition_hash": found.get("partition_fingerprint"), "data_hash": found.get("data_fingerprint")})
+
+
+def origin(run: RunFolder) -> dict[str, str]:
+    """Who made it by what, in MLflow's own words, which its pages show as user, source and version."""
+    source = run.environment.get("source") or {}
+    version = str(run.environment.get("code_version") or "")
+    commit = re.match(r"[0-9a-f]{40}", version)
+    return present(
+        {
+            "mlflow.user": user(),
+            "mlflow.source.name": source.get("name", "flcore.run"),  # without this project's commands around it
+            "mlflow.source.type": source.get("type", "LOCAL"),
+            "mlflow.source.git.commit": commit and commit.group(),
+            "mlflow.source.git.dirty": commit and str(version.endswith("-dirty")).lower(),
+        }
+    )
+
+
+def user() -> str:
+    """The login of whoever this process belongs to; in a container perhaps just a number."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+def present(values: Mapping[str, Any]) -> dict[str, str]:
+    """Values as text, without those that are not there."""
+    return {name: str(value) for name, value in values.items() if value not in (None, "")}
+
+
+# ---- data sets ---------------------------------------------------------------------------------------------------
+
+
+def dataset_inputs(run: RunFolder) -> list[DatasetInput]:
+    """What a finished run was trained on and what it was scored on, each a data set with a digest of its own.
+
+    It was trained on images as they are divided, and every seed divides them anew: the digest is the partition's. One
+    row for all would say of all runs of a comparison what holds for the first one.
+    """
+    if run.metrics is None:
+        return []
+    images, division = run.config["data"]["name"], run.config["partition"]["name"]
+    seed = run.config["partition"].get("seed")
+    divided = f"{images}/{division} s{run.config['seed'] if seed is None else seed}"
+    scored = run.config.get("evaluation", {}).get("split", "test")
+    try:
+        found: Inputs | None = inputs_of(run.directory)
+    except DataError:
+        found = None  # the digests still say what the run was made from
+    about = (None, None) if found is None else (_division(found), _images(found))
+    given = [
+        _input(divided, run.metrics.get("partition_fingerprint"), "training", about[0]),
+        _input(images, run.metrics.get("data_fingerprint"), scored, about[1]),
+    ]
+    return [entry for entry in given if entry is not None]
+
+
+def _input(name: str, digest: str | None, context: str, about: _About | None) -> DatasetInput | None:
+    """A data set; None where the run says no digest.
+
+    Its source is of a type that every MLflow knows: a folder of this machine, which MLflow opens, or a mere statement.
+    """
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    if digest is None:
+        return None
+    if about is None:
+        dataset = Dataset(name, digest[:_DIGEST_LENGTH], "code", json.dumps({"tags": {"digest": digest}}))
+    else:
+        source = json.dumps({"uri": str(about.folder.absolute())})
+        told = {"schema": json.dumps(about.schema), "profile": json.dumps(about.profile)}
+        dataset = Dataset(name, digest[:_DIGEST_LENGTH], "local", source, **told)
+    return DatasetInput(dataset, tags=[InputTag("mlflow.data.context", context)])
+
+
+def _images(found: Inputs) -> _About:
+    meta = read_json(found.prepared / "meta.json")
+    sizes = {"num_rows": meta["test_size"], "num_training_rows": meta["train_size"]}
+    return _About(found.prepared, _schema(meta), {**sizes, "num_classes": meta["num_classes"]})
+
+
+def _division(found: Inputs) -> _About:
+    manifest = read_json(found.partition / "manifest.json")
+    rows = sum(client["sizes"]["train"] for client in manifest["clients"])
+    parameters = {key: value for key, value in manifest["parameters"].items() if value is not None}
+    profile = {"num_rows": rows, "num_clients": len(manifest["clients"]), **parameters}
+    return _About(found.partition, _schema(read_json(found.prepared / "meta.json")), profile)
+
+
+def _schema(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Types and shapes of images and labels, in the form that MLflow's pages show."""
+    features = [{"type": "tensor", "tensor-spec": {"dtype": "uint8", "shape": [-1, *meta["shape"]]}}]
+    targets = [{"type": "tensor", "tensor-spec": {"dtype": "int64", "shape": [-1]}}]
+    return {"mlflow_tensorspec": {"features": json.dumps(features), "targets": json.dumps(targets)}}

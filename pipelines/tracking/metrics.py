@@ -1,0 +1,338 @@
+"""What a run's records become in MLflow: names, values, rounds and times of day.
+
+:data:`METRICS` is the whole vocabulary; nothing else is ever logged as a metric. Fractions are in [0, 1].
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+from flcore.evaluation.continual import ACCURACIES
+from flcore.run_folder import RunFiles
+from pipelines.runs.folder import RunFolder
+
+ROUND_METRICS: Mapping[str, str] = {
+    "accuracy/top1_global": "accuracy of the global model on the whole test set",
+    "accuracy/top1_vote": "accuracy of the majority vote of all clients' models there, where there is no global model",
+    "accuracy/mean_local": "mean over clients of each client's accuracy on its own test data",
+    "accuracy/mean_local_own_classes": "the same with answers among the classes that the client holds in training",
+    "accuracy/pooled_local": "right answers of all clients over all their test images",
+    "accuracy/client_std": "standard deviation of the clients' accuracies, over clients",
+    "accuracy/<way>/top1_global": "global accuracy of another way to answer: by another head, or before a calibration",
+    "accuracy/<way>/mean_local": "mean over clients of another way to answer",
+    "accuracy/<way>/pooled_local": "pooled over clients of another way to answer",
+    "loss/global": "cross-entropy of the global answers on the test set",
+    "loss/train_<term>": "a term of the local loss, mean over a client's steps, then over the clients of the round",
+    "tasks/<accuracy>": "an accuracy on a stream of tasks (flcore/evaluation/continual.py); a_glo_vote: of the vote",
+    "tasks/by_task_<number>": "mean over clients of their own models' accuracy on the classes of a task",
+    "tasks/by_task_global_<number>": "accuracy of the global model on the classes of a task",
+    "server/<fact>": "what a server stage measured in this round",
+    "comm/bytes_up": "bytes from clients to server since the start",
+    "comm/bytes_down": "bytes from server to clients since the start",
+    "comm/bytes_up_<kind>": "of these, those of a kind of message",
+    "comm/bytes_down_<kind>": "of these, those of a kind of message",
+    "comm/scalars_up": "numbers from clients to server since the start",
+    "clock/simulated_seconds": "simulated seconds since the start, where clients' speeds are simulated",
+    "time/<phase>": "seconds of this round that a phase took",
+    "energy/<phase>": "joules of this round that a phase took",
+}
+"""Logged for a round, with the round as step and the moment at which it ended as time."""
+
+SUMMARY_METRICS: Mapping[str, str] = {
+    "final/top1_global": "accuracy/top1_global after the last round",
+    "final/top1_vote": "accuracy/top1_vote after the last round",
+    "final/mean_local": "accuracy/mean_local after the last round",
+    "final/mean_local_own_classes": "accuracy/mean_local_own_classes after the last round",
+    "final/pooled_local": "accuracy/pooled_local after the last round",
+    "final/client_std": "accuracy/client_std after the last round",
+    "final/loss_global": "loss/global after the last round",
+    "final/last10_top1_global": "mean of accuracy/top1_global over the last ten evaluated rounds",
+    "final/<way>/top1_global": "accuracy/<way>/top1_global after the last round",
+    "final/<way>/mean_local": "accuracy/<way>/mean_local after the last round",
+    "final/<way>/pooled_local": "accuracy/<way>/pooled_local after the last round",
+    "best/top1_global": "highest accuracy/top1_global; selected on test data, so for looking and not for claims",
+    "best/round": "the round of it",
+    "best/top5_pooled_local": "mean of the five highest accuracy/pooled_local, as one paper prints; selected likewise",
+    "best/top5_mean_local": "mean of the five highest accuracy/mean_local; selected likewise",
+    "tasks/final_<accuracy>": "tasks/<accuracy> as mean over the last ten epochs, or a figure of the whole run",
+    "privacy/epsilon": "epsilon of the differentially private part of the messages, after all rounds",
+    "privacy/delta": "its delta",
+    "comm/total_bytes_up": "comm/bytes_up after the last round",
+    "comm/total_bytes_down": "comm/bytes_down after the last round",
+    "comm/bytes_up_per_round": "comm/total_bytes_up over the rounds",
+    "comm/bytes_down_per_round": "comm/total_bytes_down over the rounds",
+    "comm/scalars_up_per_round": "comm/scalars_up over the rounds",
+    "model/num_parameters": "trainable numbers of a client's model",
+    "time/total": "seconds of all phases of all rounds",
+    "time/total_<phase>": "seconds of a phase in all rounds",
+    "time/steps_per_second": "mini-batches trained on, by all clients together, per second of training",
+    "energy/total": "joules of all phases of all rounds",
+    "energy/total_<phase>": "joules of a phase in all rounds",
+}
+"""Logged once, when a run has finished."""
+
+COMPARISON_METRICS: Mapping[str, str] = {
+    "mean/<figure>/<name>": "mean over the seeds of a figure of metrics.json, by method or variant",
+    "std/<figure>/<name>": "its standard deviation over the seeds (n - 1)",
+    "comparison/runs": "runs compared",
+}
+"""Logged for the parent of compared runs."""
+
+STUDY_METRICS: Mapping[str, str] = {
+    "trial/<figure>": "a figure of the last round of a finished trial, with the trial's number as step",
+    "trial/bytes": "bytes that a trial sent in both directions",
+    "study/best_<figure>": "that figure of the best trial",
+    "study/best_trial": "its number",
+}
+"""Logged for the parent of a study's trials."""
+
+METRICS: Mapping[str, str] = {**ROUND_METRICS, **SUMMARY_METRICS, **COMPARISON_METRICS, **STUDY_METRICS}
+
+# Key of a history record, or of metrics.json, and the name of what it says.
+_ROUND_FIGURES = {
+    "top1_global": "accuracy/top1_global",
+    "top1_vote": "accuracy/top1_vote",
+    "mean_local": "accuracy/mean_local",
+    "mean_local_own_classes": "accuracy/mean_local_own_classes",
+    "pooled_local": "accuracy/pooled_local",
+    "client_std": "accuracy/client_std",
+    "loss_global": "loss/global",
+    "scalars_up": "comm/scalars_up",
+    "simulated_seconds": "clock/simulated_seconds",
+}
+_SUMMARY_FIGURES = {
+    "top1_global": "final/top1_global",
+    "top1_vote": "final/top1_vote",
+    "mean_local": "final/mean_local",
+    "mean_local_own_classes": "final/mean_local_own_classes",
+    "pooled_local": "final/pooled_local",
+    "client_std": "final/client_std",
+    "loss_global": "final/loss_global",
+    "last10_top1_global": "final/last10_top1_global",
+    "best_top1_global": "best/top1_global",
+    "best_round": "best/round",
+    "top5_pooled_local": "best/top5_pooled_local",
+    "top5_mean_local": "best/top5_mean_local",
+    "bytes_up": "comm/total_bytes_up",
+    "bytes_down": "comm/total_bytes_down",
+    "bytes_up_per_round": "comm/bytes_up_per_round",
+    "bytes_down_per_round": "comm/bytes_down_per_round",
+    "scalars_up_per_round": "comm/scalars_up_per_round",
+    "num_parameters": "model/num_parameters",
+}
+_STUDIED = ("top1_global", "top1_vote", "mean_local", "pooled_local", "mean_local_own_classes")
+_TASK_FIGURES = (
+    "forgetting",
+    "backward_transfer",
+    "roundwise_forgetting",
+    "forgetting_global",
+    "backward_transfer_global",
+)
+
+
+@dataclass(frozen=True)
+class Times:
+    """When a run took place, in milliseconds since 1970.
+
+    Attributes:
+        began: the first round. ended: the last round that is there.
+        rounds: end of each round.
+    """
+
+    began: int
+    ended: int
+    rounds: Mapping[int, int]
+
+    def of(self, number: int) -> int:
+        """The end of a round; where nothing says when, that of the last one before it which is known."""
+        known = [round_number for round_number in self.rounds if round_number <= number]
+        return self.rounds[max(known)] if known else self.ended
+
+
+class Point(NamedTuple):
+    """A value of a metric."""
+
+    name: str
+    value: float
+    time_ms: int
+    step: int
+
+
+def meaning(name: str) -> str | None:
+    """What a logged metric says, by :data:`METRICS`; None for a name that is not in it."""
+    if name in METRICS:
+        return METRICS[name]
+    found = [pattern for pattern in METRICS if "<" in pattern and _pattern(pattern).fullmatch(name)]
+    return METRICS[max(found, key=len)] if found else None
+
+
+@cache
+def _pattern(name: str) -> re.Pattern[str]:
+    parts = re.split(r"<\w+>", name)
+    return re.compile("[^/]+".join(map(re.escape, parts)))
+
+
+def metric_name(name: str) -> str:
+    """A name with what MLflow does not allow in one replaced by spaces."""
+    return re.sub(r"[^/\w.\- :]", " ", name)
+
+
+# ---- a round -----------------------------------------------------------------------------------------------------
+
+
+def round_metrics(record: Mapping[str, Any]) -> dict[str, float]:
+    """One history record as MLflow metrics; what a method does not have (null) is left out."""
+    tasks, ways = record.get("tasks") or {}, record.get("alternatives") or {}
+    found = {name: record.get(key) for key, name in _ROUND_FIGURES.items()}
+    found |= {f"accuracy/{way}/{key}": value for way, scores in ways.items() for key, value in scores.items()}
+    found |= {f"loss/train_{term}": value for term, value in (record.get("train_loss") or {}).items()}
+    found |= {f"server/{fact}": value for fact, value in (record.get("server") or {}).items()}
+    found |= {f"tasks/{name}": tasks.get(name) for name in ACCURACIES}
+    for key in ("by_task", "by_task_global"):
+        found |= {f"tasks/{key}_{task}": value for task, value in enumerate(tasks.get(key) or ())}
+    for direction in ("bytes_up", "bytes_down"):
+        by_kind = record.get(direction) or {}
+        found[f"comm/{direction}"] = sum(by_kind.values())
+        found |= {f"comm/{direction}_{kind}": count for kind, count in by_kind.items()}
+    return _numbers(found)
+
+
+def trial_metrics(record: Mapping[str, Any]) -> dict[str, float]:
+    """A record of a study's history, in which a trial stands for a round."""
+    sent = sum(sum((record.get(direction) or {}).values()) for direction in ("bytes_up", "bytes_down"))
+    return _numbers({f"trial/{key}": record.get(key) for key in _STUDIED} | {"trial/bytes": sent})
+
+
+def metrics_of(run: RunFolder, record: Mapping[str, Any]) -> dict[str, float]:
+    """A history record of a run, or of a study, as MLflow metrics."""
+    return round_metrics(record) if run.study is None else trial_metrics(record)
+
+
+def marker(run: RunFolder) -> str:
+    """A metric that every record has, whose history says which rounds a store holds."""
+    return "comm/bytes_up" if run.study is None else "trial/bytes"
+
+
+def cost_metrics(legs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds and joules of one round by phase; a phase that stands in several of its legs is one sum."""
+    sums: dict[str, float] = {}
+    for leg in legs:
+        for group, kind in (("time", "seconds"), ("energy", "joules")):
+            for phase, spent in (leg.get(kind) or {}).items():
+                name = metric_name(f"{group}/{phase}")
+                sums[name] = sums.get(name, 0.0) + spent
+    return sums
+
+
+def points_by_round(run: RunFolder, after: int) -> Iterator[tuple[int, list[Point]]]:
+    """For each evaluated round behind ``after`` all that is to be logged: also the costs of rounds since the last one.
+
+    Yields:
+        The round, and its points; those of the record last, which mark it as logged.
+    """
+    times, legs = times_of(run), _by_round(run.legs)
+    before = after
+    for record in run.history:
+        if record["round"] <= after:
+            continue
+        number = record["round"]
+        points = list[Point]()
+        for passed in range(before + 1, number + 1):
+            costs = cost_metrics(legs.get(passed, ()))
+            points += [Point(name, value, times.of(passed), passed) for name, value in costs.items()]
+        points += [Point(name, value, times.of(number), number) for name, value in metrics_of(run, record).items()]
+        yield number, points
+        before = number
+
+
+def _by_round(legs: Iterable[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for leg in legs:
+        found.setdefault(leg["round"], []).append(leg)
+    return found
+
+
+# ---- the end -----------------------------------------------------------------------------------------------------
+
+
+def summary_metrics(metrics: Mapping[str, Any], timing: Mapping[str, Any]) -> dict[str, float]:
+    """What a finished run says once, from ``metrics.json`` and ``timing.json``."""
+    tasks, ways, privacy = (metrics.get(key) or {} for key in ("tasks", "alternatives", "privacy"))
+    found = {name: metrics.get(key) for key, name in _SUMMARY_FIGURES.items()}
+    found |= {f"final/{way}/{key}": value for way, scores in ways.items() for key, value in scores.items()}
+    found |= {f"privacy/{key}": privacy.get(key) for key in ("epsilon", "delta")}
+    of_all = {name: tasks.get(name) for name in _TASK_FIGURES}
+    found |= {f"tasks/final_{name}": value for name, value in {**of_all, **(tasks.get("last_epochs") or {})}.items()}
+    for group, kind in (("time", "seconds"), ("energy", "joules")):
+        spent = timing.get(kind) or {}
+        found |= {f"{group}/total_{phase}": value for phase, value in spent.items()}
+        found[f"{group}/total"] = sum(spent.values()) if spent else None
+    found["time/steps_per_second"] = timing.get("steps_per_second")
+    return _numbers(found)
+
+
+def summary_points(run: RunFolder) -> list[Point]:
+    """What is logged once of a finished run, at the end of its last round; nothing of a run that is not finished."""
+    if run.metrics is None:
+        return []
+    times, last = times_of(run), max((record["round"] for record in run.history), default=0)
+    if run.study is None:
+        found = summary_metrics(run.metrics, run.timing)
+    else:
+        best = {f"study/best_{key}": run.metrics.get(key) for key in _STUDIED}
+        found = _numbers(best | {"study/best_trial": run.metrics.get("best_round")})
+    return [Point(name, value, times.ended, last) for name, value in found.items()]
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    return {metric_name(name): float(value) for name, value in found.items() if value is not None}
+
+
+# ---- time --------------------------------------------------------------------------------------------------------
+
+
+def times_of(run: RunFolder) -> Times:
+    """When a run took place, from its files alone: whoever asks again gets the same answer.
+
+    Runs that say no time of day (made long ago, or brought by DVC without ``timing.json``) end when their history was
+    written, and each round took the seconds that it says, if it says any.
+    """
+    legs = _by_round(run.legs)
+    if legs and all("ended_ms" in leg for leg in run.legs):
+        rounds = {number: max(leg["ended_ms"] for leg in found) for number, found in legs.items()}
+        return Times(run.legs[0]["began_ms"], rounds[max(rounds)], rounds)
+    written = _written(run)
+    left = 1000 * sum(_seconds(leg) for leg in run.legs)
+    rounds, began = {}, written - round(left)
+    for number in sorted(legs):
+        left -= 1000 * sum(_seconds(leg) for leg in legs[number])
+        rounds[number] = written - round(left)
+    return Times(began, written, rounds)
+
+
+def _seconds(leg: Mapping[str, Any]) -> float:
+    return math.fsum((leg.get("seconds") or {}).values())
+
+
+def _written(run: RunFolder) -> int:
+    """When the history was written last; of a run without one, when it was begun."""
+    files = RunFiles(run.directory)
+    places = (files.history, files.checkpoint / files.history.name, files.config)
+    return next((place.stat().st_mtime_ns // 1_000_000 for place in places if place.exists()), 0)
+
+
+def batches(rounds: Iterable[tuple[int, Sequence[Point]]], limit: int) -> Iterator[tuple[int, list[Point]]]:
+    """Whole rounds put together to at most ``limit`` points, one round at least; each with its last round."""
+    last, batch = 0, list[Point]()
+    for number, points in rounds:
+        if batch and len(batch) + len(points) > limit:
+            yield last, batch
+            batch = []
+        last, batch = number, [*batch, *points]
+    if batch:
+        yield last, batch

@@ -1,0 +1,199 @@
+"""A finished run as a model in MLflow: code and safetensors, with signature and example; nothing is pickled.
+
+Logging one imports no torch: signature and example follow from the data's description, and what answers is put together
+where the model is loaded (`pipelines/tracking/serving.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import flcore
+from flcore.errors import DataError
+from flcore.run_folder import RunFiles, stored_config
+from pipelines.runs.folder import RunFolder
+from pipelines.runs.inputs import inputs_of
+from pipelines.runs.layout import read_json
+from pipelines.tracking import description, loader
+from pipelines.tracking.artifacts import without_tracking
+
+if TYPE_CHECKING:
+    from mlflow.models import ModelSignature
+    from mlflow.tracking.client import MlflowClient
+
+MODEL_URI_TAG = "protofl.model_uri"
+
+# What a logged model needs where it is served; the versions are those of this environment.
+_REQUIREMENTS = ("mlflow", "numpy", "safetensors", "scikit-learn", "scipy", "torch", "torchvision")
+_LOADER = "protofl_model"
+_PLUGINS = "plugins"  # flcore.plugins.FOLDER, whose module imports torch
+_MAX_BYTES = 2**30
+"""Of personal models together: those of thousands of clients stay in the run's folder."""
+_NOT_WORTH_ASKING_BYTES = 8 * 2**20
+"""So little of what clients remember is logged without asking the method whether it is needed, which imports torch."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model about to be logged.
+
+    Attributes:
+        files: what it is made from, by the name that :class:`pipelines.tracking.serving.RunModel` knows.
+        meta: of the prepared data: shape of an image, number of classes.
+    """
+
+    files: Mapping[str, Path]
+    meta: Mapping[str, Any]
+
+
+def prepare(run_dir: Path) -> Prepared:
+    """Find what the model of a finished run is made from.
+
+    Raises:
+        DataError: a file is missing or damaged, or there is too much of it.
+    """
+    files = RunFiles(run_dir)
+    inputs = inputs_of(run_dir)
+    meta = read_json(inputs.prepared / "meta.json")
+    found = {
+        "config.json": files.config,
+        "meta.json": inputs.prepared / "meta.json",
+        "partition": inputs.partition,
+        "server.safetensors": files.server,
+    }
+    missing = [path for path in found.values() if not path.exists()]
+    if missing:
+        raise DataError(f"{missing[0]}: not there, so there is no model to log; run the same command again")
+    if (run_dir / _PLUGINS).is_dir():
+        found[_PLUGINS] = run_dir / _PLUGINS
+    memories = sum(path.stat().st_size for path in files.clients.glob("*.safetensors"))
+    if memories > _NOT_WORTH_ASKING_BYTES:
+        from pipelines.tracking.serving import reads_memories
+
+        if not reads_memories(stored_config(run_dir), meta, inputs.partition):
+            memories = 0
+    if memories:
+        found["clients"] = files.clients
+    size = files.server.stat().st_size + memories
+    if size > _MAX_BYTES:
+        raise DataError(f"{run_dir}: its models take {size / 2**30:.1f} GiB together, too much for a tracking store")
+    return Prepared(found, meta)
+
+
+def log(client: MlflowClient, run: RunFolder, made: Prepared, experiment_id: str, run_id: str) -> str:
+    """Log a model below an MLflow run, unless that has one; returns its URI."""
+    # The client's calls and not `mlflow.pyfunc.log_model`, which works on process-wide state (active run, store).
+    import mlflow.pyfunc
+    import numpy as np
+    from mlflow.entities import LoggedModelOutput
+    from mlflow.models import Model
+
+    known = client.get_run(run_id).data.tags.get(MODEL_URI_TAG)
+    if known is not None:
+        return known
+    model = client.create_logged_model(
+        experiment_id,
+        name=description.run_name(run),
+        source_run_id=run_id,
+        model_type=run.config["model"]["name"],
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        mlflow.pyfunc.save_model(
+            path=str(folder),
+            loader_module=_LOADER,
+            data_path=str(_gathered(made, Path(scratch) / "run")),
+            code_paths=[str(path) for path in _code(Path(scratch))],
+            signature=_signature(made.meta),
+            input_example=np.zeros((2, *made.meta["shape"]), dtype=np.uint8),
+            # Given, because MLflow would otherwise load the model in a second process to find out.
+            pip_requirements=[f"{name}=={_version(name)}" for name in _REQUIREMENTS],
+            mlflow_model=Model(
+                artifact_path=model.artifact_location,
+                run_id=run_id,
+                model_uuid=model.model_id,
+                model_id=model.model_id,
+            ),
+        )
+        client.log_model_artifacts(model.model_id, str(folder))
+    client.finalize_logged_model(model.model_id, "READY")
+    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+    client.set_tag(run_id, MODEL_URI_TAG, model.model_uri)
+    return str(model.model_uri)
+
+
+def register(client: MlflowClient, run: RunFolder, run_id: str, model_uri: str) -> None:
+    """Make a logged model a version of the registered model named after the experiment, once."""
+    from mlflow.exceptions import MlflowException
+
+    name = description.experiment_name(run).replace("/", "-")  # the registry allows no slash
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    if not client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'"):
+        # The place of the files and not `models:/<id>`, which a SQLite registry would look up in the store that is
+        # the default of the process.
+        model = client.get_logged_model(model_uri.removeprefix("models:/"))
+        client.create_model_version(name, model.artifact_location, run_id, model_id=model.model_id)
+
+
+def _signature(meta: Mapping[str, Any]) -> ModelSignature:
+    """Images in, class probabilities out, and who answers; null: the global model, the vote, or client 0."""
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
+
+    return ModelSignature(
+        inputs=Schema([TensorSpec(np.dtype(np.uint8), (-1, *meta["shape"]))]),
+        outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, meta["num_classes"]))]),
+        params=ParamSchema([ParamSpec("client", DataType.long, None)]),
+    )
+
+
+def _gathered(made: Prepared, folder: Path) -> Path:
+    """The model's files under their names, in one folder."""
+    folder.mkdir()
+    for name, path in made.files.items():
+        if path.is_dir():
+            shutil.copytree(path, folder / name, ignore=shutil.ignore_patterns(".*", "__pycache__"))
+        else:
+            with without_tracking(path) as published:
+                shutil.copyfile(published, folder / name)
+    return folder
+
+
+def _code(folder: Path) -> list[Path]:
+    """What MLflow imports, and the archive of what that imports."""
+    entry, archive = folder / f"{_LOADER}.py", folder / loader.ARCHIVE
+    shutil.copyfile(loader.__file__, entry)
+    archive.write_bytes(_archive())
+    return [entry, archive]
+
+
+@cache
+def _archive() -> bytes:
+    """`flcore` and the predictor, zipped; the same bytes for the same sources."""
+    library = Path(flcore.__file__).parent
+    sources = {path.relative_to(library.parent).as_posix(): path for path in sorted(library.rglob("*.py"))}
+    sources[f"{loader.SERVING}.py"] = Path(__file__).with_name("serving.py")
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, path in sources.items():
+            archive.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
+def _version(package: str) -> str:
+    """The installed version without its local part (``+cu130``), which only the index it came from knows."""
+    return importlib.metadata.version(package).partition("+")[0]

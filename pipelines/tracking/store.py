@@ -1,0 +1,260 @@
+"""An MLflow store: how it is asked, how its runs are found and made, and what of its failures is told.
+
+MLflow takes three seconds to import, so this module imports it inside functions only.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shlex
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flcore.errors import DataError, ProtoflError
+from flcore.locks import take_lock
+from pipelines.tracking.addresses import without_password, without_secrets
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric, Run
+    from mlflow.tracking.client import MlflowClient
+
+DEFAULT_URI = "sqlite:///mlruns/mlflow.db"
+METRICS_PER_REQUEST = 1000  # limits of MLflow's log_batch
+_ENTRIES_PER_REQUEST = 100
+# MLflow itself waits 20 s for a locked SQLite file at every statement; a live run should not stand still that long.
+LOCK_PATIENCE_SECONDS = 5.0
+FINAL_LOCK_PATIENCE_SECONDS = 20.0
+_FIRST_PAUSE_SECONDS = 60.0
+_LONGEST_PAUSE_SECONDS = 900.0
+
+logger = logging.getLogger(__name__)
+
+
+class TrackingUnavailable(ProtoflError):  # noqa: N818 - reads better where it is raised and caught
+    """The tracking store could not be reached, is locked, or refused what was sent."""
+
+
+def set_mlflow_environment() -> None:
+    """Keep MLflow quiet, offline and quick to give up; call it before MLflow is imported.
+
+    What the user has set stays.
+    """
+    defaults = {
+        "DO_NOT_TRACK": "true",  # MLflow reads "true" and not "1"
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+        "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",  # a closed port then fails within two seconds
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+        "MLFLOW_UV_AUTO_DETECT": "false",  # a uv.lock nearby must not start `uv export` when a model is logged
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def resolve_uri(uri: str | None, fallback: str | None = None) -> str:
+    """The store to use: ``uri``, else the variable MLFLOW_TRACKING_URI, else ``fallback``, else SQLite in ``mlruns``.
+
+    The path of a SQLite file is made absolute, so that a process which changes its directory keeps its store.
+
+    Args:
+        uri: what was asked for, by ``--uri`` or for a run that begins by ``tracking.uri``.
+        fallback: for runs logged later, ``tracking.uri`` of the parameter file at hand: their own is stored nowhere.
+    """
+    chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or fallback or DEFAULT_URI
+    database = sqlite_file(chosen)
+    return chosen if database is None else "".join([f"sqlite:///{database}", *chosen.partition("?")[1:]])
+
+
+def ui_command(uri: str | None) -> str:
+    """What to type to look at a store: a shell command, or for a running server the address to open in a browser."""
+    chosen = resolve_uri(uri)
+    if chosen.startswith(("http://", "https://")):
+        return without_password(chosen)
+    database = sqlite_file(chosen)
+    if database is not None and database.is_relative_to(Path.cwd()):
+        chosen = f"sqlite:///{database.relative_to(Path.cwd())}"
+    return f"mlflow ui --workers 1 --backend-store-uri {shlex.quote(without_password(chosen))}"
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The absolute path of a SQLite store's file; None for every other store."""
+    prefix = "sqlite:///"
+    return Path(uri.removeprefix(prefix).partition("?")[0]).absolute() if uri.startswith(prefix) else None
+
+
+@dataclass
+class Outage:
+    """How long a store has been away, as this process knows: however many runs it logs, that is said once.
+
+    Attributes:
+        failures: attempts since it answered last.
+        retry_at: live syncs wait until then, longer after each failure. final_retry_at: so do final ones.
+    """
+
+    failures: int = 0
+    retry_at: float = -math.inf
+    final_retry_at: float = -math.inf
+
+    def note(self, uri: str, error: TrackingUnavailable, directory: Path, now: float, *, final: bool) -> None:
+        """An attempt failed: warn if it is the first one, and wait."""
+        if self.failures == 0:
+            logger.warning(
+                "tracking: %s did not take the results (%s); they are on disk, log them later with: protofl track %s",
+                without_password(uri),
+                error,
+                shlex.quote(str(directory)),
+            )
+        self.retry_at = now + min(_FIRST_PAUSE_SECONDS * 2**self.failures, _LONGEST_PAUSE_SECONDS)
+        if final:
+            self.final_retry_at = now + _FIRST_PAUSE_SECONDS
+        self.failures += 1
+
+    def is_pausing(self, now: float, *, final: bool) -> bool:
+        """Whether it is too early to try again; a final attempt waits for nothing but an earlier final one."""
+        return now < (self.final_retry_at if final else self.retry_at)
+
+    def ended(self) -> None:
+        """The store has answered."""
+        self.failures, self.retry_at, self.final_retry_at = 0, -math.inf, -math.inf
+
+
+_OUTAGES: dict[str, Outage] = {}
+"""By address."""
+
+
+class Store:
+    """An MLflow store at an address; nothing is contacted before it is asked something."""
+
+    def __init__(self, uri: str | None) -> None:
+        """Use ``uri``, or what :func:`resolve_uri` says where it is None."""
+        self.uri = resolve_uri(uri)
+        self.outage = _OUTAGES.setdefault(self.uri, Outage())
+
+    @contextmanager
+    def opened(self, patience_seconds: float) -> Iterator[MlflowClient]:
+        """A client, for as long as it works.
+
+        MLflow wraps what it foresees in MlflowException: refused or timed-out requests (INTERNAL_ERROR), a database
+        that stays locked (TEMPORARILY_UNAVAILABLE), answers such as 403 (RestException). Opening a database raises
+        SQLAlchemy's own errors, a missing database driver ImportError, an address that is none ValueError, uploading
+        files those of `requests`, which are OSErrors.
+
+        Args:
+            patience_seconds: how long a SQLite file may stay locked.
+
+        Raises:
+            TrackingUnavailable: any of these, without MLflow's logs and without the store's password.
+        """
+        set_mlflow_environment()
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        noisy = [logging.getLogger(name) for name in ("mlflow", "alembic", "urllib3.connectionpool")]
+        levels = [source.level for source in noisy]
+        for source in noisy:
+            source.setLevel(logging.CRITICAL)
+        try:
+            self._refuse_locked_file(patience_seconds)
+            from mlflow.tracking.client import MlflowClient
+
+            yield MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+        except (MlflowException, SQLAlchemyError, sqlite3.Error, ImportError, OSError, ValueError) as error:
+            first_line = without_secrets(str(error).strip().partition("\n")[0], self.uri)
+            # Not chained: a traceback would repeat what the message leaves out.
+            raise TrackingUnavailable(first_line[:200] or type(error).__name__) from None
+        finally:
+            for source, level in zip(noisy, levels, strict=True):
+                source.setLevel(level)
+
+    def _refuse_locked_file(self, patience_seconds: float) -> None:
+        """Fail early on a SQLite file that cannot be written: MLflow would retry for minutes before it says so."""
+        database = sqlite_file(self.uri)
+        if database is None:
+            return
+        database.parent.mkdir(parents=True, exist_ok=True)
+        if database.exists():
+            with closing(sqlite3.connect(database, timeout=patience_seconds)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.rollback()
+
+    def experiment_id(self, client: MlflowClient, name: str) -> str:
+        """The experiment of a name, made if it is not there.
+
+        Raises:
+            TrackingUnavailable: it was deleted.
+        """
+        from mlflow.exceptions import MlflowException
+
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
+            database = sqlite_file(self.uri)
+            # Beside the database; a server has its own place for artifacts and must choose it itself.
+            location = None if database is None else str(database.parent / "artifacts" / name)
+            try:
+                return client.create_experiment(name, artifact_location=location)
+            except MlflowException as error:
+                experiment = client.get_experiment_by_name(name)
+                if error.error_code != "RESOURCE_ALREADY_EXISTS" or experiment is None:
+                    raise
+        if experiment.lifecycle_stage == "deleted":
+            restore = f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
+            raise TrackingUnavailable(f"experiment {name} was deleted; bring it back with: {restore}")
+        return str(experiment.experiment_id)
+
+
+def runs_tagged(client: MlflowClient, experiment_id: str, tags: Mapping[str, str | None]) -> list[Run]:
+    """The runs of an experiment that have these tags (where there is a value: digests), the oldest first."""
+    said = [f"tags.`{name}` = '{value}'" for name, value in tags.items() if value is not None]
+    return list(client.search_runs([experiment_id], " and ".join(said), order_by=["attributes.start_time ASC"]))
+
+
+def add_missing(client: MlflowClient, run: Run, tags: Mapping[str, str], params: Mapping[str, str]) -> None:
+    """Give a run the tags and parameters that it has not, or has otherwise; a parameter once logged stays."""
+    from mlflow.entities import Param, RunTag
+
+    new_tags = [RunTag(name, value) for name, value in tags.items() if run.data.tags.get(name) != value]
+    new_params = [Param(name, value) for name, value in params.items() if name not in run.data.params]
+    for start in range(0, len(new_tags), _ENTRIES_PER_REQUEST):
+        client.log_batch(run.info.run_id, tags=new_tags[start : start + _ENTRIES_PER_REQUEST])
+    for start in range(0, len(new_params), _ENTRIES_PER_REQUEST):
+        client.log_batch(run.info.run_id, params=new_params[start : start + _ENTRIES_PER_REQUEST])
+
+
+def history_of(client: MlflowClient, run: Run, metric: str) -> list[Metric]:
+    """The history of a metric; asking for one that a run never logged is an error in some versions of the server."""
+    return list(client.get_metric_history(run.info.run_id, metric)) if metric in run.data.metrics else []
+
+
+def same_value(stored: float | None, value: float) -> bool:
+    """Whether a store holds a value; it keeps infinities as the largest numbers there are."""
+    if stored is None:
+        return False
+    if math.isinf(value):
+        return stored * math.copysign(1, value) > 1.7e308
+    return stored == value or (math.isnan(stored) and math.isnan(value))
+
+
+@contextmanager
+def only_one_process(file: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold a lock on a file that ends with the process, however it ends.
+
+    Yields:
+        False if another process holds it and ``wait`` is False.
+
+    Raises:
+        DataError: there is no such file, so its folder is not a run.
+    """
+    try:
+        handle = file.open("rb")
+    except FileNotFoundError as error:
+        raise DataError(f"{file.parent} is not a run: it has no {file.name}") from error
+    with handle:
+        yield take_lock(handle, wait=wait)

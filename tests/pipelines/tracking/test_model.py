@@ -1,0 +1,143 @@
+"""Models in MLflow: they answer as the run did, here and where this project is not installed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flcore import run
+from flcore.data.dataset import Dataset
+from flcore.errors import DataError
+from pipelines.tracking.sync import RunTracker
+
+PROJECT = Path(__file__).resolve().parents[3]
+SETTINGS: dict[str, Any] = {
+    "data": {"name": "digits", "limit_per_class": 20},
+    "partition": {"num_clients": 3, "alpha": 0.3},
+    "federation": {"rounds": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Finished runs: of one model for all, of one per client that vote, and of one per client with a shared part."""
+    folder = tmp_path_factory.mktemp("runs")
+    for method in ("fedavg", "fedproto", "fedper"):
+        run({**SETTINGS, "method": {"name": method}}, folder / method)
+    return {method: folder / method for method in ("fedavg", "fedproto", "fedper")}
+
+
+@pytest.fixture(autouse=True)
+def same_path() -> Iterator[None]:
+    """MLflow puts the model's code in front of everything."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+
+
+def logged(run_dir: Path, reader: Any) -> tuple[Path, Any]:
+    """Where the model lies, and the model as MLflow loads it."""
+    import mlflow
+
+    uri = RunTracker(run_dir, uri=reader.uri).log_model()
+    assert uri is not None
+    place = Path(reader.client.get_logged_model(uri.removeprefix("models:/")).artifact_location)
+    return place, mlflow.pyfunc.load_model(str(place))
+
+
+def scored(run_dir: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of the test set."""
+    test = Dataset.load(run_dir / "prepared").test
+    return np.asarray(test.images.numpy()), np.asarray(test.labels.numpy())
+
+
+@pytest.mark.parametrize(("method", "figure"), [("fedavg", "top1_global"), ("fedproto", "top1_vote")])
+def test_a_model_answers_as_its_run_did(method: str, figure: str, made: dict[str, Path], reader: Any) -> None:
+    """On the whole test set it is right as often as `metrics.json` says; images may be whole or floating numbers."""
+    place, model = logged(made[method], reader)
+    images, labels = scored(made[method])
+    answer = model.predict(images)
+    metrics = json.loads((made[method] / "metrics.json").read_text())
+    assert (answer.argmax(axis=1) == labels).mean() == pytest.approx(metrics[figure])
+    np.testing.assert_allclose(answer.sum(axis=1), 1.0, atol=1e-5)
+    predictor = model.get_raw_model()  # the signature admits whole numbers alone
+    np.testing.assert_allclose(predictor(images.astype(np.float32) / 255), answer, atol=1e-6)
+
+    [images_in] = model.metadata.signature.inputs.inputs
+    assert (images_in.type, images_in.shape) == (np.dtype("uint8"), (-1, 1, 8, 8))
+    [out] = model.metadata.signature.outputs.inputs
+    assert (out.type, out.shape) == (np.dtype("float32"), (-1, 10)) == (answer.dtype, (-1, answer.shape[1]))
+    names = {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
+    assert {"MLmodel", "code/protofl.zip", "data/run/server.safetensors", "input_example.json"} <= names
+    assert not [name for name in names if name.endswith((".pkl", ".pickle", ".pt", ".pth", ".pyc"))]
+
+
+def test_each_client_answers_with_its_own_model(made: dict[str, Path], reader: Any) -> None:
+    """FedPer: the clients' heads differ, what they share does not; only three clients are there."""
+    _, model = logged(made["fedper"], reader)
+    images, _ = scored(made["fedper"])
+    images = images[:5]
+    answers = [model.predict(images, params={"client": client}) for client in range(3)]
+    assert not np.allclose(answers[0], answers[1])
+    assert not np.allclose(answers[1], answers[2])
+    with pytest.raises(DataError, match="clients 0 to 2"):
+        model.predict(images, params={"client": 3})
+
+
+def test_a_model_is_logged_once_and_registered_once(made: dict[str, Path], reader: Any) -> None:
+    tracker = RunTracker(made["fedavg"], uri=reader.uri)
+    uri = tracker.log_model(register=True)
+    assert uri is not None
+    assert RunTracker(made["fedavg"], uri=reader.uri).log_model(register=True) == uri
+    [version] = reader.client.search_model_versions("name = 'digits-dirichlet'")
+    assert version.run_id == tracker.run_id
+    [found] = reader.runs()
+    assert found.info.status == "FINISHED"
+    assert [output.model_id for output in found.outputs.model_outputs] == [uri.removeprefix("models:/")]
+
+
+def test_a_logged_model_is_complete_without_this_project(made: dict[str, Path], reader: Any, tmp_path: Path) -> None:
+    """Loaded in another process from another directory, where no `flcore` is to be found but the stored one."""
+    place, model = logged(made["fedproto"], reader)
+    expected = model.predict(np.full((1, 1, 8, 8), 51, dtype=np.uint8))[0]
+    script = f"""
+import sys
+sys.path = [entry for entry in sys.path if entry != {str(PROJECT)!r}]
+sys.meta_path = [finder for finder in sys.meta_path if "protofl" not in str(finder)]
+import mlflow, numpy
+images = numpy.full((1, 1, 8, 8), 51, dtype=numpy.uint8)
+print(mlflow.pyfunc.load_model({str(place)!r}).predict(images)[0].tolist())
+import flcore
+assert flcore.__file__.startswith({str(place)!r}), flcore.__file__
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), expected, atol=1e-6)
+
+
+def test_a_run_whose_data_are_gone_is_logged_without_a_model(
+    made: dict[str, Path], reader: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir = shutil.copytree(made["fedavg"], tmp_path / "moved")
+    shutil.rmtree(run_dir / "prepared")
+    tracker = RunTracker(run_dir, uri=reader.uri)
+    assert tracker.sync(final=True)
+    assert tracker.log_model() is None
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "without its model" in caplog.text
+    (run_dir / "metrics.json").unlink()
+    with pytest.raises(DataError, match="has not finished"):
+        tracker.log_model()

@@ -1,0 +1,182 @@
+"""Stores that are away, locked or broken, and what is told of them; passwords are told to nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.tracking import sync
+from pipelines.tracking.comparisons import log_comparison
+from pipelines.tracking.later import log_folder
+from pipelines.tracking.store import resolve_uri, ui_command
+from pipelines.tracking.sync import RunTracker
+
+Write = Callable[..., Path]
+Expected = Callable[..., dict[str, list[tuple[int, float]]]]
+SECRET = "s3cr3t%2Fpass"
+
+
+def closed_port() -> int:
+    """A loopback port where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_uri_explicit_over_environment_over_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_uri(None) == f"sqlite:///{tmp_path}/mlruns/mlflow.db"
+    assert ui_command(None) == "mlflow ui --workers 1 --backend-store-uri sqlite:///mlruns/mlflow.db"
+    assert resolve_uri(None, "sqlite:///file.db") == f"sqlite:///{tmp_path}/file.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:5000")
+    assert resolve_uri(None, "sqlite:///file.db") == "http://user:secret@127.0.0.1:5000"
+    assert ui_command(None) == "http://***@127.0.0.1:5000"
+    assert resolve_uri("sqlite:///other.db?timeout=3") == f"sqlite:///{tmp_path}/other.db?timeout=3"
+
+
+@pytest.mark.parametrize("module", ["store", "sync", "comparisons", "later", "model"])
+def test_logging_imports_neither_torch_nor_mlflow_before_it_is_asked_to(module: str) -> None:
+    """Torch takes two seconds of a processor, MLflow four."""
+    script = f"import sys, pipelines.tracking.{module}; print([m for m in ('torch', 'mlflow') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_store_that_is_away_costs_one_warning_and_little_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, reader: Any, write_run: Write
+) -> None:
+    now = [0.0]
+    run_dir = write_run(tmp_path / "run", 2)
+    away = f"http://127.0.0.1:{closed_port()}"
+    trackers = [RunTracker(run_dir, uri=away, clock=lambda: now[0]) for _ in range(2)]
+    began = time.perf_counter()
+    assert not trackers[0].sync()
+    assert time.perf_counter() - began < 8
+    pause = time.perf_counter()
+    for now[0] in (1.0, 59.0):
+        assert not any(tracker.sync() for tracker in trackers)
+    assert time.perf_counter() - pause < 0.1, "it tried again before the pause was over"
+    now[0] = 61.0
+    assert not trackers[1].sync()
+    now[0] = 61.0 + 119.0
+    pause = time.perf_counter()
+    assert not trackers[0].sync()
+    assert time.perf_counter() - pause < 0.1, "the second pause is twice the first"
+    [message] = warnings_of(caplog)
+    assert "\n" not in message
+    assert f"protofl track {run_dir}" in message
+    assert RunTracker(run_dir, uri=reader.uri).sync()
+    assert len(reader.runs()) == 1
+
+
+def test_a_comparison_whose_store_is_away_costs_one_warning_and_is_logged_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, reader: Any, write_run: Write
+) -> None:
+    folder = tmp_path / "compared"
+    runs = [write_run(folder / "runs" / f"fedavg-s{seed}", 2, finished=True, seed=seed) for seed in (3, 4)]
+    described = [json.loads((run / "config.json").read_text())["config_hash"] for run in runs]
+    (folder / "comparison.json").write_text(json.dumps({"runs": [{"config_hash": name} for name in described]}))
+    away = f"http://127.0.0.1:{closed_port()}"
+    assert not any(RunTracker(run, uri=away).sync(final=True) for run in runs)
+    assert not log_comparison(folder, runs, away)
+    assert len(warnings_of(caplog)) == 1
+
+    assert not log_folder(folder, away)
+    assert log_folder(folder, reader.uri)
+    [parent] = [run for run in reader.runs() if run.info.run_name == "compared"]
+    children = [run for run in reader.runs() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert [child.info.run_name for child in children] == ["fedavg-s3-03fedavg", "fedavg-s4-04fedavg"]
+
+
+def test_a_locked_database_is_given_up_soon_and_taken_up_later(
+    tmp_path: Path,
+    reader: Any,
+    write_run: Write,
+    expected_points: Expected,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sync, "LOCK_PATIENCE_SECONDS", 0.2)
+    tracker = RunTracker(write_run(tmp_path / "run", 2), uri=reader.uri, clock=lambda: 0.0)
+    with contextlib.closing(sqlite3.connect(reader.uri.removeprefix("sqlite:///"))) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        began = time.perf_counter()
+        assert not tracker.sync()
+        assert time.perf_counter() - began < 2
+    assert "locked" in caplog.text
+    write_run(tmp_path / "run", 3, finished=True)
+    assert tracker.sync(final=True), "a final sync does not wait for the pause to end"
+    assert reader.of_rounds(reader.runs()[0]) == expected_points(3)
+
+
+@pytest.mark.parametrize("broken", ["nonsense://nowhere", "sqlite:///{dir}/file/mlflow.db", "sqlite:///{dir}"])
+def test_a_store_that_cannot_be_opened_does_not_stop_training(tmp_path: Path, broken: str, write_run: Write) -> None:
+    (tmp_path / "file").write_text("a file where a directory is needed")
+    began = time.perf_counter()
+    assert not RunTracker(write_run(tmp_path / "run", 1), uri=broken.format(dir=tmp_path)).sync()
+    assert time.perf_counter() - began < 5
+
+
+def test_a_deleted_experiment_is_said(
+    tmp_path: Path, reader: Any, write_run: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir = write_run(tmp_path / "run", 1)
+    assert RunTracker(run_dir, uri=reader.uri).sync()
+    reader.client.delete_experiment(reader.client.get_experiment_by_name("digits/dirichlet").experiment_id)
+    assert not RunTracker(run_dir, uri=reader.uri).sync()
+    assert "mlflow experiments restore" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://protofl:{secret}@127.0.0.1:{port}",
+        "postgresql://protofl:{secret}@127.0.0.1:{port}/runs",
+        "postgresql://127.0.0.1:{port}/runs?user=protofl&password={secret}",
+        "mysql+pymysql://protofl:{secret}@127.0.0.1:{port}/runs",
+        "sqlite://protofl:{secret}@/runs.db",
+    ],
+)
+def test_the_password_of_a_store_that_is_away_is_told_to_nobody(
+    address: str, tmp_path: Path, write_run: Write, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither as it stands in the address nor as a library decodes it; one warning, that says who did not answer."""
+    run_dir = write_run(tmp_path / "run", 2, finished=True)
+    uri = address.format(secret=SECRET, port=closed_port())
+    with caplog.at_level(logging.DEBUG):
+        assert not RunTracker(run_dir, uri=uri).sync(final=True)
+    assert len(warnings_of(caplog)) == 1
+    told = [caplog.text, *capfd.readouterr()]
+    told += [path.read_bytes().decode(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    for form in (SECRET, "s3cr3t/pass"):
+        assert not any(form in text for text in told), f"{form} was told"
+
+
+def test_nothing_of_the_section_tracking_is_kept_of_a_run_of_long_ago(
+    tmp_path: Path, reader: Any, write_run: Write
+) -> None:
+    """Its config.json holds the section; what MLflow keeps does not."""
+    run_dir = write_run(tmp_path / "run", 2, finished=True)
+    header = json.loads((run_dir / "config.json").read_text())
+    header["config"]["tracking"] = {"enabled": True, "uri": f"http://protofl:{SECRET}@127.0.0.1:1"}
+    (run_dir / "config.json").write_text(json.dumps(header))
+    assert RunTracker(run_dir, uri=reader.uri).sync(final=True)
+    [run] = reader.runs()
+    assert "tracking" not in json.loads((Path(run.info.artifact_uri) / "config.json").read_text())["config"]
+    kept = [path for path in (tmp_path / "mlruns").rglob("*") if path.is_file()]
+    assert not [path for path in kept if b"s3cr3t" in path.read_bytes()]
