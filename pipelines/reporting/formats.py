@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pipelines.reporting.statistics import PairedDifference, Summary
+
 MISSING = "\u2013"  # en dash
 MINUS = "\u2212"
 
@@ -11,6 +13,11 @@ MINUS = "\u2212"
 def listed(values: Iterable[object]) -> str:
     """Values with commas between them."""
     return ", ".join(str(value) for value in values)
+
+
+def plural(count: int, noun: str) -> str:
+    """A number with its noun: 1 method, 2 methods."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def format_percent(value: float | None, signed: bool = False) -> str:
@@ -35,6 +42,21 @@ def format_count(count: float | None) -> str:
     return MISSING if count is None else f"{count:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
-def plural(count: int, noun: str) -> str:
-    """A number with its noun: 1 method, 2 methods."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def format_summary(summary: Summary) -> str:
+    """Mean and spread as percentages: `71.33 ± 1.53`, for n = 1 `71.33`, without a value a dash.
+
+    Where some of the runs have no value it says how many have.
+    """
+    spread = "" if summary.std is None else f" ± {format_percent(summary.std)}"
+    partial = f" (n = {summary.n})" if 0 < summary.n < len(summary.by_seed) else ""
+    return format_percent(summary.mean) + spread + partial
+
+
+def format_difference(difference: PairedDifference) -> str:
+    """Paired difference with its interval: `+2.00 [-0.48, +4.48]`; for one seed the mean and why no interval."""
+    mean = format_percent(difference.mean, signed=True)
+    if difference.mean is None:
+        return MISSING
+    if difference.low is None or difference.high is None:
+        return f"{mean} (n = 1, no interval)"
+    return f"{mean} [{format_percent(difference.low, True)}, {format_percent(difference.high, True)}]"

@@ -1,4 +1,4 @@
-"""The result of a sweep: how accuracy and traffic depend on what was varied, as a table (evaluation.md, V9, V10, V16).
+"""The result of a sweep: how accuracy and traffic depend on what was varied, as a table.
 
 Reads what finished runs leave behind, as a comparison does, and with its arithmetic: means and sample standard
 deviations over seeds, differences seed by seed. A run that is missing is a dash, never 0.
@@ -15,27 +15,10 @@ from rich.console import Console
 from rich.text import Text
 
 from pipelines.config.grid import Plan, Point, describe_federation, short_names, show
-from pipelines.reporting.comparison_tables import (
-    DEFINITIONS,
-    TIED_MARK,
-    PrintedTable,
-    column,
-    csv_text,
-    difference_values,
-    fingerprints,
-    format_difference,
-    json_text,
-    lengths_and_seeds,
-    markdown_end,
-    markdown_table,
-    print_printed,
-    run_values,
-    score_cell,
-    score_values,
-    table_of,
-    write_texts,
-)
-from pipelines.reporting.formats import MISSING, format_bytes, format_count, format_percent, listed
+from pipelines.reporting.comparison import lengths_and_seeds
+from pipelines.reporting.comparison_files import fingerprints, markdown_end, run_values
+from pipelines.reporting.comparison_tables import DEFINITIONS, HEADINGS, SPREAD_MEANS
+from pipelines.reporting.formats import listed
 from pipelines.reporting.statistics import (
     CONFIDENCE,
     PairedDifference,
@@ -44,19 +27,38 @@ from pipelines.reporting.statistics import (
     paired_differences,
     summarise_runs,
 )
+from pipelines.reporting.tables import (
+    DIFFERENCE,
+    MEAN_BYTES,
+    MEAN_COUNT,
+    SCORE,
+    SPREAD,
+    WORDS,
+    Column,
+    Table,
+    csv_text,
+    json_text,
+    markdown_table,
+    meanings,
+    print_tables,
+    records,
+    write_texts,
+)
 from pipelines.runs.layout import RunFiles
 from pipelines.runs.record import COMMUNICATION, HEADLINE_METRICS, SCORES, TASK_SCORES, RunRecord, load_run
 
 YES, NO = "✓", "✗"
 
-_COLUMNS: Mapping[str, str] = {
-    "Δ": "row minus reference in percentage points, seed by seed, over the seeds both have; in brackets the two-sided "
-    "95 % Student-t interval of the mean of these differences (needs two seeds). The reference has the configured "
-    "values, and the row's partition. An interval, not a claim of significance.",
-    "scalars up / round": "trainable values, prototypes and statistics that all clients together send in a round, "
-    "measured, mean over all rounds and over seeds.",
-    "up, down": "bytes that all clients together send and receive in the whole run, measured, mean over seeds.",
-}
+_DIFFERENCE = (
+    "row minus reference in percentage points, seed by seed, over the seeds both have; in brackets the two-sided 95 % "
+    "Student-t interval of the mean of these differences (needs two seeds). The reference has the configured values, "
+    "and the row's partition. An interval, not a claim of significance."
+)
+_SCALARS = (
+    "trainable values, prototypes and statistics that all clients together send in a round, measured, mean over all "
+    "rounds and over seeds."
+)
+_VOLUME = "bytes that all clients together send and receive in the whole run, measured, mean over seeds."
 
 
 @dataclass(frozen=True)
@@ -175,52 +177,96 @@ def _notes(rows: Sequence[Row], configured: Mapping[str, Any], seeds: Sequence[i
 # ---------------------------------------------------------------------------------------------------------- printing
 
 
-def printed_table(sweep: Sweep) -> PrintedTable:
-    """The table for eyes: a row per point, then the baselines; switches are check-marks, the best mean is marked."""
-    rows, names = sweep.rows, short_names(sweep.keys)
-    columns = [
-        *([column("method", [row.point.method for row in rows])] if _names_methods(sweep) else []),
+def sweep_table(sweep: Sweep) -> Table:
+    """The table for eyes: a row per point, then the baselines; switches are check-marks, the best mean is marked.
+
+    Rows are ranked among those that share their partition: clients that hold other images are no pairs.
+    """
+    rows, names, metric = sweep.rows, short_names(sweep.keys), sweep.metric
+    reference = {place: "reference" for place, row in enumerate(rows) if row.is_reference}
+
+    def cost(key: str, heading: str, meaning: str) -> Column:
+        return Column(
+            key,
+            heading,
+            [row.costs[key] for row in rows],
+            MEAN_BYTES if key.startswith("bytes") else MEAN_COUNT,
+            meaning,
+        )
+
+    point = [
+        *([Column("method", "method", [row.point.method for row in rows], WORDS)] if _names_methods(sweep) else []),
         *(
-            column(names[key], [_value_cell(row.point, key) for row in rows])
+            Column(key, names[key], [_shown(row.point, key) for row in rows])
             for key in sweep.keys
             if key != "method.name"
         ),
-        column("n", [str(len(row.runs)) for row in rows]),
-        column(
-            sweep.metric,
-            [score_cell(row.scores[sweep.metric], len(row.runs)) for row in rows],
-            marks([row.scores[sweep.metric] for row in rows]),
-        ),
-        column("client_std", [format_percent(row.scores["client_std"].mean) for row in rows]),
-        column(f"Δ {sweep.metric}", [_difference_cell(row, sweep.metric) for row in rows]),
-        column("scalars up / round", [format_count(row.costs["scalars_up_per_round"].mean) for row in rows]),
-        column("up, total", [format_bytes(row.costs["bytes_up"].mean) for row in rows]),
-        column("down, total", [format_bytes(row.costs["bytes_down"].mean) for row in rows]),
     ]
-    return table_of("Accuracy in %, mean ± std over n seeds; Δ to the configured values [95 % interval]", columns)
+    return Table(
+        "Accuracy in %, mean ± std over n seeds; Δ to the configured values [95 % interval]",
+        (
+            *point,
+            Column("num_seeds", "n", [len(row.runs) for row in rows]),
+            _score(sweep, metric, _marks(rows, metric)),
+            Column(
+                "client_std",
+                HEADINGS["client_std"],
+                [row.scores["client_std"] for row in rows],
+                SPREAD,
+                DEFINITIONS["client_std"],
+            ),
+            Column(
+                metric,
+                f"Δ {HEADINGS[metric]}",
+                [row.differences[metric] for row in rows],
+                DIFFERENCE,
+                _DIFFERENCE,
+                instead=reference,
+            ),
+            cost("scalars_up_per_round", "scalars up / round", _SCALARS),
+            cost("bytes_up", "up, total", _VOLUME),
+            cost("bytes_down", "down, total", _VOLUME),
+        ),
+        leading=len(point),
+    )
+
+
+def _score(sweep: Sweep, key: str, marked: Sequence[str]) -> Column:
+    return Column(key, HEADINGS[key], [row.scores[key] for row in sweep.rows], SCORE, DEFINITIONS[key], marked)
+
+
+def _marks(rows: Sequence[Row], metric: str) -> list[str]:
+    def partition(row: Row) -> list[str]:
+        return [f"{key}={value}" for key, value in row.point.values.items() if key.startswith("partition.")]
+
+    marked = [""] * len(rows)
+    for shared in dict.fromkeys(tuple(partition(row)) for row in rows):
+        places = [place for place, row in enumerate(rows) if tuple(partition(row)) == shared]
+        for place, mark in zip(places, marks([rows[place].scores[metric] for place in places]), strict=True):
+            marked[place] = mark
+    return marked
 
 
 def _names_methods(sweep: Sweep) -> bool:
     return bool(sweep.baselines) or "method.name" in sweep.keys
 
 
-def _value_cell(point: Point, key: str) -> str:
+def _shown(point: Point, key: str) -> str | None:
+    """A value as it stands in a cell; None for a key that does not concern the row."""
     if key not in point.values:
-        return MISSING
+        return None
     value = point.values[key]
     if isinstance(value, bool):
         return YES if value else NO
     return show(value)
 
 
-def _difference_cell(row: Row, metric: str) -> str:
-    return "reference" if row.is_reference else format_difference(row.differences[metric])
-
-
 def print_table(sweep: Sweep, console: Console) -> None:
     """Print the sweep on a terminal."""
     console.print(Text(f"{sweep.subject}.", style="bold"))
-    print_printed([printed_table(sweep)], sweep.notes, console)
+    print_tables([sweep_table(sweep)], console)
+    for note in sweep.notes:
+        console.print(Text(f"Note: {note}"))
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -241,10 +287,10 @@ def write(sweep: Sweep, directory: Path) -> tuple[Path, ...]:
 
 def markdown(sweep: Sweep) -> str:
     """The table as Markdown, with the figure, the notes and what columns mean."""
-    terms = (sweep.metric, "client_std", "±")
-    definitions = {term: DEFINITIONS[term] for term in terms} | {**_COLUMNS, TIED_MARK: DEFINITIONS[TIED_MARK]}
+    table = sweep_table(sweep)
     lines = [f"# Influence of {listed(sweep.keys)}", "", f"{sweep.subject}.", "", "![sweep](sweep.png)", ""]
-    return "\n".join([*lines, *markdown_table(printed_table(sweep)), *markdown_end(sweep.notes, definitions)]) + "\n"
+    end = markdown_end(sweep.notes, {**meanings([table]), "±": SPREAD_MEANS})
+    return "\n".join([*lines, *markdown_table(table), *end]) + "\n"
 
 
 def _run_values(sweep: Sweep, row: Row, run: RunRecord) -> dict[str, Any]:
@@ -255,6 +301,11 @@ def _run_values(sweep: Sweep, row: Row, run: RunRecord) -> dict[str, Any]:
 
 
 def _document(sweep: Sweep) -> dict[str, Any]:
+    columns = [
+        *(Column(key, "", [row.scores[key] for row in sweep.rows], SCORE) for key in sweep.rows[0].scores),
+        *(Column(key, "", [row.differences[key] for row in sweep.rows], DIFFERENCE) for key in HEADLINE_METRICS),
+        *(Column(key, "", [row.costs[key] for row in sweep.rows], MEAN_COUNT) for key in COMMUNICATION),
+    ]
     rows = [
         {
             "method": row.point.method,
@@ -264,11 +315,9 @@ def _document(sweep: Sweep) -> dict[str, Any]:
             "is_reference": row.is_reference,
             "seeds": [run.seed for run in row.runs],
             "rounds": sorted({run.rounds for run in row.runs}),
-            **score_values(row.scores),
-            **difference_values(row.differences),
-            **{f"{key}_mean": summary.mean for key, summary in row.costs.items()},
+            **values,
         }
-        for row in sweep.rows
+        for row, values in zip(sweep.rows, records(columns), strict=True)
     ]
     return {
         "subject": sweep.subject,

@@ -1,360 +1,221 @@
-"""Figures of runs and comparisons: for each a function that gives the data and one that draws them.
+"""Figures of runs and comparisons. Each is a set of panels by name, so that a page can put them in one line or two.
 
-`*_data` turns records into a table (that is what tests check, and what `pipelines/reporting/figures/sets.py`
-saves beside each figure); `draw_*` turns records into a matplotlib `Figure`; `svg_text` and `save` turn a `Figure` into
-bytes. Nothing here touches pyplot, so no figure survives its caller, and the same records give the same bytes.
-
-A method keeps its colour and line through all figures: they follow from its place in the list of methods.
+The tables behind them are made in `data`; here they are drawn. A panel that nothing has values for is not there.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean, stdev
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.collections import QuadMesh
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from flcore.errors import DataError
-from pipelines.reporting.formats import MISSING, format_bytes
-from pipelines.runs.record import RoundRecord, RunRecord, group_by_method
-
-PANEL_TITLES: Mapping[str, str] = {
-    "top1_global": "Global model on the global test set",
-    "mean_local": "Mean over clients, own test data",
-}
-CURVE_METRICS = tuple(PANEL_TITLES)
-_PARTS = ("train", "val", "test")
-# 900 px at the 96 dpi of a browser.
-WIDTH = 9.4
-
-# Okabe and Ito's palette without its yellow (invisible on white), plus a wine red and a grey; told apart by people with
-# any of the common colour-vision deficiencies. A second and third round of methods changes the dashes.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#666666")
-_DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
-INK = "#333333"
-_GRID = "#e4e4e4"
-_COUNTS = LinearSegmentedColormap.from_list("counts", ["#ffffff", "#dcd6ee", "#a596cf", "#6a51a3", "#3a0f70"])
-ACCURACY_COLOURS = LinearSegmentedColormap.from_list(
-    "accuracy", ["#ffffff", "#cfe3f2", "#7fb6d9", "#2f7ebc", "#08376b"]
+from pipelines.reporting.comparison import Comparison
+from pipelines.reporting.figures.data import (
+    PANEL_TITLES,
+    RUN_CURVES,
+    bytes_accuracy_data,
+    class_accuracy_data,
+    client_accuracy_data,
+    curve_data,
+    difference_data,
+    training_loss_data,
 )
-# A path per cell or point is crisp, thousands of them make a page heavy: from here on they become one picture.
-MOST_SHAPES = 2500
+from pipelines.reporting.figures.labels import Label, write_labels
+from pipelines.reporting.figures.parts import (
+    annotate_cells,
+    byte_axis,
+    draw_cells,
+    draw_line,
+    label_line_ends,
+    name_cells,
+    panel,
+    percent_axis,
+    round_axis,
+)
+from pipelines.reporting.figures.style import (
+    ACCURACIES,
+    INK,
+    MOST_SHAPES,
+    PANEL_HEIGHT,
+    SILENT,
+    WIDTH,
+    LineStyle,
+    house_style,
+    method_styles,
+)
+from pipelines.reporting.formats import MINUS
+from pipelines.runs.record import RunRecord, group_by_method
 
-_SETTINGS: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same outlines
-    "font.size": 8.5,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 8.0,
-    "axes.labelsize": 8.5,
-    "axes.edgecolor": "#999999",
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": _GRID,
-    "grid.linewidth": 0.7,
-    "text.color": INK,
-    "xtick.color": "#666666",
-    "ytick.color": "#666666",
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "lines.linewidth": 1.6,
-    "figure.facecolor": "white",
-    "figure.constrained_layout.use": True,
-    "figure.constrained_layout.w_pad": 0.07,
-    "figure.constrained_layout.h_pad": 0.06,
-    "savefig.dpi": 150,
-    "svg.fonttype": "path",  # outlines look the same in every viewer, with or without the font
-    "svg.hashsalt": "protofl",
-}
+Panels = dict[str, Figure]
+# Bands of more methods than this would lie on each other: then a bar at the end of each line says how seeds spread.
+_MOST_BANDS = 3
+# Lines that end with so many times fewer bytes than the last are labelled where they end.
+_EARLY = 3
 
 
-@dataclass(frozen=True)
-class LineStyle:
-    """How a method is drawn."""
-
-    colour: str
-    dashes: Any
+def _styles(runs: Sequence[RunRecord]) -> dict[str, LineStyle]:
+    return method_styles(list(group_by_method(runs)))
 
 
-@dataclass(frozen=True)
-class PartitionTable:
-    """Who holds what: `counts` is int64 of shape (clients, classes); `sizes` has the columns train, val and test."""
+def draw_accuracy_curves(runs: Sequence[RunRecord]) -> Panels:
+    """Accuracy against rounds, mean over seeds: one panel for the global model, one for the mean over clients.
 
-    client_ids: tuple[str, ...]
-    class_names: tuple[str, ...]
-    counts: np.ndarray
-    sizes: pd.DataFrame
-    manifest: Mapping[str, Any]
-
-
-# ------------------------------------------------------------------------------------------------------------- data
-
-
-def load_partition(directory: Path) -> PartitionTable:
-    """Read `manifest.json` of a partition directory.
-
-    Args:
-        directory: holds `manifest.json` with `clients`, each with `id` and `class_counts` (a list, or an object keyed
-            by class number); `num_classes`, `class_names` and the sizes are used where they are given.
-
-    Returns:
-        The table; clients stay in the manifest's order, absent classes count 0.
-
-    Raises:
-        DataError: the manifest is missing or damaged, or names no clients with class counts.
+    The spread (one sample standard deviation) is a band, of many methods a bar at the end.
     """
-    path = Path(directory) / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error.__class__.__name__}); make the partition again.") from error
-    clients = manifest.get("clients") if isinstance(manifest, dict) else None
-    if not clients or any("class_counts" not in client for client in clients):
-        raise DataError(f"{path}: no clients with 'class_counts'; make the partition again.")
-    by_class = [_counts_by_class(client["class_counts"]) for client in clients]
-    num_classes = max(int(manifest.get("num_classes") or 0), 1 + max(max(row, default=0) for row in by_class))
-    counts = np.zeros((len(clients), num_classes), dtype=np.int64)
-    for position, row in enumerate(by_class):
-        for label, count in row.items():
-            counts[position, label] = count
-    names = manifest.get("class_names") or []
-    return PartitionTable(
-        client_ids=tuple(str(client.get("id", position)) for position, client in enumerate(clients)),
-        class_names=tuple(str(names[label]) if label < len(names) else str(label) for label in range(num_classes)),
-        counts=counts,
-        sizes=pd.DataFrame(
-            [[client.get("sizes", client).get(part) for part in _PARTS] for client in clients], columns=list(_PARTS)
-        ),
-        manifest=manifest,
-    )
-
-
-def _counts_by_class(counts: Any) -> dict[int, int]:
-    pairs = counts.items() if isinstance(counts, dict) else enumerate(counts)
-    return {int(label): int(count) for label, count in pairs}
-
-
-def curve_data(runs: Iterable[RunRecord], metric: str) -> pd.DataFrame:
-    """Accuracy by round, mean and sample standard deviation over seeds.
-
-    Args:
-        runs: any methods and seeds.
-        metric: field of a round record, such as `top1_global`.
-
-    Returns:
-        Columns method, round, mean, std (NaN for one seed), n. Only rounds that every seed of a method evaluated, so
-        that a curve never changes its seeds half-way; methods without the metric have no rows.
-    """
-    return over_seeds(runs, lambda record: getattr(record, metric), "mean")
-
-
-def bytes_accuracy_data(runs: Iterable[RunRecord], metric: str) -> pd.DataFrame:
-    """Accuracy against cumulative traffic (up + down, all clients), mean over seeds at equal rounds.
-
-    Returns:
-        Columns method, round, bytes, accuracy, n.
-    """
-    runs = list(runs)
-    accuracy = curve_data(runs, metric).rename(columns={"mean": "accuracy"})
-    traffic = over_seeds(runs, lambda record: record.total_bytes, "bytes")
-    merged = accuracy.drop(columns="std").merge(traffic[["method", "round", "bytes"]], on=["method", "round"])
-    return merged[["method", "round", "bytes", "accuracy", "n"]]
-
-
-def training_loss_data(runs: Iterable[RunRecord]) -> pd.DataFrame:
-    """Training-loss terms by round.
-
-    Returns:
-        Columns term, method, round, mean, std, n; terms that most methods have come first, then by name.
-    """
-    runs = list(runs)
-    users: dict[str, set[str]] = {}
-    for run in runs:
-        for term in (term for record in run.history for term in record.train_loss):
-            users.setdefault(term, set()).add(run.method)
-    terms = sorted(users, key=lambda term: (-len(users[term]), term))
-    tables = [over_seeds(runs, _term_reader(term), "mean").assign(term=term) for term in terms]
-    columns = ["term", "method", "round", "mean", "std", "n"]
-    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
-
-
-def _term_reader(term: str) -> Callable[[RoundRecord], float | None]:
-    return lambda record: record.train_loss.get(term)
-
-
-def client_accuracy_data(runs: Iterable[RunRecord]) -> pd.DataFrame:
-    """Accuracy of every client in the last evaluated round of every run.
-
-    Returns:
-        Columns method, seed, client (position, from 0), accuracy; clients without test data have no row.
-    """
-    rows = [
-        {"method": run.method, "seed": run.seed, "client": client, "accuracy": accuracy}
-        for method_runs in group_by_method(runs).values()
-        for run in method_runs
-        if run.history
-        for client, accuracy in enumerate(run.history[-1].local_accuracy)
-        if accuracy is not None
-    ]
-    return pd.DataFrame(rows, columns=["method", "seed", "client", "accuracy"])
-
-
-def class_accuracy_data(runs: Iterable[RunRecord]) -> pd.DataFrame:
-    """Class-wise accuracy, mean over the seeds that have a value for the class.
-
-    Returns:
-        A row per method that reports class accuracies (index = method), a column per class; NaN where no seed knows.
-    """
-    rows: dict[str, list[float]] = {}
-    for method, method_runs in group_by_method(runs).items():
-        width = max(len(run.class_acc) for run in method_runs)
-        by_class = [
-            [run.class_acc[label] for run in method_runs if label < len(run.class_acc)] for label in range(width)
-        ]
-        present = [[value for value in values if value is not None] for values in by_class]
-        if any(present):
-            rows[method] = [fmean(values) if values else math.nan for values in present]
-    return pd.DataFrame.from_dict(rows, orient="index")
-
-
-def partition_data(partition: PartitionTable) -> pd.DataFrame:
-    """Samples per client (index = client id) and class (columns = class names)."""
-    return pd.DataFrame(partition.counts, index=list(partition.client_ids), columns=list(partition.class_names))
-
-
-def over_seeds(runs: Iterable[RunRecord], read: Callable[[RoundRecord], float | None], name: str) -> pd.DataFrame:
-    """A value of round records by round, mean (column ``name``), sample standard deviation and n over seeds."""
-    rows = []
-    for method, method_runs in group_by_method(runs).items():
-        curves = [
-            {record.round: value for record in run.history if (value := read(record)) is not None}
-            for run in method_runs
-        ]
-        curves = [curve for curve in curves if curve]
-        common = set.intersection(*(set(curve) for curve in curves)) if curves else set()
-        for number in sorted(common):
-            values = [curve[number] for curve in curves]
-            spread = stdev(values) if len(values) > 1 else math.nan
-            rows.append({"method": method, "round": number, name: fmean(values), "std": spread, "n": len(values)})
-    return pd.DataFrame(rows, columns=["method", "round", name, "std", "n"])
-
-
-# ---------------------------------------------------------------------------------------------------------- drawing
-
-
-def method_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
-    """Give each method its colour and dashes by its place in the list; the first eight are solid."""
-    return {
-        method: LineStyle(_COLOURS[position % len(_COLOURS)], _DASHES[position // len(_COLOURS) % len(_DASHES)])
-        for position, method in enumerate(methods)
-    }
-
-
-def draw_accuracy_curves(runs: Sequence[RunRecord]) -> Figure:
-    """Accuracy against rounds: mean over seeds as a line, ± one sample standard deviation as a band.
-
-    One panel for the global model, one for the mean over clients; a panel no method has values for is left out.
-    """
-    styles = method_styles(list(group_by_method(runs)))
-    tables = {metric: table for metric in CURVE_METRICS if not (table := curve_data(runs, metric)).empty}
+    styles, panels = _styles(runs), {}
     with house_style():
-        figure, panels = _panel_row(len(tables), len(styles))
-        for axes, (metric, table) in zip(panels, tables.items(), strict=True):
+        for metric, title in PANEL_TITLES.items():
+            table = curve_data(runs, metric)
+            if table.empty:
+                continue
+            panels[metric], axes = panel(title, _height(styles))
             for method, curve in _by_method(table):
-                style, mean, std = styles[method], curve["mean"], curve["std"].fillna(0)
-                axes.fill_between(curve["round"], mean - std, mean + std, color=style.colour, alpha=0.15, linewidth=0)
-                _draw_line(axes, curve["round"], mean, style)
-            axes.set_title(PANEL_TITLES[metric])
-            axes.set_xlabel("round")
+                _draw_spread(axes, curve["round"], curve["mean"], curve["std"], styles[method], len(styles))
+                draw_line(axes, curve["round"], curve["mean"], styles[method])
             axes.set_ylabel("accuracy")
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+            round_axis(axes)
             percent_axis(axes.yaxis)
-            ends = {method: _last(curve, "round", "mean") for method, curve in _by_method(table)}
-            _label_line_ends(axes, ends, styles, figure.get_figheight())
-        return figure
+            label_line_ends(axes, {m: _last(curve, "round", "mean") for m, curve in _by_method(table)}, styles)
+    return panels
 
 
-def draw_bytes_against_accuracy(runs: Sequence[RunRecord]) -> Figure:
-    """Accuracy against cumulative bytes in both directions (log axis), mean over seeds.
+def draw_accuracy_of_run(run: RunRecord) -> Panels:
+    """Accuracy against rounds of one run, in one panel: of the global model, of the vote, and the mean over clients."""
+    with house_style():
+        figure, axes = panel("Accuracy")
+        styles = method_styles(list(RUN_CURVES))
+        ends = {}
+        for metric in RUN_CURVES:
+            curve = curve_data([run], metric)
+            if not curve.empty:
+                draw_line(axes, curve["round"], curve["mean"], styles[metric])
+                ends[metric] = _last(curve, "round", "mean")
+        axes.set_ylabel("accuracy")
+        round_axis(axes)
+        percent_axis(axes.yaxis)
+        label_line_ends(axes, ends, styles, RUN_CURVES)
+        return {"": figure}
+
+
+def draw_bytes_against_accuracy(runs: Sequence[RunRecord]) -> Panels:
+    """Accuracy against cumulative bytes in both directions (log axis), mean over seeds; panels as for rounds.
 
     A method that sends nothing has no place on a log axis: its final accuracy is a horizontal dotted line.
     """
-    styles = method_styles(list(group_by_method(runs)))
-    tables = {metric: table for metric in CURVE_METRICS if not (table := bytes_accuracy_data(runs, metric)).empty}
+    styles, panels = _styles(runs), {}
     with house_style():
-        figure, panels = _panel_row(len(tables), len(styles))
-        for axes, (metric, table) in zip(panels, tables.items(), strict=True):
-            sent = table[table["bytes"] > 0]
-            right = sent["bytes"].max() if not sent.empty else 1.0
+        for metric, title in PANEL_TITLES.items():
+            table = bytes_accuracy_data(runs, metric)
+            if table.empty:
+                continue
+            marks: dict[tuple[float, float], float] = {}
+            panels[metric], axes = panel(title, _height(styles))
             ends, names = {}, {}
+            sent = table[table["bytes"] > 0]["bytes"]
             for method, curve in _by_method(table):
-                on_axis = curve[curve["bytes"] > 0]
+                style, on_axis = styles[method], curve[curve["bytes"] > 0]
                 if on_axis.empty:
-                    final = curve["accuracy"].iloc[-1]
-                    axes.axhline(final, color=styles[method].colour, linestyle=(0, (1, 2)), linewidth=1.2)
-                    ends[method] = (right, final)
-                    names[method] = f"{method} (0 B)"
+                    final = float(curve["accuracy"].iloc[-1])
+                    axes.axhline(final, color=style.colour, linestyle=SILENT, linewidth=1.2)
+                    ends[method], names[method] = (sent.max() if len(sent) else 1.0, final), f"{method} (0 B)"
                 else:
-                    _draw_line(axes, on_axis["bytes"], on_axis["accuracy"], styles[method])
+                    x, y = on_axis["bytes"], on_axis["accuracy"]
+                    _draw_spread(axes, x, y, on_axis["std"], style, len(styles))
+                    draw_line(axes, x, y, style)
                     ends[method] = _last(on_axis, "bytes", "accuracy")
-            axes.set_xscale("log")
-            axes.set_title(PANEL_TITLES[metric])
+                    marks |= dict.fromkeys(_along(x, y), 0.0)
+            byte_axis(axes)
             axes.set_xlabel("bytes up + down, all clients, cumulative")
             axes.set_ylabel("accuracy")
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value).replace(".00", "")))
-            axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
             percent_axis(axes.yaxis)
-            _label_line_ends(axes, ends, styles, figure.get_figheight(), names)
-        return figure
+            early = [method for method, (x, _) in ends.items() if x < sent.max() / _EARLY]
+            label_line_ends(axes, {m: end for m, end in ends.items() if m not in early}, styles, names)
+            if early:  # a line from there to the right of the panel would cross the others
+                labels = [Label(method, *ends[method], styles[method].colour) for method in early]
+                write_labels(panels[metric], axes, labels, marks)
+    return panels
 
 
-def draw_partition(partition: PartitionTable) -> Figure:
-    """Samples per class (rows) and client (columns): white is none, darker is more, one colour bar."""
-    clients, classes = partition.counts.shape
+def _along(x: pd.Series[Any], y: pd.Series[Any]) -> list[tuple[float, float]]:
+    """Some hundred points of a line over a logarithmic axis."""
+    places = np.linspace(0, len(x) - 1, 100)
+    across = np.exp(np.interp(places, range(len(x)), np.log(x)))
+    return list(zip(across.tolist(), np.interp(places, range(len(y)), y).tolist(), strict=True))
+
+
+def _draw_spread(axes: Axes, x: pd.Series, mean: pd.Series, std: pd.Series, style: LineStyle, methods: int) -> None:
+    if methods <= _MOST_BANDS:
+        spread = std.fillna(0)
+        axes.fill_between(x, mean - spread, mean + spread, color=style.colour, alpha=0.15, linewidth=0)
+    elif std.iloc[-1] > 0:
+        axes.errorbar(
+            x.iloc[-1:], mean.iloc[-1:], yerr=std.iloc[-1:], color=style.colour, elinewidth=1.0, capsize=2.5, alpha=0.8
+        )
+
+
+def draw_differences(comparison: Comparison) -> Panels:
+    """Forest plot: each method's mean difference to the baseline with its interval, and a dot per seed.
+
+    The axis shows all seeds; an interval that goes far beyond them ends in an arrow.
+    """
+    table, panels = difference_data(comparison), {}
+    styles = method_styles([row.method for row in comparison.methods])
     with house_style():
-        height = min(max(1.4 + 0.24 * classes, 2.2), 7.5)
-        figure = Figure(figsize=(WIDTH, height))
-        axes = figure.add_subplot()
-        top = max(int(partition.counts.max()), 1)
-        mesh = draw_cells(axes, partition.counts.T, _COUNTS, top)
-        axes.set_xlabel("client")
-        axes.set_ylabel("class")
-        name_cells(axes.xaxis, [_short_id(client) for client in partition.client_ids], 32)
-        name_cells(axes.yaxis, partition.class_names, 26)
-        figure.colorbar(mesh, ax=axes, label="training samples", pad=0.015, fraction=0.03, aspect=max(15, 6 * height))
-        if clients <= 24 and classes <= 20:
-            annotate_cells(axes, partition.counts.T, mesh, lambda value: f"{value:.0f}" if value else "")
-        return figure
+        for metric, title in PANEL_TITLES.items():
+            rows = table[table["metric"] == metric]
+            if rows.empty:
+                continue
+            panels[metric], axes = panel(title, 1.0 + 0.27 * len(rows))
+            reach = 1.6 * max(abs(value) for seeds in rows["seeds"] for value in seeds) or 0.01
+            ends = [value for low, high in zip(rows["low"], rows["high"], strict=True) for value in (low, high)]
+            reach = min(reach, 1.08 * max((abs(end) for end in ends if not math.isnan(end)), default=reach) or reach)
+            axes.axvline(0, color=INK, linewidth=0.9)
+            for position, (method, mean, low, high, seeds) in enumerate(
+                rows[["method", "mean", "low", "high", "seeds"]].to_numpy()
+            ):
+                style = styles[method]
+                _draw_interval(axes, position, low, high, reach, style.colour)
+                axes.scatter(seeds, [position] * len(seeds), s=9, color=style.colour, alpha=0.55, linewidths=0)
+                axes.plot([mean], [position], marker=style.marker, markersize=5.5, color=style.colour)
+            axes.set_xlim(-reach, reach)
+            axes.set_ylim(len(rows) - 0.5, -0.5)
+            axes.set_yticks(range(len(rows)), rows["method"])
+            axes.tick_params(axis="y", length=0)
+            axes.grid(visible=False, axis="y")
+            axes.spines["left"].set_visible(False)
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=7))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _points(value)))
+            axes.set_xlabel(f"accuracy minus that of {comparison.baseline}, percentage points")
+    return panels
 
 
-def draw_client_spread(runs: Sequence[RunRecord]) -> Figure:
+def _draw_interval(axes: Axes, position: int, low: float, high: float, reach: float, colour: str) -> None:
+    if math.isnan(low):
+        return
+    axes.plot([max(low, -reach), min(high, reach)], [position, position], color=colour, linewidth=1.4)
+    for end, sign in ((low, -1), (high, 1)):
+        marker = (">" if sign > 0 else "<") if abs(end) > reach else "|"
+        place = min(max(end, -0.985 * reach), 0.985 * reach)
+        axes.plot([place], [position], marker=marker, markersize=5, color=colour)
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+g}".replace("-", MINUS) if abs(value) > 1e-12 else "0"
+
+
+def draw_client_spread(runs: Sequence[RunRecord]) -> Panels:
     """Final accuracy of every client of every seed: a dot each, behind it the box of the quartiles.
 
     Whiskers reach the outermost clients; the thick bar is the median.
     """
-    table = client_accuracy_data(runs)
+    table, styles = client_accuracy_data(runs), _styles(runs)
     methods = list(dict.fromkeys(table["method"]))
-    styles = method_styles(list(group_by_method(runs)))
     with house_style():
         figure = Figure(figsize=(WIDTH, 0.9 + 0.36 * max(len(methods), 1)))
         axes = figure.add_subplot()
@@ -389,49 +250,44 @@ def draw_client_spread(runs: Sequence[RunRecord]) -> Figure:
         axes.set_yticks(range(len(methods)), methods)
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
-        axes.set_xlim(-0.01, 1.01)
+        # From a round value below the worst client.
+        axes.set_xlim(math.floor(10 * (float(table["accuracy"].min()) - 0.01)) / 10, 1.01)
         axes.set_xlabel("accuracy of a client on its own test data")
         percent_axis(axes.xaxis)
-        return figure
+        return {"": figure}
 
 
-def draw_training_loss(runs: Sequence[RunRecord]) -> Figure:
-    """Training-loss terms against rounds: a panel per term, a line per method, mean over seeds."""
-    table = training_loss_data(runs)
-    styles = method_styles(list(group_by_method(runs)))
-    terms = list(dict.fromkeys(table["term"]))
-    columns = min(len(terms), 3) or 1
-    rows = math.ceil(len(terms) / columns) or 1
+def draw_training_loss(runs: Sequence[RunRecord]) -> Panels:
+    """Training-loss terms against rounds, mean over seeds: a panel per term, since their scales differ.
+
+    A line per method. Of several methods only terms that two or more share are drawn: what one alone minimises stands
+    beside nothing, and is on the page of each of its runs.
+    """
+    table, styles, panels = training_loss_data(runs), _styles(runs), {}
     with house_style():
-        # The legend stands below all panels: labels at line ends would not fit in a third of the width.
-        used = [method for method in styles if method in set(table["method"])]
-        legend_rows = math.ceil(len(used) / 7) if len(styles) > 1 else 0
-        figure = Figure(figsize=(WIDTH if columns > 1 else WIDTH * 0.6, 2.3 * rows + 0.22 * legend_rows))
-        for position, term in enumerate(terms):
-            axes = figure.add_subplot(rows, columns, position + 1)
-            for method, curve in _by_method(table[table["term"] == term]):
-                _draw_line(axes, curve["round"], curve["mean"], styles[method])
-            axes.set_title(term)
-            axes.set_xlabel("round")
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+        for term in dict.fromkeys(table["term"]):
+            curves = _by_method(table[table["term"] == term])
+            is_shared = len(curves) > 1
+            if not is_shared and len(styles) > 1:
+                continue
+            panels[term], axes = panel(f"Training loss: {term}")
+            for method, curve in curves:
+                draw_line(axes, curve["round"], curve["mean"], styles[method])
+            round_axis(axes, 5)
             axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-        if legend_rows:
-            handles = [
-                matplotlib.lines.Line2D([], [], color=styles[method].colour, linestyle=styles[method].dashes)
-                for method in used
-            ]
-            figure.legend(handles, used, loc="outside lower center", ncols=min(len(used), 7), frameon=False)
-        return figure
+            if is_shared:
+                label_line_ends(axes, {m: _last(curve, "round", "mean") for m, curve in curves}, styles)
+    return panels
 
 
-def draw_class_accuracy(runs: Sequence[RunRecord], class_names: Sequence[str] = ()) -> Figure:
-    """Class-wise accuracy of the global model: methods by classes, 0 to 1, grey where there is no value."""
+def draw_class_accuracy(runs: Sequence[RunRecord], class_names: Sequence[str] = ()) -> Panels:
+    """Class-wise accuracy on the global test set: methods by classes, 0 to 1, grey where there is no value."""
     table = class_accuracy_data(runs)
     methods, classes = table.shape
     with house_style():
         figure = Figure(figsize=(WIDTH, min(max(1.15 + 0.27 * methods, 1.5), 7.5)))
         axes = figure.add_subplot()
-        mesh = draw_cells(axes, table.to_numpy(dtype=float), ACCURACY_COLOURS, 1.0)
+        mesh = draw_cells(axes, table.to_numpy(dtype=float), ACCURACIES, 1.0)
         names = [class_names[label] if label < len(class_names) else str(label) for label in range(classes)]
         name_cells(axes.xaxis, names, 26)
         name_cells(axes.yaxis, list(table.index), methods)
@@ -441,72 +297,11 @@ def draw_class_accuracy(runs: Sequence[RunRecord], class_names: Sequence[str] = 
         percent_axis(bar.ax.yaxis, locate=False)
         if classes <= 24:
             annotate_cells(axes, table.to_numpy(dtype=float), mesh, lambda value: f"{100 * value:.0f}")
-        return figure
+        return {"": figure}
 
 
-# ----------------------------------------------------------------------------------------------------------- saving
-
-
-def svg_text(figure: Figure, prefix: str = "figure") -> str:
-    """Render a figure as an SVG element; the same figure and prefix give the same text.
-
-    Args:
-        figure: what a `draw_*` function returned.
-        prefix: put before every id, so that several figures can stand in one page without sharing ids.
-
-    Returns:
-        The `<svg>` element alone (no XML declaration, dates or metadata).
-    """
-    buffer = io.StringIO()
-    with house_style():
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', text)
-    text = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}-\1"', text)
-    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
-    # matplotlib's one style rule is for `*`; inlined, it would reach the whole page.
-    text = text.replace('<style type="text/css">*{', f'<style type="text/css">#{prefix} *{{', 1)
-    return text.replace("<svg ", f'<svg id="{prefix}" ', 1)
-
-
-def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as `.svg` or `.png`, by the suffix of the path; the same figure gives the same bytes.
-
-    Raises:
-        ValueError: another suffix.
-    """
-    if path.suffix == ".svg":
-        path.write_text(f'<?xml version="1.0" encoding="utf-8"?>\n{svg_text(figure)}', encoding="utf-8", newline="")
-    elif path.suffix == ".png":
-        with house_style():
-            figure.savefig(path, format="png", metadata={"Software": None})
-    else:
-        raise ValueError(f"{path.name}: figures are written as .svg or .png")
-    return path
-
-
-# ------------------------------------------------------------------------------------------------------------ parts
-
-
-@contextmanager
-def house_style() -> Iterator[None]:
-    """Draw with the project's settings, and with nothing of this machine's.
-
-    Figures made inside keep them; what is saved later must be saved inside as well.
-    """
-    # From matplotlib's own defaults, so that a matplotlibrc on the machine changes nothing.
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_SETTINGS)
-        yield
-
-
-def _panel_row(panels: int, methods: int) -> tuple[Figure, list[Axes]]:
-    height = max(3.1, 1.1 + 0.155 * methods)
-    figure = Figure(figsize=(WIDTH if panels > 1 else WIDTH * 0.62, height))
-    return figure, [figure.add_subplot(1, panels, position + 1) for position in range(panels)]
+def _height(styles: Mapping[str, LineStyle]) -> float:
+    return max(PANEL_HEIGHT, 1.1 + 0.155 * len(styles))
 
 
 def _by_method(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -515,122 +310,6 @@ def _by_method(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 def _last(table: pd.DataFrame, x: str, y: str) -> tuple[float, float]:
     return float(table[x].iloc[-1]), float(table[y].iloc[-1])
-
-
-def _draw_line(axes: Axes, x: pd.Series, y: pd.Series, style: LineStyle) -> None:
-    # Few points need to be seen as points; one point alone would otherwise be an invisible line.
-    marker = "o" if len(x) <= 8 else None
-    axes.plot(x, y, color=style.colour, linestyle=style.dashes, marker=marker, markersize=3)
-
-
-def _label_line_ends(
-    axes: Axes,
-    ends: Mapping[str, tuple[float, float]],
-    styles: Mapping[str, LineStyle],
-    figure_height: float,
-    names: Mapping[str, str] | None = None,
-) -> None:
-    """Write each method's name to the right of the panel at the height of its last value, moved apart if needed."""
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high)
-    axes.set_xlim(axes.get_xlim())
-    # Height of a line of text (inches) as a fraction of the panel, which takes about 0.78 of the figure.
-    gap = 0.14 / (figure_height * 0.78)
-    order = sorted(ends, key=lambda method: (ends[method][1], method))
-    wanted = [(ends[method][1] - low) / (high - low) for method in order]
-    for method, height in zip(order, spread_apart(wanted, gap), strict=True):
-        colour = styles[method].colour
-        axes.plot(*ends[method], marker="o", markersize=3.2, color=colour)
-        axes.annotate(
-            (names or {}).get(method, method),
-            xy=ends[method],
-            xytext=(1.045, height),
-            textcoords="axes fraction",
-            va="center",
-            ha="left",
-            annotation_clip=False,
-            # Thinner than any curve, so that the way to the name is not read as data.
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "relpos": (0, 0.5)},
-        )
-
-
-def spread_apart(wanted: Sequence[float], gap: float) -> list[float]:
-    """Move heights apart until neighbours keep the gap, with the least sum of squared moves.
-
-    Args:
-        wanted: ascending, in [0, 1].
-        gap: least distance of neighbours; lowered to 1 / (n - 1) where n of them would not fit into [0, 1].
-
-    Returns:
-        Ascending heights in [0, 1].
-    """
-    count = len(wanted)
-    if count > 1:
-        gap = min(gap, 1 / (count - 1))
-    # Without position * gap, "keeps the gap" becomes "does not fall": isotonic regression, by merging what falls.
-    groups: list[list[float]] = []
-    for position, height in enumerate(wanted):
-        groups.append([height - position * gap])
-        while len(groups) > 1 and fmean(groups[-2]) > fmean(groups[-1]):
-            last = groups.pop()
-            groups[-1] += last
-    level = [fmean(group) for group in groups for _ in group]
-    return [min(max(value, 0.0), 1 - (count - 1) * gap) + position * gap for position, value in enumerate(level)]
-
-
-def percent_axis(axis: Any, locate: bool = True) -> None:
-    """Show fractions as percentages, with few ticks unless they are set already."""
-    if locate:
-        axis.set_major_locator(MaxNLocator(nbins=6))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-
-
-def draw_cells(axes: Axes, values: np.ndarray, colours: LinearSegmentedColormap, top: float) -> QuadMesh:
-    """A cell per value, first row on top, thin white lines between cells that are large enough for them."""
-    rows, columns = values.shape
-    axes.set_facecolor("#d9d9d9")
-    mesh = axes.pcolormesh(
-        np.ma.masked_invalid(values),
-        cmap=colours,
-        vmin=0,
-        vmax=top,
-        edgecolors="#eeeeee" if columns <= 60 and rows <= 30 else "none",
-        linewidth=0.5,
-        rasterized=values.size > MOST_SHAPES,
-    )
-    axes.set_ylim(rows, 0)
-    axes.grid(visible=False)
-    return mesh
-
-
-def name_cells(axis: Any, names: Sequence[str], most: int) -> None:
-    """Name every cell, or every second, fifth, tenth, ..., so that at most `most` names stand along the axis."""
-    steps = (factor * 10**power for power in range(6) for factor in (1, 2, 5))
-    step = next(step for step in steps if len(names) / step <= max(most, 1))
-    positions = range(0, len(names), step)
-    axis.set_ticks([position + 0.5 for position in positions], [names[position] for position in positions])
-    axis.set_tick_params(length=0)
-    if (
-        axis.axis_name == "x"
-        and max((len(names[position]) for position in positions), default=0) * len(positions) > 110
-    ):
-        for label in axis.get_ticklabels():
-            label.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
-
-
-def annotate_cells(axes: Axes, values: np.ndarray, mesh: QuadMesh, text: Callable[[float], str]) -> None:
-    """Write every value into its cell, in white on dark cells; a dash where there is none."""
-    for row, column in np.ndindex(*values.shape):
-        value = float(values[row, column])
-        red, green, blue = mesh.to_rgba(np.array([value]))[0, :3]
-        is_dark = 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.5 and not math.isnan(value)
-        label = MISSING if math.isnan(value) else text(value)
-        colour = "white" if is_dark else "#222222"
-        axes.text(column + 0.5, row + 0.52, label, ha="center", va="center", fontsize=7, color=colour)
-
-
-def _short_id(client: str) -> str:
-    return str(int(client)) if client.isdigit() else client
 
 
 def _jitter(count: int) -> np.ndarray:

@@ -1,99 +1,156 @@
-"""All figures that some runs have values for, as reports show them and as files beside the results."""
+"""All figures that some runs have values for: drawn once, for the page and for the files beside the results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
-from matplotlib.figure import Figure
 
-from pipelines.reporting.figures.charts import (
-    CURVE_METRICS,
-    PartitionTable,
+from pipelines.reporting.comparison import Comparison
+from pipelines.reporting.figures import charts
+from pipelines.reporting.figures.data import (
+    PANEL_TITLES,
+    RUN_CURVES,
     bytes_accuracy_data,
     class_accuracy_data,
     client_accuracy_data,
     curve_data,
-    draw_accuracy_curves,
-    draw_bytes_against_accuracy,
-    draw_class_accuracy,
-    draw_client_spread,
-    draw_partition,
-    draw_training_loss,
-    partition_data,
-    save,
+    difference_data,
+    stacked,
+    tradeoff_data,
     training_loss_data,
 )
+from pipelines.reporting.figures.partition import PartitionTable, draw_partition, partition_data
+from pipelines.reporting.figures.style import svg_text, write_svg
 from pipelines.reporting.figures.tasks import by_task_data, draw_by_task, draw_stream, stream_data
+from pipelines.reporting.figures.tradeoff import draw_tradeoff
 from pipelines.runs.record import RunRecord
 
+_KINDS = (".svg", ".csv", ".png")
 
-def comparison_figures(
-    runs: Sequence[RunRecord], partition: PartitionTable | None = None
-) -> dict[str, tuple[Figure, pd.DataFrame]]:
-    """All figures that these runs have values for, each with its data, in reading order.
 
-    Args:
-        runs: any methods and seeds, in the order in which methods shall appear.
-        partition: adds the heatmap and gives class names.
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """A figure as it is shown and stored: its panels as SVG elements, and the table behind it (None: stored elsewhere).
 
-    Returns:
-        By name: `accuracy`, `bytes`, `partition`, `clients`, `classes`, `stream`, `tasks`, `loss`; those without data
-        are left out.
+    ``panels`` are by the stem of their file's name, which also makes the ids in them unique.
     """
-    names = partition.class_names if partition is not None else ()
-    curves = _stacked(runs, curve_data)
-    clients, classes, losses = client_accuracy_data(runs), class_accuracy_data(runs), training_loss_data(runs)
-    figures: dict[str, tuple[Figure, pd.DataFrame]] = {}
-    if not curves.empty:
-        figures["accuracy"] = (draw_accuracy_curves(runs), curves)
-        if any(record.total_bytes > 0 for run in runs for record in run.history):
-            figures["bytes"] = (draw_bytes_against_accuracy(runs), _stacked(runs, bytes_accuracy_data))
-    if partition is not None:
-        figures["partition"] = (
-            draw_partition(partition),
-            partition_data(partition).rename_axis("client").reset_index(),
-        )
-    if not clients.empty:
-        figures["clients"] = (draw_client_spread(runs), clients)
-    if not classes.empty:
-        figures["classes"] = (draw_class_accuracy(runs, names), classes.rename_axis("method").reset_index())
-    if any(run.tasks for run in runs):
-        figures["stream"] = (draw_stream(runs), stream_data(runs))
-        figures["tasks"] = (draw_by_task(runs), by_task_data(runs))
-    if not losses.empty:
-        figures["loss"] = (draw_training_loss(runs), losses)
-    return figures
+
+    name: str
+    panels: Mapping[str, str]
+    data: pd.DataFrame | None = None
+
+    @property
+    def svgs(self) -> tuple[str, ...]:
+        """The panels in their order."""
+        return tuple(self.panels.values())
 
 
-def write_figures(
-    runs: Sequence[RunRecord],
-    directory: Path,
-    partition: PartitionTable | None = None,
-    formats: Sequence[str] = ("svg",),
-) -> tuple[Path, ...]:
-    """Write every figure and, beside it, its data as CSV.
+def drawing(name: str, panels: charts.Panels, data: pd.DataFrame | None = None) -> Drawing:
+    """Render each panel, once."""
+    stems = {f"{name}-{_file_name(panel)}" if panel else name: figure for panel, figure in panels.items()}
+    return Drawing(name, {stem: svg_text(figure, f"plot-{stem}") for stem, figure in stems.items()}, data)
+
+
+def _file_name(panel: str) -> str:
+    return "".join(sign if sign.isalnum() or sign in "._-" else "-" for sign in panel)
+
+
+def run_drawings(run: RunRecord, partition: PartitionTable | None = None) -> dict[str, Drawing]:
+    """All figures that one run has values for.
 
     Args:
-        runs: any methods and seeds, in the order in which methods shall appear.
-        directory: made if it is not there.
+        run: a finished one.
         partition: adds the heatmap and gives class names.
-        formats: of `svg` and `png`.
 
     Returns:
-        The files, `<name>.<format>` and `<name>.csv`.
+        By name: `accuracy`, `loss`, `stream`, `tasks`, `clients`, `classes`, `partition`; those without data are left
+        out.
+    """
+    curves = stacked({metric: curve_data([run], metric) for metric in RUN_CURVES}, "metric")
+    found: list[Drawing] = []
+    if not curves.empty:
+        found.append(drawing("accuracy", charts.draw_accuracy_of_run(run), curves))
+    return _by_name([*found, *_of_any([run], partition)])
+
+
+def comparison_drawings(comparison: Comparison, partition: PartitionTable | None = None) -> dict[str, Drawing]:
+    """All figures that a comparison has values for.
+
+    Args:
+        comparison: its methods stand in figures in the order in which they stand there.
+        partition: as in :func:`run_drawings`.
+
+    Returns:
+        By name: `tradeoff`, `accuracy`, `bytes`, `differences`, and those of :func:`run_drawings`.
+    """
+    runs = comparison.runs
+    curves = stacked({metric: curve_data(runs, metric) for metric in PANEL_TITLES}, "metric")
+    differences, costs = difference_data(comparison), tradeoff_data(runs)
+    found: list[Drawing] = []
+    if (costs["bytes"] > 0).any():
+        found.append(drawing("tradeoff", draw_tradeoff(runs), costs))
+    if not curves.empty:
+        found.append(drawing("accuracy", charts.draw_accuracy_curves(runs), curves))
+        if any(record.total_bytes > 0 for run in runs for record in run.history):
+            traffic = stacked({metric: bytes_accuracy_data(runs, metric) for metric in PANEL_TITLES}, "metric")
+            found.append(drawing("bytes", charts.draw_bytes_against_accuracy(runs), traffic))
+    if not differences.empty:
+        found.append(drawing("differences", charts.draw_differences(comparison), differences.drop(columns="seeds")))
+    return _by_name([*found, *_of_any(runs, partition)])
+
+
+def _of_any(runs: Sequence[RunRecord], partition: PartitionTable | None) -> Iterator[Drawing]:
+    clients, classes, losses = client_accuracy_data(runs), class_accuracy_data(runs), training_loss_data(runs)
+    if partition is not None:
+        yield partition_drawing(partition)
+    if not clients.empty:
+        yield drawing("clients", charts.draw_client_spread(runs), clients)
+    if not classes.empty:
+        names = partition.class_names if partition is not None else ()
+        by_class = classes.rename_axis("method").reset_index()
+        yield drawing("classes", charts.draw_class_accuracy(runs, names), by_class)
+    if any(run.tasks for run in runs):
+        yield drawing("stream", draw_stream(runs), stream_data(runs))
+        yield drawing("tasks", draw_by_task(runs), by_task_data(runs))
+    if not losses.empty:
+        yield drawing("loss", charts.draw_training_loss(runs), losses)
+
+
+@lru_cache(maxsize=16)
+def partition_drawing(partition: PartitionTable) -> Drawing:
+    """Who holds what; the runs of a seed share it."""
+    held = partition_data(partition).rename_axis("client").reset_index()
+    return drawing("partition", {"": draw_partition(partition)}, held)
+
+
+def _by_name(drawings: Iterable[Drawing]) -> dict[str, Drawing]:
+    return {each.name: each for each in drawings if each.panels}
+
+
+def write_drawings(drawings: Iterable[Drawing], directory: Path) -> tuple[Path, ...]:
+    """Write every panel as SVG and, beside it, the figure's data as CSV; figures of an earlier time are removed.
+
+    Returns:
+        The files: `<name>.svg`, or `<name>-<panel>.svg` for each of several panels, and `<name>.csv`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, (figure, table) in comparison_figures(runs, partition).items():
-        written += [save(figure, directory / f"{name}.{suffix}") for suffix in formats]
-        data = directory / f"{name}.csv"
-        data.write_text(table.round(12).to_csv(index=False, lineterminator="\n"), encoding="utf-8", newline="")
-        written.append(data)
+    for each in drawings:
+        written += [write_svg(svg, directory / f"{stem}.svg") for stem, svg in each.panels.items()]
+        if each.data is not None:
+            path = directory / f"{each.name}.csv"
+            write_csv(each.data, path)
+            written.append(path)
+    for path in directory.iterdir():
+        if path.suffix in _KINDS and path not in written:
+            path.unlink()
     return tuple(written)
 
 
-def _stacked(runs: Sequence[RunRecord], data: Callable[[Sequence[RunRecord], str], pd.DataFrame]) -> pd.DataFrame:
-    tables = [table.assign(metric=metric) for metric in CURVE_METRICS if not (table := data(runs, metric)).empty]
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+def write_csv(table: pd.DataFrame, path: Path) -> None:
+    """Write a table; floats to twelve decimals, since the last bits of a mean may differ between machines."""
+    path.write_text(table.round(12).to_csv(index=False, lineterminator="\n"), encoding="utf-8", newline="")

@@ -14,22 +14,20 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from pipelines.config.grid import short_names, show
-from pipelines.reporting.figures.charts import INK, WIDTH, LineStyle, house_style, method_styles, percent_axis, save
+from pipelines.reporting.figures.parts import percent_axis
+from pipelines.reporting.figures.scales import round_values, scale_of, set_scale
+from pipelines.reporting.figures.style import INK, MUTED, WIDTH, LineStyle, house_style, method_styles, save
 from pipelines.reporting.formats import format_bytes, format_count, format_percent
 from pipelines.reporting.statistics import Summary, summarise
 from pipelines.reporting.sweep_tables import NO, YES, Row, Sweep
 from pipelines.runs.record import RunRecord
 
-Scale = Literal["linear", "log", "symlog"]
-
-_MUTED = "#777777"
 _BASELINES = (
     *(LineStyle("#444444", (0, (5, 2))), LineStyle("#8a6d3b", (0, (2, 1.5)))),
     *(LineStyle("#7a5195", (0, (5, 1.5, 1, 1.5))), LineStyle("#999999", (0, (1, 1.2)))),
@@ -39,8 +37,6 @@ _METRIC_NAMES: Mapping[str, str] = {
     "mean_local": "mean over clients, own test data",
     "pooled_local": "own test data of all clients, pooled",
 }
-# Where the largest value is more than so many times the smallest, an axis is logarithmic.
-_LOG_ABOVE = 10
 # Letters of a row's name that still stand in one line.
 _LONG_NAME = 40
 # Values written under an axis; more of them would touch each other.
@@ -66,7 +62,7 @@ class _Quantity:
     text: Callable[[float | None], str]
 
     def summary(self, row: Row) -> Summary:
-        return summarise(self.of(run) for run in row.runs)
+        return summarise({run.seed: self.of(run) for run in row.runs})
 
     def seeds(self, row: Row) -> list[float]:
         return [value for run in row.runs if (value := self.of(run)) is not None]
@@ -77,14 +73,6 @@ def numeric_key(sweep: Sweep) -> str | None:
     values = {key: {show(row.point.values[key]): row.point.values[key] for row in sweep.points} for key in sweep.keys}
     numeric = [key for key in sweep.keys if all(_is_number(value) for value in values[key].values())]
     return max(numeric, key=lambda key: len(values[key]), default=None)
-
-
-def scale_of(values: Sequence[float]) -> Scale:
-    """Logarithmic where positive values span more than a factor of ten; with zeros among them, linear below these."""
-    positive = [value for value in values if value > 0]
-    if any(value < 0 for value in values) or not positive or max(positive) <= _LOG_ABOVE * min(positive):
-        return "linear"
-    return "log" if len(positive) == len(values) else "symlog"
 
 
 def lines_of(sweep: Sweep, key: str) -> tuple[Line, ...]:
@@ -116,7 +104,7 @@ def draw_sweep(sweep: Sweep) -> Figure:
         figure = _draw_rows(sweep) if key is None else _draw_lines(sweep, key)
         spread = "mean ± std over seeds, a dot per seed; " if len(sweep.seeds) > 1 else ""
         title = f"{sweep.subject}; {spread}traffic as measured"
-        figure.suptitle(title, fontsize=7.5, color=_MUTED, x=0.01, horizontalalignment="left")
+        figure.suptitle(title, fontsize=7.5, color=MUTED, x=0.01, horizontalalignment="left")
         return figure
 
 
@@ -215,7 +203,7 @@ def _scale_key(axes: Axes, sweep: Sweep, key: str) -> None:
     """Mark the values themselves, where they do not stand too close together."""
     values = sorted({float(row.point.values[key]) for row in sweep.points})
     scale = scale_of(values)
-    _set_scale(axes, "x", scale, values, margin=0.06)
+    set_scale(axes, "x", scale, values, margin=0.06)
     if len(values) <= _MOST_TICKS and (scale != "linear" or _are_apart(values)):
         axes.xaxis.set_major_locator(FixedLocator(values))
         configured = sweep.configured.get(key) if len(values) > 1 else None
@@ -327,41 +315,17 @@ def _scale_values(axes: Axes, direction: Literal["x", "y"], quantity: _Quantity,
     values = [value for row in rows for value in quantity.seeds(row)]
     if not values:
         axis.set_major_locator(NullLocator())
-        axes.text(0.5, 0.5, "no values", transform=axes.transAxes, color=_MUTED, horizontalalignment="center")
+        axes.text(0.5, 0.5, "no values", transform=axes.transAxes, color=MUTED, horizontalalignment="center")
         return
     if quantity.text is format_percent:
         percent_axis(axis)
         return
     scale = scale_of(values)
     # On a linear axis from zero, so that a small difference looks small.
-    _set_scale(axes, direction, scale, [*values, 0.0] if scale == "linear" else values, margin=0.1)
-    axis.set_major_locator(FixedLocator(_ticks(values, scale, direction)))
+    set_scale(axes, direction, scale, [*values, 0.0] if scale == "linear" else values, margin=0.1)
+    axis.set_major_locator(FixedLocator(round_values(values, scale, direction)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, quantity)))
     axis.set_minor_locator(NullLocator())
-
-
-def _set_scale(axes: Axes, direction: Literal["x", "y"], scale: Scale, values: Sequence[float], margin: float) -> None:
-    """Scale an axis, with a margin on both sides of the values that looks the same on every scale."""
-    options = {"linthresh": min(value for value in values if value > 0)} if scale == "symlog" else {}
-    (axes.set_xscale if direction == "x" else axes.set_yscale)(scale, **options)
-    transform = (axes.xaxis if direction == "x" else axes.yaxis).get_transform()
-    low, high = transform.transform(np.array([min(values), max(values)]))
-    if low < high:
-        ends = transform.inverted().transform(np.array([low - margin * (high - low), high + margin * (high - low)]))
-        (axes.set_xlim if direction == "x" else axes.set_ylim)(float(ends[0]), float(ends[1]))
-
-
-def _ticks(values: Sequence[float], scale: Scale, direction: Literal["x", "y"]) -> list[float]:
-    """Round values within the range of these, few enough to stand beside (x) or above each other (y); 0 among them."""
-    most = 4 if direction == "x" else 5
-    low, high = min((value for value in values if value > 0), default=0.0), max(values)
-    if scale == "linear":
-        return [tick for tick in MaxNLocator(nbins=most).tick_values(0, high) if 0 <= tick <= 1.1 * high]
-    digits = (1, 2, 5) if direction == "y" and high < 100 * low else (1,)
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [digit * 10.0**power for power in powers for digit in digits if low <= digit * 10.0**power <= 1.1 * high]
-    ticks = ticks[:: -(-len(ticks) // most) or 1]
-    return [0.0, *ticks] if scale == "symlog" else ticks
 
 
 def _tick(value: float, quantity: _Quantity) -> str:

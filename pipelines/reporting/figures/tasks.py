@@ -1,21 +1,21 @@
 """Figures of runs on a stream of tasks: A_glo, A_loc and A_sel over rounds, and accuracy on earlier tasks over time.
 
-As in `pipelines/reporting/figures/charts.py`, `*_data` gives the table that tests check and `draw_*` draws it.
+`*_data` gives the table that tests check, `draw_*` draws it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from pipelines.reporting.figures.charts import INK, WIDTH, house_style, method_styles, over_seeds, percent_axis
+from pipelines.reporting.figures.data import over_seeds, stacked
+from pipelines.reporting.figures.parts import label_line_ends, panel, percent_axis, round_axis
+from pipelines.reporting.figures.style import INK, PANEL_HEIGHT, SMALL_PANEL, house_style, method_styles
 from pipelines.runs.record import RoundRecord, RunRecord, group_by_method
 
 STREAM_PANELS: Mapping[str, str] = {
@@ -24,19 +24,18 @@ STREAM_PANELS: Mapping[str, str] = {
     "a_sel": "A_sel: own models, classes met",
 }
 # Light to dark in the order in which tasks are met; the lightest can still be seen on white.
-_TASK_COLOURS = LinearSegmentedColormap.from_list("tasks", ["#f0b43c", "#d9662b", "#a3265a", "#4b1d6e"])
+_TASK_COLOURS = LinearSegmentedColormap.from_list("tasks", ["#f0b43c", "#d9662b", "#a3265a", "#7b3fa6"])
 
 
 def stream_data(runs: Iterable[RunRecord]) -> pd.DataFrame:
-    """A_glo, A_loc, A_sel and their minority parts by round.
+    """A_glo (or the vote in its place), A_loc, A_sel and their minority parts by round.
 
     Returns:
         Columns metric, method, round, mean, std (NaN for one seed), n.
     """
     runs = list(runs)
-    names = [name for metric in STREAM_PANELS for name in (metric, f"{metric}_minority")]
-    tables = [over_seeds(runs, _reader(name), "mean").assign(metric=name) for name in names]
-    return pd.concat(tables, ignore_index=True)[["metric", "method", "round", "mean", "std", "n"]]
+    names = [name for metric in STREAM_PANELS for name, _, _ in _variants(metric)]
+    return stacked({name: over_seeds(runs, _reader(name), "mean") for name in names}, "metric")
 
 
 def by_task_data(runs: Iterable[RunRecord]) -> pd.DataFrame:
@@ -47,9 +46,7 @@ def by_task_data(runs: Iterable[RunRecord]) -> pd.DataFrame:
     """
     runs = list(runs)
     count = max((len(record.tasks.get("by_task") or ()) for run in runs for record in run.history), default=0)
-    tables = [over_seeds(runs, _task_reader(task), "mean").assign(task=task + 1) for task in range(count)]
-    columns = ["task", "method", "round", "mean", "std", "n"]
-    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+    return stacked({task + 1: over_seeds(runs, _task_reader(task), "mean") for task in range(count)}, "task")
 
 
 def _reader(name: str) -> Callable[[RoundRecord], float | None]:
@@ -65,63 +62,71 @@ def borders(runs: Iterable[RunRecord]) -> list[float]:
     return sorted({end + 0.5 for run in runs for end in run.block_ends[:-1]})
 
 
-def draw_stream(runs: Sequence[RunRecord]) -> Figure:
-    """A panel each for A_glo, A_loc and A_sel: a line per method, dashed on minority classes; mean over seeds."""
+def draw_stream(runs: Sequence[RunRecord]) -> dict[str, Figure]:
+    """A panel each for A_glo, A_loc and A_sel, mean over seeds: a line per method, dashed on minority classes.
+
+    Where no global model answers, A_glo is the vote of clients' models, dotted.
+    """
     table, styles, lines = stream_data(runs), method_styles(list(group_by_method(runs))), borders(runs)
+    panels = {}
     with house_style():
-        rows = math.ceil((len(styles) + 1) / 7)
-        figure = Figure(figsize=(WIDTH, 2.9 + 0.22 * rows))
-        first: Axes | None = None
-        for position, (metric, title) in enumerate(STREAM_PANELS.items()):
-            axes = figure.add_subplot(1, 3, position + 1, sharey=first)
-            first = first or axes
+        for metric, title in STREAM_PANELS.items():
+            panels[metric], axes = panel(title, max(PANEL_HEIGHT, 1.1 + 0.155 * len(styles)))
+            ends, names = {}, {}
             for method, style in styles.items():
-                for name, dashes, width in ((metric, "solid", 1.5), (f"{metric}_minority", (0, (3, 2)), 0.9)):
+                for name, dashes, width in _variants(metric):
                     curve = table[(table["metric"] == name) & (table["method"] == method)]
+                    if curve.empty:
+                        continue
                     axes.plot(curve["round"], curve["mean"], color=style.colour, linestyle=dashes, linewidth=width)
-            _frame(axes, title, lines)
-            if position:
-                axes.tick_params(labelleft=False)
-            else:
-                axes.set_ylabel("accuracy")
-        handles = [matplotlib.lines.Line2D([], [], color=style.colour) for style in styles.values()]
-        handles.append(matplotlib.lines.Line2D([], [], color=INK, linestyle=(0, (3, 2)), linewidth=0.9))
-        names = [*styles, "minority classes"]
-        figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 7), frameon=False)
-        return figure
+                    if not name.endswith("_minority"):
+                        ends[method] = (float(curve["round"].iloc[-1]), float(curve["mean"].iloc[-1]))
+                        names[method] = f"{method} (vote)" if name.endswith("_vote") else method
+            _frame(axes, lines)
+            axes.set_ylabel("accuracy")
+            label_line_ends(axes, ends, styles, names)
+    return panels
 
 
-def draw_by_task(runs: Sequence[RunRecord]) -> Figure:
+def _variants(metric: str) -> list[tuple[str, Any, float]]:
+    """Values of a panel, with the dashes and width of their lines."""
+    whole, few, vote = "solid", (0, (3, 2)), (0, (1, 1.2))
+    votes: list[tuple[str, Any, float]] = [(f"{metric}_vote", vote, 1.5), (f"{metric}_vote_minority", few, 0.9)]
+    return [(metric, whole, 1.5), (f"{metric}_minority", few, 0.9), *(votes if metric == "a_glo" else [])]
+
+
+def draw_by_task(runs: Sequence[RunRecord]) -> dict[str, Figure]:
     """A panel per method, a line per task from the round it begins: what becomes of what was learnt earlier."""
     table, lines = by_task_data(runs), borders(runs)
-    methods = [method for method in group_by_method(runs) if method in set(table["method"])]
     tasks = sorted(set(table["task"]))
-    columns = min(len(methods), 3) or 1
-    rows = math.ceil(len(methods) / columns) or 1
+    top = float(table["mean"].max()) if len(table) else 1.0
+    colours = {task: _TASK_COLOURS(position / max(len(tasks) - 1, 1)) for position, task in enumerate(tasks)}
+    panels = {}
     with house_style():
-        figure = Figure(figsize=(WIDTH if columns > 1 else WIDTH * 0.62, 2.3 * rows + 0.3))
-        colours = {task: _TASK_COLOURS(position / max(len(tasks) - 1, 1)) for position, task in enumerate(tasks)}
-        first: Axes | None = None
-        for position, method in enumerate(methods):
-            axes = figure.add_subplot(rows, columns, position + 1, sharex=first, sharey=first)
-            first = first or axes
+        for method in (method for method in group_by_method(runs) if method in set(table["method"])):
+            panels[method], axes = panel(method, 2.4, SMALL_PANEL)
             for task in tasks:
                 curve = table[(table["method"] == method) & (table["task"] == task)]
                 marker = "o" if len(curve) <= 8 else None
                 axes.plot(curve["round"], curve["mean"], color=colours[task], marker=marker, markersize=2.5)
-            _frame(axes, method, lines)
-            if position % columns == 0:
-                axes.set_ylabel("accuracy")
-        handles = [matplotlib.lines.Line2D([], [], color=colour) for colour in colours.values()]
-        names = [f"task {task}" for task in tasks]
-        figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 8), frameon=False)
-        return figure
+                if not curve.empty:
+                    axes.annotate(
+                        str(task),
+                        (curve["round"].iloc[-1], curve["mean"].iloc[-1]),
+                        xytext=(4, 0),
+                        textcoords="offset points",
+                        va="center",
+                        color=colours[task],
+                        annotation_clip=False,
+                    )
+            axes.set_ylim(-0.03 * top, 1.05 * top)  # the same for all, so that panels can be compared
+            axes.set_ylabel("accuracy")
+            _frame(axes, lines)
+    return panels
 
 
-def _frame(axes: Axes, title: str, lines: Sequence[float]) -> None:
-    axes.set_title(title)
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+def _frame(axes: Axes, lines: Sequence[float]) -> None:
+    round_axis(axes, 5)
     percent_axis(axes.yaxis)
     for line in lines:
         axes.axvline(line, color=INK, linewidth=0.6, alpha=0.5, zorder=0)

@@ -14,8 +14,19 @@ import pandas as pd
 import pytest
 
 from flcore.errors import DataError
-from pipelines.reporting.figures import charts as figures
-from pipelines.reporting.figures import sets as figure_set
+from pipelines.reporting.comparison import compare
+from pipelines.reporting.figures import charts, data
+from pipelines.reporting.figures.labels import Box, place_labels
+from pipelines.reporting.figures.partition import PartitionTable, load_partition, partition_data
+from pipelines.reporting.figures.parts import spread_apart
+from pipelines.reporting.figures.sets import (
+    Drawing,
+    comparison_drawings,
+    partition_drawing,
+    run_drawings,
+    write_drawings,
+)
+from pipelines.reporting.figures.style import method_styles, save, svg_text
 from pipelines.runs.record import RoundRecord, RunRecord
 
 
@@ -25,6 +36,7 @@ def make_round(number: int, accuracy: float | None, **changes: Any) -> RoundReco
         "round": number,
         "participants": (),
         "top1_global": accuracy,
+        "top1_vote": None,
         "loss_global": None,
         "mean_local": accuracy,
         "pooled_local": accuracy,
@@ -47,6 +59,9 @@ def make_run(method: str, seed: int, history: Sequence[RoundRecord], **changes: 
         "seed": seed,
         "rounds": len(history),
         "class_acc": (),
+        "class_acc_vote": (),
+        "tasks": {},
+        "block_ends": (),
         "bytes_up_by_kind": {},
         "bytes_down_by_kind": {},
         "best_round": None,
@@ -78,30 +93,30 @@ def write_manifest(directory: Path, counts: Sequence[Any], **changes: Any) -> Pa
 
 def test_curves_use_rounds_that_every_seed_has() -> None:
     """Rounds 1 and 2 are common: (0.4 + 0.6)/2 = 0.5, (0.5 + 0.7)/2 = 0.6; std of a pair 0.2 apart: 0.2/√2."""
-    table = figures.curve_data(two_seeds(), "top1_global")
+    table = data.curve_data(two_seeds(), "top1_global")
     assert table["method"].tolist() == ["fedavg", "fedavg"]
     assert table["round"].tolist() == [1, 2]
     assert table["mean"].tolist() == pytest.approx([0.5, 0.6])
     assert table["std"].tolist() == pytest.approx([0.2 / math.sqrt(2)] * 2)
-    local = figures.curve_data(two_seeds(), "mean_local").query("method == 'local'")
+    local = data.curve_data(two_seeds(), "mean_local").query("method == 'local'")
     assert local["n"].tolist() == [1] and local["std"].isna().all()
 
 
 def test_bytes_against_accuracy() -> None:
     """150 bytes per round: 150 and 300; the silent method stays at 0 bytes."""
-    table = figures.bytes_accuracy_data(two_seeds(), "mean_local")
+    table = data.bytes_accuracy_data(two_seeds(), "mean_local")
     assert table["bytes"].tolist() == [150, 300, 0]
     assert table["accuracy"].tolist() == pytest.approx([0.5, 0.6, 0.3])
 
 
 def test_client_class_and_loss_tables() -> None:
     """Clients without test data have no row; class 0 is (0.2 + 0.4)/2, class 1 known to one seed, class 2 to none."""
-    clients = figures.client_accuracy_data(two_seeds())
+    clients = data.client_accuracy_data(two_seeds())
     assert clients.values.tolist()[:2] == [["fedavg", 0, 0, 0.5], ["fedavg", 0, 2, 1.0]]
-    classes = figures.class_accuracy_data(two_seeds())
+    classes = data.class_accuracy_data(two_seeds())
     assert classes.index.tolist() == ["fedavg"]
     assert classes.iloc[0].tolist()[:2] == pytest.approx([0.3, 0.9]) and math.isnan(classes.iloc[0].tolist()[2])
-    losses = figures.training_loss_data(two_seeds())
+    losses = data.training_loss_data(two_seeds())
     assert losses.query("method == 'fedavg'")["mean"].tolist() == [1.0, 0.5]
 
 
@@ -112,19 +127,19 @@ def test_loss_terms_that_most_methods_share_come_first() -> None:
         make_run("moon", 0, [make_round(1, 0.5, train_loss={"a": 1.0, "z": None})]),
         make_run("moon", 1, [make_round(1, 0.5, train_loss={"a": 3.0, "z": 2.0})]),
     ]
-    table = figures.training_loss_data(runs)
+    table = data.training_loss_data(runs)
     assert table[["term", "method", "mean"]].values.tolist() == [["z", "fedavg", 1], ["z", "moon", 2], ["a", "moon", 2]]
 
 
 def test_partition_table(tmp_path: Path) -> None:
     """Counts as list or by class; absent classes count 0; names and sizes where given."""
     directory = write_manifest(tmp_path, [[1, 2, 3], {"0": 4}], class_names=["cat", "dog"])
-    partition = figures.load_partition(directory)
+    partition = load_partition(directory)
     assert partition.counts.tolist() == [[1, 2, 3], [4, 0, 0]]
     assert partition.class_names == ("cat", "dog", "2")
-    assert figures.partition_data(partition).loc["0001", "cat"] == 4
+    assert partition_data(partition).loc["0001", "cat"] == 4
     sized = [{"id": "a", "class_counts": [1], "sizes": {"train": 1, "val": 2, "test": 3}}]
-    partition = figures.load_partition(write_manifest(tmp_path / "sizes", [], clients=sized))
+    partition = load_partition(write_manifest(tmp_path / "sizes", [], clients=sized))
     assert partition.sizes.values.tolist() == [[1, 2, 3]]
 
 
@@ -134,7 +149,7 @@ def test_damaged_manifest_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(DataError, match=r"manifest\.json"):
-        figures.load_partition(tmp_path)
+        load_partition(tmp_path)
 
 
 def test_spread_apart() -> None:
@@ -142,26 +157,70 @@ def test_spread_apart() -> None:
 
     Three heights at 0 with gap 0.9 fit only with gap 1/2: 0, 0.5, 1.
     """
-    assert figures.spread_apart([0.5, 0.5], 0.2) == pytest.approx([0.4, 0.6])
-    assert figures.spread_apart([0.1, 0.9], 0.2) == pytest.approx([0.1, 0.9])
-    assert figures.spread_apart([1.0, 1.0], 0.2) == pytest.approx([0.8, 1.0])
-    assert figures.spread_apart([0.0, 0.0, 0.0], 0.9) == pytest.approx([0, 0.5, 1])
-    assert figures.spread_apart([], 0.2) == []
+    assert spread_apart([0.5, 0.5], 0.2) == pytest.approx([0.4, 0.6])
+    assert spread_apart([0.1, 0.9], 0.2) == pytest.approx([0.1, 0.9])
+    assert spread_apart([1.0, 1.0], 0.2) == pytest.approx([0.8, 1.0])
+    assert spread_apart([0.0, 0.0, 0.0], 0.9) == pytest.approx([0, 0.5, 1])
+    assert spread_apart([], 0.2) == []
 
 
 def test_styles_are_distinct_and_follow_the_order() -> None:
     """26 methods get 26 different pairs of colour and dashes; adding methods at the end changes none before."""
     methods = [f"method{number}" for number in range(26)]
-    styles = figures.method_styles(methods)
+    styles = method_styles(methods)
     assert len({(style.colour, str(style.dashes)) for style in styles.values()}) == 26
-    assert figures.method_styles(methods[:3]) == {method: styles[method] for method in methods[:3]}
+    assert method_styles(methods[:3]) == {method: styles[method] for method in methods[:3]}
+
+
+def test_a_row_per_run_and_round_for_plotting_tools() -> None:
+    """All rounds of all seeds, also those that one seed alone has; what a method lacks is empty."""
+    table = data.curves_table(two_seeds())
+    assert list(table.columns) == ["method", "seed", "round", "top1_global", "top1_vote", "mean_local", "bytes"]
+    assert table[["method", "seed", "round", "bytes"]].values.tolist()[:4] == [
+        ["fedavg", 0, 0, 0],
+        ["fedavg", 0, 1, 150],
+        ["fedavg", 0, 2, 300],
+        ["fedavg", 1, 1, 150],
+    ]
+    local = table[table["method"] == "local"]
+    assert local["top1_global"].isna().all() and local["mean_local"].tolist() == [0.3]
+
+
+def test_final_accuracy_against_all_bytes() -> None:
+    """0.5 and 0.7: mean 0.6, std 0.2/√2; bytes (300 + 500)/2 = 400. A method without a global model has one row."""
+    runs = [
+        make_run("fedavg", seed, [], top1_global=final, mean_local=final, bytes_up=100, bytes_down=200 * (seed + 1))
+        for seed, final in enumerate((0.5, 0.7))
+    ]
+    runs.append(make_run("local", 0, [], mean_local=0.4, bytes_up=0, bytes_down=0))
+    table = data.tradeoff_data(runs)
+    assert table[["metric", "method", "n"]].values.tolist() == [
+        ["top1_global", "fedavg", 2],
+        ["mean_local", "fedavg", 2],
+        ["mean_local", "local", 1],
+    ]
+    assert table[["bytes", "accuracy", "std"]].values.tolist()[0] == pytest.approx([400, 0.6, 0.2 / math.sqrt(2)])
+    assert table[["bytes", "accuracy"]].values.tolist()[2] == [0, 0.4]
+
+
+def test_labels_stand_beside_their_points_and_on_nothing() -> None:
+    """One alone is to the right; eight at one point touch neither each other nor the point, and stay in the panel."""
+    panel, mark = Box(0, 0, 300, 200), Box(145, 95, 155, 105)
+    (alone,) = place_labels([(150, 100)], [(40, 10)], panel, [mark])
+    assert (alone.left, alone.bottom) == (156, 95)
+    pile = place_labels([(150, 100)] * 8, [(40, 10)] * 8, panel, [mark])
+    for number, box in enumerate(pile):
+        assert all(box.overlap(other) == 0 for other in [mark, *pile[:number]])
+        assert box.overlap(panel) == pytest.approx(box.area)
+    (edge,) = place_labels([(290, 100)], [(40, 10)], panel, [Box(285, 95, 295, 105)])
+    assert edge.right < 290  # no room at the right
 
 
 def test_svg_is_deterministic_and_ids_are_prefixed() -> None:
     """Two drawings of the same runs are the same text; no id and no reference is without its prefix; no date."""
-    first = figures.svg_text(figures.draw_accuracy_curves(two_seeds()), "plot-a")
-    assert first == figures.svg_text(figures.draw_accuracy_curves(two_seeds()), "plot-a")
-    second = figures.svg_text(figures.draw_accuracy_curves(two_seeds()), "plot-b")
+    first = svg_text(charts.draw_accuracy_curves(two_seeds())["top1_global"], "plot-a")
+    assert first == svg_text(charts.draw_accuracy_curves(two_seeds())["top1_global"], "plot-a")
+    second = svg_text(charts.draw_accuracy_curves(two_seeds())["top1_global"], "plot-b")
     ids = [re.findall(r'\bid="([^"]+)"', text) for text in (first, second)]
     assert not set(ids[0]) & set(ids[1]) and len(ids[0]) == len(set(ids[0]))
     targets = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', first)
@@ -173,8 +232,12 @@ def test_svg_is_deterministic_and_ids_are_prefixed() -> None:
 def test_drawing_leaves_global_settings_alone() -> None:
     """Neither pyplot nor a changed setting stays behind."""
     before = dict(matplotlib.rcParams)
-    figures.svg_text(figures.draw_client_spread(two_seeds()))
+    svg_text(charts.draw_client_spread(two_seeds())[""])
     assert dict(matplotlib.rcParams) == before
+
+
+def names_in(drawings: dict[str, Drawing]) -> list[str]:
+    return [stem for drawing in drawings.values() for stem in drawing.panels]
 
 
 @pytest.mark.parametrize(("methods", "clients", "classes"), [(1, 1, 2), (15, 200, 100)])
@@ -182,33 +245,56 @@ def test_small_and_large_comparisons_can_be_drawn(methods: int, clients: int, cl
     """From one method, one client and one round to the largest sensible size; each SVG stays below 1 MB."""
     rng = np.random.default_rng(0)
     rounds = [make_round(number, 0.5, local_accuracy=tuple(rng.random(clients))) for number in range(1, methods + 1)]
-    runs = [make_run(f"method{i}", 0, rounds, class_acc=tuple(rng.random(classes))) for i in range(methods)]
+    final = {"top1_global": 0.5, "mean_local": 0.5, "bytes_up": 100.0, "bytes_down": 50.0}
+    runs = [make_run(f"fedavg{i}", 0, rounds, class_acc=tuple(rng.random(classes)), **final) for i in range(methods)]
     counts = rng.integers(0, 50, size=(clients, classes))
-    partition = figures.PartitionTable(
+    partition = PartitionTable(
         tuple(f"{k:04d}" for k in range(clients)), tuple(map(str, range(classes))), counts, pd.DataFrame(), {}
     )
-    drawn = figure_set.comparison_figures(runs, partition)
-    assert list(drawn) == ["accuracy", "bytes", "partition", "clients", "classes", "loss"]
-    for figure, table in drawn.values():
-        assert not table.empty
-        assert 1000 < len(figures.svg_text(figure)) < 1_000_000
+    drawn = comparison_drawings(compare(runs, baseline="fedavg0"), partition)
+    differences = ["differences"] if methods > 1 else []
+    assert list(drawn) == ["tradeoff", "accuracy", "bytes", *differences, "partition", "clients", "classes", "loss"]
+    for drawing in drawn.values():
+        assert drawing.data is not None and not drawing.data.empty
+        assert all(1000 < len(svg) < 1_000_000 for svg in drawing.svgs)
 
 
-def test_write_figures(tmp_path: Path) -> None:
-    """Without a partition, traffic or losses only what has data is written, each with its CSV; bytes repeat."""
+def test_a_comparison_draws_the_losses_that_methods_share_and_a_run_all_of_its_own() -> None:
+    runs = [
+        make_run("fedavg", 0, [make_round(1, 0.5, train_loss={"z": 1.0})]),
+        make_run("moon", 0, [make_round(1, 0.5, train_loss={"a": 1.0, "z": 2.0})]),
+    ]
+    assert [name for name in names_in(comparison_drawings(compare(runs))) if "loss" in name] == ["loss-z"]
+    assert [name for name in names_in(run_drawings(runs[1])) if "loss" in name] == ["loss-a", "loss-z"]
+    assert "bytes" not in run_drawings(runs[1])
+
+
+def test_runs_of_a_seed_share_the_picture_of_who_holds_what(tmp_path: Path) -> None:
+    """Read from two folders with the same manifest, it is drawn once."""
+    first, second = (load_partition(write_manifest(tmp_path / name, [[1, 2, 3], [4, 0, 0]])) for name in "ab")
+    assert partition_drawing(first) is partition_drawing(second)
+    other = load_partition(write_manifest(tmp_path / "c", [[1, 2, 3], [4, 0, 1]]))
+    assert partition_drawing(other) is not partition_drawing(first)
+
+
+def test_each_figure_is_one_file_beside_its_data(tmp_path: Path) -> None:
+    """Without a partition, traffic or losses only what has data is written; bytes repeat; older figures are removed."""
     quiet = make_round(1, 0.5, bytes_up={}, bytes_down={}, train_loss={})
-    runs = [make_run("local", 0, [quiet])]
-    names = ["accuracy.svg", "accuracy.png", "accuracy.csv", "clients.svg", "clients.png", "clients.csv"]
-    first = figure_set.write_figures(runs, tmp_path / "a", formats=("svg", "png"))
-    second = figure_set.write_figures(runs, tmp_path / "b", formats=("svg", "png"))
-    assert [path.name for path in first] == names
+    drawn = run_drawings(make_run("local", 0, [quiet]))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "bytes.svg").write_text("of an earlier run")
+    first = write_drawings(drawn.values(), tmp_path / "a")
+    second = write_drawings(run_drawings(make_run("local", 0, [quiet])).values(), tmp_path / "b")
+    assert [path.name for path in first] == ["accuracy.svg", "accuracy.csv", "clients.svg", "clients.csv"]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(path.name for path in first)
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-    assert first[1].read_bytes().startswith(b"\x89PNG")
-    assert first[2].read_text().splitlines()[0] == "method,round,mean,std,n,metric"
+    assert first[1].read_text().splitlines()[0] == "metric,method,round,mean,std,n"
+    figure = charts.draw_accuracy_of_run(make_run("local", 0, [quiet]))[""]
+    assert save(figure, tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match=r"figure\.pdf"):
-        figures.save(figures.draw_client_spread(runs), tmp_path / "figure.pdf")
+        save(figure, tmp_path / "figure.pdf")
 
 
 def test_nothing_to_draw_gives_no_figures() -> None:
     """A run without history has no figures, and that is no error."""
-    assert figure_set.comparison_figures([make_run("fedavg", 0, [])]) == {}
+    assert run_drawings(make_run("fedavg", 0, [])) == {}

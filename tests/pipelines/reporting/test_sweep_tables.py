@@ -1,15 +1,10 @@
-"""Sweeps: what is planned and refused, the table by hand, the figure, and one for real that is killed and goes on."""
+"""The result of a sweep: its table by hand, and its figure."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,186 +13,14 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from flcore.config import Config
-from flcore.errors import ConfigError
-from pipelines import stages
-from pipelines.cli import app as cli
-from pipelines.config.grid import Point, describe_federation, plan, short_names
-from pipelines.config.params import for_entry, override
+from pipelines.config.grid import Point, plan
 from pipelines.reporting import sweep_tables as sweeping
-from pipelines.reporting.figures.sweeps import draw_sweep, lines_of, numeric_key, scale_of, write_figure
+from pipelines.reporting.figures.scales import scale_of
+from pipelines.reporting.figures.sweeps import draw_sweep, lines_of, numeric_key, write_figure
 from pipelines.reporting.sweep_tables import Sweep, markdown, summarise, write
-from pipelines.runs.layout import RunFiles
 from pipelines.runs.record import RunRecord
 
-PROJECT = Path(__file__).resolve().parents[3]
-PROX = {"method": {"name": "fedprox"}}
 SUBJECT = "fedprox on digits"
-
-
-# ------------------------------------------------------------------------------------------------------------- plans
-
-
-def test_all_combinations_in_the_order_given_each_with_every_seed() -> None:
-    planned = plan(PROX, ["method.mu=0.1,1", "local.epochs=1,2"], seeds=[3, 4])
-    assert [tuple(point.values.values()) for point in planned.points] == [(0.1, 1), (0.1, 2), (1.0, 1), (1.0, 2)]
-    assert [run.config.seed for run in planned.runs] == [3, 4] * 4
-    assert [run.config.method.mu for run in planned.runs] == [0.1] * 4 + [1.0] * 4  # type: ignore[attr-defined]
-    assert planned.runs[2].label == "method.mu = 0.1, local.epochs = 2"
-
-
-def test_values_are_yaml_and_are_told_as_the_configuration_reads_them() -> None:
-    """1e-3 is text in YAML, and 1 is no float: both come back as what the run has."""
-    planned = plan({}, ["local.lr=1e-3,1", "local.clip=null,5"], seeds=[0])
-    assert [point.values["local.lr"] for point in planned.points] == [0.001, 0.001, 1.0, 1.0]
-    assert [point.label for point in planned.points][:2] == [
-        "local.lr = 0.001, local.clip = null",
-        "local.lr = 0.001, local.clip = 5",
-    ]
-
-
-def test_the_configured_point_is_known_wherever_it_stands() -> None:
-    """fedprox's own default is 0.01; what a file or ``compare.settings`` says comes first."""
-    vary = ["method.mu=0.01,0.5,2"]
-    settings = {"compare": {"settings": {"fedprox": {"method.mu": 2}}}}
-    for raw, expected in ((PROX, 0.01), (override(PROX, ["method.mu=0.5"]), 0.5), (PROX | settings, 2.0)):
-        planned = plan(raw, vary, seeds=[0])
-        assert planned.configured == {"method.mu": expected}
-        assert [point.values["method.mu"] for point in planned.points if point.is_configured] == [expected]
-    assert not any(point.is_configured for point in plan(PROX, ["method.mu=1,3"], seeds=[0]).points)
-
-
-def test_a_point_and_the_run_of_a_comparison_are_the_same_run() -> None:
-    raw = {"method": {"name": "fedavg"}, "compare": {"settings": {"fedprox": {"method.mu": 2, "local.lr": 0.5}}}}
-    planned = plan(override(raw, ["method.name=fedprox"]), ["method.mu=1,2"], seeds=[1], baselines=["fedavg"])
-    same = [run.config.identity() for run in planned.runs[1:]]
-    assert same == [Config.from_mapping(for_entry(raw, method, 1)).identity() for method in ("fedprox", "fedavg")]
-
-
-def test_seeds_are_those_of_the_comparison_unless_named() -> None:
-    assert plan({"compare": {"seeds": [7, 8]}}, ["local.lr=0.1"]).seeds == (7, 8)
-
-
-def test_baselines_take_over_what_is_varied_outside_the_method_and_nothing_else() -> None:
-    alone = plan(PROX, ["method.mu=1,2"], seeds=[0, 1], baselines=["local", "fedavg"])
-    assert [(p.method, dict(p.values)) for p in alone.points if p.is_baseline] == [("local", {}), ("fedavg", {})]
-    beside = plan(PROX, ["method.mu=1,2", "local.epochs=1,3"], seeds=[0], baselines=["fedavg"])
-    assert [p.values for p in beside.points if p.is_baseline] == [{"local.epochs": 1}, {"local.epochs": 3}]
-    assert [run.config.local.epochs for run in beside.runs] == [1, 3, 1, 3, 1, 3]
-    assert not any(point.is_configured for point in alone.points[2:])
-
-
-def test_methods_can_be_varied_each_with_its_own_parameters() -> None:
-    planned = plan(override(PROX, ["method.mu=0.5"]), ["method.name=fedprox,fedavg"], seeds=[0])
-    assert [run.config.method.name for run in planned.runs] == ["fedprox", "fedavg"]
-    assert [point.name for point in planned.points] == ["fedprox", "fedavg"]
-    assert [point.is_configured for point in planned.points] == [True, False]
-
-
-def test_partitions_that_differ_have_folders_that_differ() -> None:
-    """Their names follow from the partition alone, so that a later sweep finds them again."""
-    first = plan({}, ["partition.alpha=0.1,1"], seeds=[0, 1])
-    folders = [run.division for run in first.runs]
-    assert folders[0] == folders[1] != folders[2] == folders[3]
-    assert plan({}, ["partition.alpha=1,0.5"], seeds=[5]).runs[0].division == folders[2]
-    assert {run.division for run in plan({}, ["local.lr=0.1,1", "partition.seed=0,1"], seeds=[0]).runs} == {""}
-
-
-def test_the_federation_is_told_without_what_varies() -> None:
-    raw = {"partition": {"name": "dirichlet", "alpha": 0.3, "num_clients": 1, "min_size": 5}}
-    base = Config.from_mapping(raw)
-    assert describe_federation(base, ()) == "digits, dirichlet partition (alpha 0.3, min_size 5), 1 client"
-    assert describe_federation(base, ("partition.alpha",)) == "digits, dirichlet partition (min_size 5), 1 client"
-    assert describe_federation(base, ("partition.name", "partition.num_clients")) == "digits"
-    names = short_names(["method.mu", "method.name", "local.lr"])
-    assert names == {"method.mu": "mu", "method.name": "method.name", "local.lr": "lr"}
-
-
-@pytest.mark.parametrize(
-    ("vary", "message"),
-    [
-        ([], "--vary: name at least one key"),
-        (["local.lr"], "--vary local.lr: expected KEY=VALUE,VALUE"),
-        (["local.lr="], "--vary local.lr=: expected KEY=VALUE,VALUE"),
-        (["local.lr=0.1,,1"], "expected KEY=VALUE,VALUE"),
-        (["lokal.lr=1"], "--vary lokal.lr: lokal: unknown key; did you mean 'local'"),
-        (["local.learning=1"], "local.learning: unknown key"),
-        (["local=1"], "--vary local: expected a section and one key of it"),
-        (["seed=0,1"], "--vary seed: every point is run with every seed; name them with --seeds"),
-        (["compare.baseline=local,fedavg"], "--vary compare.baseline: changes no result"),
-        (["data.name=mnist,digits"], "--vary data.name: a sweep is on one set of images"),
-        (["local.lr=0.1", "local.lr=1"], "--vary local.lr: stands twice"),
-        (["local.lr=1,0.1,1.0"], "'fedprox, local.lr = 1' and 'fedprox, local.lr = 1' are the same run"),
-        (["engine.workers=1,2"], "are the same run"),
-        (["method.mu=0.1,-1"], "method.mu = -1.0: must be >= 0"),
-        (["local.epochs=1,two"], "local.epochs = two: expected >= 1"),
-        (["method.weight=1"], "method.weight: fedprox has no such parameter; it belongs to fedproto"),
-        (["method.name=fedprox,fedpro"], "method.name = fedpro: must be one of"),
-        (
-            ["engine.compile=none,default", "engine.stack=false,true"],
-            "use engine.stack=false or engine.compile=none",
-        ),
-        (
-            ["evaluation.split=test,validation", "local.lr=0.1"],
-            "needs partition.validation above 0, for example 0.2",
-        ),
-    ],
-)
-def test_what_cannot_be_varied_is_refused_with_key_value_and_cure(vary: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        plan(PROX, vary, seeds=[0])
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_rule_about_several_keys_is_told_with_the_point_that_breaks_it() -> None:
-    vary = ["method.head=linear,etf", "method.use_dcs=true,false"]
-    with pytest.raises(ConfigError, match=r"needs use_dcs .*\(with method\.head = etf, method\.use_dcs = false\)"):
-        plan({"method": {"name": "gfpl"}}, vary, seeds=[0])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"seeds": []}, "--seeds: name at least one seed"),
-        ({"seeds": [1, 0, 1]}, "--seeds 1,0,1: a seed stands twice"),
-        ({"seeds": [-1]}, "seed = -1: expected a whole number >= 0"),
-        ({"baselines": ["fedavgg"]}, "--baselines: fedavgg: unknown method; did you mean 'fedavg'"),
-        ({"baselines": ["local", "local"]}, "--baselines local,local: a method stands twice"),
-    ],
-)
-def test_seeds_and_baselines_are_checked(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        plan(PROX, ["local.lr=0.1"], **({"seeds": [0]} | changes))
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("setting", ["partition.alpha", "data.size"])
-def test_a_baseline_on_other_data_is_refused(setting: str) -> None:
-    raw = PROX | {"compare": {"settings": {"local": {setting: 9}}}}
-    with pytest.raises(ConfigError, match=rf"compare\.settings\.local: {setting.split('.')[0]} must be the same"):
-        plan(raw, ["method.mu=1"], seeds=[0], baselines=["local"])
-    assert plan(raw, ["method.mu=1"], seeds=[0]).runs
-
-
-def test_the_command_refuses_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a Prefect server configured none is started, and none is asked: it is not there."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-    for arguments, named in (
-        (["--vary", "local.lr=0.1,-1"], "local.lr = -1.0: must be > 0"),
-        (["--vary", "local.lr=0.1", "--metric", "loss"], "metric: 'loss' is unknown; choose from top1_global"),
-    ):
-        assert cli.main(["sweep", *arguments, "--out", "s"]) == 2
-        assert named in capsys.readouterr().err
-    assert not (tmp_path / "s").exists()
-
-
-# ------------------------------------------------------------------------------------------------------------- table
 
 
 def run(seed: int, accuracy: float | None, method: str = "fedprox", **changes: Any) -> RunRecord:
@@ -254,11 +77,11 @@ def test_means_spreads_differences_and_costs() -> None:
     deviation 0.707, 12.706 · 0.707 / √2 = 6.353. fedavg: -20, -21, -23: mean -21.33, deviations 4/3, 1/3, -5/3, so
     1.528 and 4.303 · 1.528 / √3 = 3.795.
 
-    Best is 73.33; pooled errors to the others are 1.70 (71.33 is 2 below) and more than that is missing elsewhere.
+    Ties are by pairs: 73.33 is best, 71.33 tied with it. 10 lacks a seed and is not ranked; fedavg is 21, 23, 26 below.
     """
     header, _, *rows = table(markdown(three_values()))
-    assert header[:5] == ["method", "mu", "n", "mean_local", "client_std"]
-    assert rows[0][:6] == ["fedprox", "0.1", "3", "71.33 ± 1.53", "5.00", "reference"]
+    assert header[:5] == ["method", "mu", "n", "mean over clients", "std over clients"]
+    assert rows[0][:6] == ["fedprox", "0.1", "3", "71.33 ± 1.53 ≈", "5.00", "reference"]
     assert rows[1][1:6] == ["1", "3", "**73.33 ± 2.52**", "5.00", "+2.00 [−0.48, +4.48]"]
     assert rows[2][1:6] == ["10", "2", "61.00 ± 1.41", "5.00", "−9.50 [−15.85, −3.15]"]
     assert rows[3][:6] == ["fedavg", "–", "3", "50.00 ± 0.00", "5.00", "−21.33 [−25.13, −17.54]"]
@@ -340,7 +163,14 @@ def test_the_terminal_shows_the_table_and_the_notes() -> None:
     assert "73.33 ± 2.52" in text and "Note: fedprox, method.mu = 10: no finished run with seed 2." in text
 
 
-# ------------------------------------------------------------------------------------------------------------ figure
+def test_a_narrow_terminal_repeats_what_a_row_is_about() -> None:
+    """Method and value stand in each of the parts."""
+    out = io.StringIO()
+    sweeping.print_table(three_values(), Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    parts = [line for line in lines if line.startswith("│ fedprox │  10 │")]
+    assert len(parts) == 2 and "61.00 ± 1.41" in parts[0] and "3.20 kB" in parts[1]
 
 
 @pytest.mark.parametrize(
@@ -437,104 +267,3 @@ def test_nothing_to_show_is_said_in_the_figure() -> None:
     rows = [(point, [run(0, None)]) for point in points_of("method.mu", (1.0, 2.0), None)]
     figure: Figure = draw_sweep(summarise(rows, {"method.mu": 7.0}, (0,), "mean_local", SUBJECT))
     assert [text.get_text() for text in figure.axes[0].texts] == ["no values"]
-
-
-# ---------------------------------------------------------------------------------------------------------- for real
-
-REAL = (
-    "method.name=fedprox",
-    "data.limit_per_class=20",
-    "data.size=28",
-    "partition.num_clients=2",
-    "partition.min_size=5",
-    "federation.rounds=2",
-    "local.lr=0.05",
-    "tracking.enabled=false",
-)
-
-
-def command(*arguments: str) -> list[str]:
-    assignments = [part for assignment in REAL for part in ("--set", assignment)]
-    return [
-        sys.executable,
-        "-m",
-        "pipelines.cli",
-        "sweep",
-        *assignments,
-        "--seeds",
-        "0",
-        "--out",
-        "s",
-        *arguments,
-    ]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture(scope="module")
-def killed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, int]:
-    """A folder in which a sweep of two points was killed in the second and then finished by the same command.
-
-    Also what that printed, and when the first point's history was written.
-    """
-    folder = tmp_path_factory.mktemp("sweep")
-    call = command("--vary", "method.mu=0.01,10")
-    process = subprocess.Popen(
-        call, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 240
-    while len(list(folder.glob("s/runs/*/config.json"))) < 2 and time.monotonic() < deadline:
-        assert process.poll() is None, "the sweep ended before it was killed"
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    (first,) = folder.glob("s/runs/*/metrics.json")
-    stamp = (first.parent / "history.jsonl").stat().st_mtime_ns
-    done = subprocess.run(call, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (first.parent / "history.jsonl").stat().st_mtime_ns == stamp, "a finished run was repeated"
-    return folder, done.stdout, stamp
-
-
-@pytest.mark.slow
-def test_a_killed_sweep_goes_on_and_ends_as_stages_run_inline(
-    killed_and_resumed: tuple[Path, str, int], tmp_path: Path
-) -> None:
-    folder, printed, _ = killed_and_resumed
-    assert "table: s/sweep.md" in printed and "figure: s/sweep.png" in printed
-    planned = plan(override({}, REAL), ["method.mu=0.01,10"], seeds=[0])
-    stages.prepare(planned.base, tmp_path / "prepared")
-    stages.partition(planned.base, tmp_path / "prepared", tmp_path / "partition")
-    directories = [tmp_path / f"run-{number}" for number in range(2)]
-    for planned_run, directory in zip(planned.runs, directories, strict=True):
-        stages.train(planned_run.config, tmp_path / "prepared", tmp_path / "partition", directory)
-        stages.evaluate(planned_run.config, tmp_path / "prepared", tmp_path / "partition", directory)
-    sweep = sweeping.collect(planned, directories, "mean_local")
-    for path in (*write(sweep, tmp_path), write_figure(sweep, tmp_path)):
-        assert (folder / "s" / path.name).read_bytes() == path.read_bytes(), path.name
-
-
-@pytest.mark.slow
-def test_another_sweep_finds_the_runs_it_shares_and_outlives_one_that_fails(
-    killed_and_resumed: tuple[Path, str, int],
-) -> None:
-    """lr 0.05 with the default mu was a point of the first sweep; with 1e30 training diverges."""
-    folder, _, stamp = killed_and_resumed
-    call = command("--vary", "local.lr=1e30,0.05", "--baselines", "local")
-    done = subprocess.run(call, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 4
-    assert "fedprox seed 0, local.lr = 1e+30 failed: round 1" in done.stderr
-    assert "protofl: 2 of 4 runs failed" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert stamp in [path.stat().st_mtime_ns for path in folder.glob("s/runs/*/history.jsonl")]
-    assert len(list(folder.glob("s/runs/fedprox-*/history.jsonl"))) == 2
-    rows = json.loads((folder / "s" / "sweep.json").read_text())["rows"]
-    assert [(row["method"], row["values"]["local.lr"], row["seeds"]) for row in rows] == [
-        ("fedprox", 1e30, []),
-        ("fedprox", 0.05, [0]),
-        ("local", 1e30, []),
-        ("local", 0.05, [0]),
-    ]
-    assert RunFiles(next(folder.glob("s/runs/local-*"))).config.exists()

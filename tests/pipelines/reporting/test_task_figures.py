@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from pipelines.reporting.comparison_tables import definitions, markdown, printed_tables
-from pipelines.reporting.figures import sets as figure_set
+from pipelines.reporting.comparison import compare
+from pipelines.reporting.comparison_files import markdown
+from pipelines.reporting.comparison_tables import comparison_tables
 from pipelines.reporting.figures import tasks as task_figures
-from pipelines.reporting.figures.charts import save
-from pipelines.reporting.statistics import compare
+from pipelines.reporting.figures.sets import comparison_drawings, run_drawings
 from pipelines.runs.record import RunRecord, load_run
-from pipelines.tracking.sync import round_metrics, summary_metrics
 
 NAMES = ("a_glo", "a_loc", "a_sel", "a_glo_minority", "a_loc_minority", "a_sel_minority")
 
@@ -88,25 +87,29 @@ def test_a_border_stands_between_two_blocks(runs: list[RunRecord]) -> None:
 
 
 def test_both_figures_are_drawn_for_streams_alone(runs: list[RunRecord], tmp_path: Path) -> None:
-    drawn = figure_set.comparison_figures(runs)
-    assert {"stream", "tasks"} <= set(drawn)
-    for name in ("stream", "tasks"):
-        first, again = (save(drawn[name][0], tmp_path / f"{name}-{i}.svg").read_bytes() for i in (1, 2))
-        assert first == again and b"<svg" in first
-    still = [make_run(tmp_path / "still", "fedavg", 0, 0.4, stream=False)]
-    assert not {"stream", "tasks"} & set(figure_set.comparison_figures(still))
+    drawn, again = (comparison_drawings(compare(runs)) for _ in range(2))
+    assert list(drawn["stream"].panels) == ["stream-a_glo", "stream-a_loc", "stream-a_sel"]
+    assert list(drawn["tasks"].panels) == ["tasks-fedavg", "tasks-b"]
+    assert all(drawn[name].svgs == again[name].svgs for name in ("stream", "tasks"))
+    assert not {"stream", "tasks"} & set(run_drawings(make_run(tmp_path / "still", "fedavg", 0, 0.4, stream=False)))
 
 
 def test_a_comparison_has_a_table_of_the_stream(runs: list[RunRecord]) -> None:
-    """A_glo of fedavg: (40 + 60)/2 = 50, std 14.14. Forgetting (40/2 + 70/2)/2 = 27.5; b has 35: fedavg is better."""
-    tables = {table.title.split(" in ")[0]: table for table in printed_tables(compare(runs))}
-    stream = tables["On the stream of tasks"]
+    """A_glo of fedavg: (40 + 60)/2 = 50, std 14.14; b has seed 0 alone, so nothing is ranked."""
+    stream = comparison_tables(compare(runs))["stream"]
     rows = {row[0][0]: dict(zip(stream.header, row, strict=True)) for row in stream.rows}
     assert rows["fedavg"]["A_glo"] == ("50.00 ± 14.14", "")
-    assert rows["b"]["A_glo"] == ("70.00", "best")
-    assert rows["fedavg"]["forgetting"][0].startswith("27.50") and rows["fedavg"]["forgetting"][1] == "best"
+    assert rows["b"]["A_glo"] == ("70.00", "")
     assert "round-wise forgetting" not in stream.header  # nobody has it
-    assert "A_loc" in definitions(compare(runs)) and "`A_loc`" in markdown(compare(runs))
+    assert "**A_loc (a_loc)**: mean over all clients" in markdown(compare(runs))
+
+
+def test_less_forgetting_is_better(tmp_path: Path) -> None:
+    """Forgetting 0.4/2 = 20 against 0.6/2 = 30 points, with one seed."""
+    runs = [make_run(tmp_path, "fedavg", 0, 0.4), make_run(tmp_path, "b", 0, 0.6)]
+    column = next(c for c in comparison_tables(compare(runs))["stream"].columns if c.key == "forgetting")
+    assert [column.text(0), column.text(1)] == ["20.00", "30.00"]
+    assert [column.mark(0), column.mark(1)] == ["best", ""]
 
 
 def test_differences_of_the_stream_are_paired(runs: list[RunRecord], tmp_path: Path) -> None:
@@ -117,8 +120,7 @@ def test_differences_of_the_stream_are_paired(runs: list[RunRecord], tmp_path: P
 
 def test_without_a_stream_nothing_of_it_is_printed(tmp_path: Path) -> None:
     comparison = compare([make_run(tmp_path, "fedavg", 0, 0.4, stream=False)])
-    assert len(printed_tables(comparison)) == 3
-    assert "A_loc" not in markdown(comparison)
+    assert "stream" not in comparison_tables(comparison) and "A_loc" not in markdown(comparison)
 
 
 def test_a_method_without_a_stream_beside_one_with_it(runs: list[RunRecord], tmp_path: Path) -> None:
@@ -127,12 +129,3 @@ def test_a_method_without_a_stream_beside_one_with_it(runs: list[RunRecord], tmp
     comparison = compare([*runs, central])
     assert next(row for row in comparison.methods if row.method == "central").scores["a_loc"].n == 0
     assert "central" in markdown(comparison)
-
-
-def test_mlflow_gets_the_stream() -> None:
-    record = {"tasks": tasks(0.5, [0.25, None]), "bytes_up": {}, "bytes_down": {}}
-    metrics = round_metrics(record)
-    assert (metrics["tasks/a_loc"], metrics["tasks/a_glo_minority"], metrics["tasks/by_task_0"]) == (0.5, 0.25, 0.25)
-    assert "tasks/by_task_1" not in metrics
-    final = summary_metrics({"tasks": {"last_epochs": {"a_sel": 0.7, "a_glo": None}, "forgetting": 0.1}}, {})
-    assert final == {"tasks/final_a_sel": 0.7, "tasks/final_forgetting": 0.1}

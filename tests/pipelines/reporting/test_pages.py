@@ -1,21 +1,27 @@
-"""The report: one file that stands alone, says what was run, and is the same for the same inputs."""
+"""The pages: one file that stands alone, says what was run, and is the same for the same inputs."""
 
+from __future__ import annotations
+
+import csv
 import json
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flcore.errors import DataError
-from pipelines.reporting.html import write_comparison_report, write_run_report
-from pipelines.reporting.statistics import compare
-from pipelines.runs.record import load_run
+from flcore.errors import ConfigError, DataError
+from pipelines.reporting.comparison_report import collect, compare
+from pipelines.reporting.run_report import report, write_run_page
+
+PROJECT = Path(__file__).resolve().parents[3]
 
 
 def make_run(root: Path, method: str, seed: int, final: float | None, **config: Any) -> Path:
-    """A finished run of two rounds with two clients and two classes, and its configuration."""
+    """A finished run of two rounds with two clients and two classes, its configuration, and where its data lie."""
     directory = root / f"{method}-{seed}"
     directory.mkdir(parents=True)
     sends = 0 if final is None else 1500
@@ -59,7 +65,14 @@ def make_run(root: Path, method: str, seed: int, final: float | None, **config: 
     (directory / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds), encoding="utf-8")
     (directory / "timing.json").write_text('{"seconds": {"train": 123.456}}', encoding="utf-8")
     (directory / "config.json").write_text(json.dumps({"identity": full, "written": str(root)}), encoding="utf-8")
+    places = {"prepared": "../prepared", "partition": f"../partition-{seed}"}
+    (directory / "inputs.json").write_text(json.dumps(places), encoding="utf-8")
     return directory
+
+
+def make_data(root: Path) -> None:
+    (root / "prepared").mkdir(parents=True)
+    (root / "prepared" / "meta.json").write_text('{"fingerprint": "data"}', encoding="utf-8")
 
 
 def make_partition(root: Path, seed: int) -> Path:
@@ -71,30 +84,39 @@ def make_partition(root: Path, seed: int) -> Path:
         "num_classes": 2,
         "parameters": {"name": "dirichlet", "num_clients": 2, "seed": seed, "options": {"alpha": 0.1}},
         "notes": ["a <note>"],
+        "fingerprint": f"partition-{seed}",
     }
     (directory / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     return directory
 
 
-def write_both(root: Path) -> tuple[str, str]:
-    """A run report and a comparison report of two methods and two seeds, as text."""
-    finals = {"fedavg": (0.6, 0.7), "fedprox": (0.65, 0.77), "local": (None, None)}
+FINALS: dict[str, tuple[float | None, ...]] = {"fedavg": (0.6, 0.7), "fedprox": (0.65, 0.77), "local": (None, None)}
+
+
+def make_all(root: Path) -> list[Path]:
+    """Three methods with two seeds, and what they were made from."""
+    make_data(root)
+    for seed in (0, 1):
+        make_partition(root, seed)
     options: dict[str, dict[str, Any]] = {"fedavg": {}, "fedprox": {"mu": 0.01}, "local": {}}
-    directories = [
+    return [
         make_run(root, method, seed, final, **options[method])
-        for method, values in finals.items()
+        for method, values in FINALS.items()
         for seed, final in enumerate(values)
     ]
-    partitions = {seed: make_partition(root, seed) for seed in (0, 1)}
-    runs = [load_run(directory) for directory in directories]
-    run_report = write_run_report(directories[2], partitions[0], root / "out" / "run.html")
-    both = write_comparison_report(compare(runs), runs, partitions, root / "out" / "comparison.html")
-    return run_report.read_text(encoding="utf-8"), both.read_text(encoding="utf-8")
+
+
+def write_both(root: Path) -> tuple[str, str]:
+    """The page of a run and that of a comparison, as text."""
+    directories = make_all(root)
+    compare({}, directories, root / "out", {"gfpl seed 0": "round 1: <diverged>"})
+    both = root / "out" / "report.html"
+    return report(directories[2]).read_text(encoding="utf-8"), both.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
-    """Both reports and the folder they were made in."""
+    """Both pages and the folder they were made in."""
     root = tmp_path_factory.mktemp("reports")
     return *write_both(root), root
 
@@ -124,22 +146,39 @@ def text_of(page: str) -> str:
 
 def test_reports_stand_alone(reports: tuple[str, str, Path]) -> None:
     """No scripts, nothing from elsewhere, every id once, every inner reference answered."""
-    for report in reports[:2]:
-        page = _Page(report)
+    for text in reports[:2]:
+        page = _Page(text)
         assert not page.tags & {"script", "link", "iframe", "img"}
         assert len(page.ids) == len(set(page.ids))
         for reference in page.references:
             assert reference.startswith("data:image/png") or reference.removeprefix("#") in page.ids
-        assert report.count("</html>") == 1
+        assert text.count("</html>") == 1
 
 
 def test_tables_may_break_where_nothing_is_torn(reports: tuple[str, str, Path]) -> None:
-    """Names behind an underscore, cells before a bracket and nowhere else."""
-    summary = reports[1].partition('<section id="summary">')[2].partition("</section>")[0]
-    assert "<th>mean_<wbr>local</th>" in summary
+    """Cells before a bracket and nowhere else."""
+    summary = reports[1].partition('<section id="differences">')[2].partition("</section>")[0]
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", summary)
-    assert any(" " in cell for cell in cells)
+    assert any(" [" in cell for cell in cells)
     assert all(re.fullmatch(r"[^ ]*( [\[(][^ ]*)?", cell) for cell in cells)
+
+
+def test_the_first_picture_is_what_accuracy_costs(reports: tuple[str, str, Path]) -> None:
+    """Then curves over rounds and over bytes, then differences."""
+    pictures = re.findall(r'<svg id="plot-([a-z]+)', reports[1])
+    assert list(dict.fromkeys(pictures)) == [
+        *("tradeoff", "accuracy", "bytes", "differences", "clients", "classes", "loss", "partition")
+    ]
+
+
+def test_pages_are_read_on_dark_ground_too(reports: tuple[str, str, Path]) -> None:
+    """Every colour of ink, lines and methods that figures have is exchanged there."""
+    page = reports[1]
+    dark = page.partition("@media screen and (prefers-color-scheme: dark) {")[2].partition("</style>")[0]
+    drawn = re.sub(r"<style>.*?</style>", "", page, count=1, flags=re.DOTALL)
+    for colour in ("#333333", "#0072b2", "#d55e00", "#009e73"):
+        assert f"stroke: {colour}" in drawn or f"fill: {colour}" in drawn
+        assert f'[style*="stroke: {colour}"]' in dark and f'[style*="fill: {colour}"]' in dark
 
 
 def test_reports_name_no_place_and_no_time(reports: tuple[str, str, Path]) -> None:
@@ -147,10 +186,10 @@ def test_reports_name_no_place_and_no_time(reports: tuple[str, str, Path]) -> No
 
     Four keys: data.root, tracking.uri (a path within an address), tracking.started_at and tracking.note (a date).
     """
-    for report in reports[:2]:
-        assert str(reports[2]) not in report
-        assert "2026" not in text_of(report) and "123.456" not in report
-        assert "4 keys naming a place or a time are left out" in text_of(report)
+    for text in reports[:2]:
+        assert str(reports[2]) not in text
+        assert "2026" not in text_of(text) and "123.456" not in text
+        assert "4 keys naming a place or a time are left out" in text_of(text)
 
 
 def test_run_report_says_what_was_run(reports: tuple[str, str, Path]) -> None:
@@ -176,9 +215,10 @@ def test_comparison_report_shows_differences_and_skew(reports: tuple[str, str, P
     assert "fedavg, fedprox, local on digits" in text and "seeds 0, 1." in text
     assert "fedprox 2 71.00 ± 8.49" in text
     assert "+6.00 [\u22126.71, +18.71]" in text
+    assert "Not told apart from fedavg: fedprox" in text
+    assert "gfpl seed 0: round 1: &lt;diverged&gt;" in text
     assert "1 2 2 10 / 20 / 30 1 / 1.0 / 1 1.000 50.0 %" in text
     assert "method.mu fedprox: 0.01" in text
-    assert "local has no top1_global" in text
     for heading in (
         "Accuracy over rounds",
         "Accuracy against traffic",
@@ -197,8 +237,8 @@ def test_report_without_partition_configuration_and_traffic(tmp_path: Path) -> N
     """A silent method without a global model still has a page; missing values are dashes, never 0."""
     directory = make_run(tmp_path, "local", 0, None)
     (directory / "config.json").unlink()
-    text = text_of(write_run_report(directory, None, tmp_path / "run.html").read_text(encoding="utf-8"))
-    assert "top1_global \u2013" in text and "Nothing was sent." in text
+    text = text_of(write_run_page(directory, None).read_text(encoding="utf-8"))
+    assert "global model top1_global \u2013" in text and "Nothing was sent." in text
     assert "Who holds what" not in text and "left out" not in text
 
 
@@ -208,4 +248,62 @@ def test_damaged_configuration_is_refused(tmp_path: Path) -> None:
     for content in ("{broken", "[]", "{}"):
         (directory / "config.json").write_text(content, encoding="utf-8")
         with pytest.raises(DataError, match=r"config\.json"):
-            write_run_report(directory, None, tmp_path / "run.html")
+            write_run_page(directory, None)
+
+
+def test_a_run_whose_partition_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its own page is refused with the folder's name; a comparison says so and goes on without it."""
+    directories = make_all(tmp_path)
+    (tmp_path / "partition-1" / "manifest.json").unlink()
+    with pytest.raises(DataError, match="partition-1"):
+        report(directories[1])
+    compare({}, directories, tmp_path / "out")
+    assert "who holds what with seed 1" in caplog.text
+    assert "Who holds what" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_failed_runs_are_left_out_and_missing_ones_refused(tmp_path: Path) -> None:
+    """fedprox failed with seed 1: its mean is that of seed 0. A folder without result that nobody named is a fault."""
+    directories = make_all(tmp_path)
+    (directories[3] / "metrics.json").unlink()
+    with pytest.raises(DataError, match="fedprox-1"):
+        collect({}, directories)
+    found = collect({}, directories, {"fedprox seed 1": "round 2: diverged"})
+    seeds = {row.method: row.seeds for row in found.methods}
+    assert seeds == {"fedavg": (0, 1), "fedprox": (0,), "local": (0, 1)}
+    assert found.failed == {"fedprox seed 1": "round 2: diverged"}
+
+
+def test_baseline_and_target_are_those_of_the_parameters(tmp_path: Path) -> None:
+    """And are checked: a key that nobody knows is named."""
+    directories = make_all(tmp_path)
+    found = collect({"compare": {"baseline": "fedprox", "target_fraction": 0.5}}, directories)
+    assert (found.baseline, found.target_fraction) == ("fedprox", 0.5)
+    assert found.methods[0].differences["top1_global"].mean == pytest.approx(-0.06)
+    with pytest.raises(ConfigError, match=r"compare\.base"):
+        collect({"compare": {"base": "fedprox"}}, directories)
+
+
+def test_curves_of_all_runs_are_one_table(reports: tuple[str, str, Path]) -> None:
+    """For `dvc plots`: a row per method, seed and round."""
+    rows = list(csv.DictReader((reports[2] / "out" / "curves.csv").open(encoding="utf-8")))
+    assert len(rows) == 3 * 2 * 2
+    last = {"method": "fedprox", "seed": "1", "round": "2", "top1_global": "0.77", "top1_vote": "", "bytes": "7000"}
+    assert {**last, "mean_local": "0.8"} in rows
+    template = json.loads((PROJECT / ".dvc" / "plots" / "methods.json").read_text(encoding="utf-8"))
+    numbers = set(template["data"]["format"]["parse"])
+    assert numbers == set(rows[0]) - {"method", "seed"} and template["encoding"]["color"]["field"] == "method"
+
+
+def test_pages_are_made_without_torch(tmp_path: Path) -> None:
+    """It takes longer to import than a page to make."""
+    directories = [str(path) for path in make_all(tmp_path)]
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from pipelines.reporting.comparison_report import compare\n"
+        "from pipelines.reporting.run_report import report\n"
+        f"runs = [Path(run) for run in {directories!r}]\n"
+        f"compare({{}}, runs, Path({str(tmp_path / 'out')!r})); report(runs[0])\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=PROJECT, check=True, timeout=120)

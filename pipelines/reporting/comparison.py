@@ -1,0 +1,304 @@
+"""Compare finished runs: means over seeds, paired differences, rounds and bytes to a target accuracy.
+
+Every figure is computed here from the records of runs (:mod:`pipelines.runs.record`), so a new summary needs no new
+run; :mod:`pipelines.reporting.comparison_tables` prints and writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from flcore.errors import ConfigError, ProtoflError
+from pipelines.reporting.formats import listed, plural
+from pipelines.reporting.statistics import (
+    PairedDifference,
+    Summary,
+    paired_differences,
+    rounds_to_target,
+    summarise,
+    summarise_runs,
+)
+from pipelines.runs.record import (
+    COMMUNICATION,
+    SCORES,
+    TASK_SCORES,
+    RunRecord,
+    check_metric,
+    group_by_method,
+    is_measured,
+)
+
+PAIRED_METRICS = ("top1_global", "mean_local")
+PAIRED_TASK_SCORES = ("a_glo", "a_loc", "a_sel")
+# What every method has: clients are scored whatever answers for them.
+COMMON_METRIC = "mean_local"
+
+
+@dataclass(frozen=True)
+class RunTarget:
+    """One run on its way to the target.
+
+    `target` is None where there is none or the run's history does not tell; `rounds` and `bytes` are None where the
+    run never got there.
+    """
+
+    metric: str
+    target: float | None
+    rounds: int | None
+    bytes: float | None
+
+
+@dataclass(frozen=True)
+class TargetSummary:
+    """Rounds and bytes to target over the n seeds that have a target; the means are None unless all reached it."""
+
+    metric: str
+    reached: int
+    n: int
+    rounds: Summary
+    bytes: Summary
+    speedup: float | None
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """One row of the comparison: everything about one method over its seeds; ``targets`` are by metric."""
+
+    method: str
+    seeds: tuple[int, ...]
+    rounds: tuple[int, ...]
+    scores: Mapping[str, Summary]
+    differences: Mapping[str, PairedDifference]
+    targets: Mapping[str, TargetSummary]
+    communication: Mapping[str, Summary]
+    bytes_up_by_kind: Mapping[str, float]
+    bytes_down_by_kind: Mapping[str, float]
+
+    @property
+    def target(self) -> TargetSummary:
+        """On the first metric that this method's history, and the baseline's, tell of."""
+        return next((target for target in self.targets.values() if target.n), self.targets[COMMON_METRIC])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods in the order in which they were given, with the runs (by method, then seed) they summarise.
+
+    ``run_targets`` holds for each metric that a target is on one entry per run; ``failed`` says which other runs ended
+    without a result, and why.
+    """
+
+    dataset: str
+    partition: str | None
+    baseline: str
+    metric: str
+    target_fraction: float
+    seeds: tuple[int, ...]
+    methods: tuple[MethodSummary, ...]
+    runs: tuple[RunRecord, ...]
+    run_targets: Mapping[str, tuple[RunTarget, ...]]
+    notes: tuple[str, ...]
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_baseline(self) -> bool:
+        """Whether there is a run to take differences from."""
+        return any(row.method == self.baseline for row in self.methods)
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether these are runs on a stream of tasks."""
+        return any(run.tasks for run in self.runs)
+
+
+def compare(
+    runs: Iterable[RunRecord],
+    baseline: str = "fedavg",
+    metric: str = "top1_global",
+    target_fraction: float = 0.95,
+    failed: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Summarise runs per method and set every method against the baseline.
+
+    Args:
+        runs: in the order in which methods shall appear; seeds are sorted. Methods may lack seeds.
+        baseline: method that differences and targets refer to. Without a run of it both are None, and a note says so.
+        metric: headline metric for the target: `top1_global`, `mean_local` or `pooled_local`; there is always one on
+            `mean_local` beside it, which every method has.
+        target_fraction: target of a seed = this fraction of the baseline's final accuracy with that seed.
+        failed: why other runs have no result, by what they are called.
+
+    Returns:
+        The comparison; its notes name everything that is missing or uneven.
+
+    Raises:
+        ConfigError: unknown metric, or a fraction outside (0, 1].
+        ProtoflError: no runs, a (method, seed) given twice, or runs that do not belong together: different dataset,
+            data fingerprint or partition name, or, for one seed, different partition fingerprints.
+    """
+    check_metric(metric)
+    if not 0 < target_fraction <= 1:
+        raise ConfigError(f"target_fraction: {target_fraction} is outside (0, 1].")
+    by_method = group_by_method(runs)
+    ordered = [run for method_runs in by_method.values() for run in method_runs]
+    if not ordered:
+        raise ProtoflError("Nothing to compare: no finished run was given; start `protofl compare` with methods.")
+    _refuse_mixtures(ordered)
+
+    baseline_runs = {run.seed: run for run in by_method.get(baseline, ())}
+    targets = {
+        name: {
+            method: [_run_target(run, baseline_runs.get(run.seed), name, target_fraction) for run in method_runs]
+            for method, method_runs in by_method.items()
+        }
+        for name in dict.fromkeys((metric, COMMON_METRIC))
+    }
+    task_scores = tuple(TASK_SCORES) if any(run.tasks for run in ordered) else ()
+    return Comparison(
+        dataset=ordered[0].dataset,
+        partition=next((run.partition for run in ordered if run.partition is not None), None),
+        baseline=baseline,
+        metric=metric,
+        target_fraction=target_fraction,
+        seeds=tuple(sorted({run.seed for run in ordered})),
+        methods=tuple(
+            _method_summary(
+                method_runs,
+                () if method == baseline else tuple(baseline_runs.values()),
+                {
+                    name: _target_summary(method_runs, of[method], _mean_rounds(by_method, of, baseline))
+                    for name, of in targets.items()
+                },
+                task_scores,
+            )
+            for method, method_runs in by_method.items()
+        ),
+        runs=tuple(ordered),
+        run_targets={name: tuple(target for each in of.values() for target in each) for name, of in targets.items()},
+        notes=tuple(_notes(by_method, baseline)),
+        failed=dict(failed or {}),
+    )
+
+
+def _refuse_mixtures(runs: Sequence[RunRecord]) -> None:
+    first = runs[0]
+    partitions: dict[int, RunRecord] = {}
+    # A method without a partition (central) has no fingerprint of one; it is no contradiction.
+    named = next((run for run in runs if run.partition is not None), first)
+    seen: set[tuple[str, int]] = set()
+    for run in runs:
+        if (run.method, run.seed) in seen:
+            raise ProtoflError(
+                f"Two runs of {run.label}, fields 'method' and 'seed': give one run per method and seed."
+            )
+        seen.add((run.method, run.seed))
+        for key in ("dataset", "data_fingerprint"):
+            _refuse_difference(first, run, key)
+        if run.partition is not None:
+            _refuse_difference(named, run, "partition")
+        if run.partition_fingerprint is not None:
+            _refuse_difference(partitions.setdefault(run.seed, run), run, "partition_fingerprint")
+
+
+def _refuse_difference(first: RunRecord, second: RunRecord, key: str) -> None:
+    ours, theirs = getattr(first, key), getattr(second, key)
+    if ours != theirs:
+        raise ProtoflError(
+            f"Cannot compare {first.label} with {second.label}: '{key}' differs ({ours} and {theirs}); "
+            "compare only runs made from the same data and, per seed, the same partition."
+        )
+
+
+def _run_target(run: RunRecord, baseline: RunRecord | None, metric: str, fraction: float) -> RunTarget:
+    final = None if baseline is None else getattr(baseline, metric)
+    if baseline is None or final is None or not (is_measured(run, metric) and is_measured(baseline, metric)):
+        return RunTarget(metric, None, None, None)
+    reached = rounds_to_target(run.history, metric, fraction * final)
+    if reached is None:
+        return RunTarget(metric, fraction * final, None, None)
+    return RunTarget(metric, fraction * final, reached.round, reached.total_bytes)
+
+
+def _target_summary(
+    runs: Sequence[RunRecord], targets: Sequence[RunTarget], baseline_rounds: float | None = None
+) -> TargetSummary:
+    with_target = {run.seed: target for run, target in zip(runs, targets, strict=True) if target.target is not None}
+    reached = sum(target.rounds is not None for target in with_target.values())
+    # The mean over only those seeds that got there would flatter a method that often does not.
+    everyone = with_target if reached == len(with_target) else {}
+    rounds = summarise({seed: target.rounds for seed, target in everyone.items()})
+    return TargetSummary(
+        metric=targets[0].metric,
+        reached=reached,
+        n=len(with_target),
+        rounds=rounds,
+        bytes=summarise({seed: target.bytes for seed, target in everyone.items()}),
+        speedup=baseline_rounds / rounds.mean if baseline_rounds is not None and rounds.mean is not None else None,
+    )
+
+
+def _mean_rounds(
+    by_method: Mapping[str, Sequence[RunRecord]], targets: Mapping[str, Sequence[RunTarget]], method: str
+) -> float | None:
+    return _target_summary(by_method[method], targets[method]).rounds.mean if method in by_method else None
+
+
+def _method_summary(
+    runs: Sequence[RunRecord],
+    reference: Sequence[RunRecord],
+    targets: Mapping[str, TargetSummary],
+    task_scores: Sequence[str],
+) -> MethodSummary:
+    paired = (*PAIRED_METRICS, *(key for key in PAIRED_TASK_SCORES if key in task_scores))
+    return MethodSummary(
+        method=runs[0].method,
+        seeds=tuple(run.seed for run in runs),
+        rounds=tuple(sorted({run.rounds for run in runs})),
+        scores=summarise_runs(runs, (*SCORES, *task_scores)),
+        differences=paired_differences(runs, reference, paired),
+        targets=targets,
+        communication=summarise_runs(runs, COMMUNICATION),
+        bytes_up_by_kind=_mean_by_kind([run.bytes_up_by_kind for run in runs]),
+        bytes_down_by_kind=_mean_by_kind([run.bytes_down_by_kind for run in runs]),
+    )
+
+
+def _mean_by_kind(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    # A run that never sent a kind sent 0 bytes of it: this zero is measured, not missing.
+    kinds = sorted({kind for count in counts for kind in count})
+    return {kind: fmean(count.get(kind, 0) for count in counts) for kind in kinds}
+
+
+def _notes(by_method: Mapping[str, Sequence[RunRecord]], baseline: str) -> Iterable[str]:
+    seeds = {run.seed for runs in by_method.values() for run in runs}
+    baseline_runs = {run.seed: run for run in by_method.get(baseline, ())}
+    if not baseline_runs:
+        yield f"No run of the baseline {baseline}: no differences, no rounds or bytes to target."
+    for method, runs in by_method.items():
+        missing = sorted(seeds - {run.seed for run in runs})
+        if missing:
+            present = listed(run.seed for run in runs)
+            yield f"{method} has no run for seed {listed(missing)}; its means are over seed {present}."
+        if baseline_runs and method != baseline:
+            common = sum(run.seed in baseline_runs for run in runs)
+            if common < 2:
+                yield f"{method} shares {plural(common, 'seed')} with {baseline}: no interval, two seeds are needed."
+    rounds = sorted({run.rounds for runs in by_method.values() for run in runs})
+    if len(rounds) > 1:
+        yield f"The runs differ in length ({listed(rounds)} rounds)."
+
+
+def describe(comparison: Comparison) -> str:
+    """One sentence: how many methods, on what, over which seeds and rounds."""
+    methods = plural(len(comparison.methods), "method")
+    partition = f", partition {comparison.partition}" if comparison.partition else ""
+    return f"{methods} on {comparison.dataset}{partition}, {lengths_and_seeds(comparison.runs)}."
+
+
+def lengths_and_seeds(runs: Iterable[RunRecord]) -> str:
+    """How long runs are, and their seeds: `20 rounds, seeds 0, 1`."""
+    runs = list(runs)
+    rounds, seeds = sorted({run.rounds for run in runs}), sorted({run.seed for run in runs})
+    return f"{listed(rounds)} round{'' if rounds == [1] else 's'}, seed{'' if len(seeds) == 1 else 's'} {listed(seeds)}"

@@ -1,0 +1,152 @@
+"""A comparison of finished runs: tables and curves as files, figures, and a page.
+
+What it leaves for DVC: ``metrics.json`` (means by method) and ``curves.csv``, a row per method, seed and round, which
+``dvc plots`` draws with the template ``.dvc/plots/methods.json``, whatever methods there are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flcore.errors import DataError
+from flcore.params import build
+from flcore.sections import CompareConfig
+from pipelines.reporting import comparison as comparisons
+from pipelines.reporting.comparison import Comparison
+from pipelines.reporting.comparison_files import write
+from pipelines.reporting.comparison_tables import comparison_tables, definitions
+from pipelines.reporting.figures.data import curves_table
+from pipelines.reporting.figures.partition import load_partition
+from pipelines.reporting.figures.sets import Drawing, comparison_drawings, write_csv, write_drawings
+from pipelines.reporting.figures.style import method_styles
+from pipelines.reporting.formats import plural
+from pipelines.reporting.html import (
+    Block,
+    Notes,
+    Rows,
+    Section,
+    Words,
+    communication,
+    ending,
+    lead,
+    plot,
+    plots,
+    who_holds_what,
+    write_page,
+)
+from pipelines.reporting.statements import statements
+from pipelines.reporting.tables import MARKS_MEAN
+from pipelines.runs.inputs import inputs_of
+from pipelines.runs.layout import RunFiles
+from pipelines.runs.record import load_run
+
+_log = logging.getLogger(__name__)
+
+
+def compare(
+    parameters: Mapping[str, Any], runs: Sequence[Path], directory: Path, failed: Mapping[str, str] | None = None
+) -> Comparison:
+    """Write ``comparison.csv``, ``.json``, ``.md``, ``.tex``, ``runs.csv``, ``metrics.json``, ``curves.csv``,
+    ``figures/`` and ``report.html``.
+
+    Args:
+        parameters: as read from a file; of them ``compare.baseline`` and ``compare.target_fraction`` count.
+        runs: directories, in the order in which methods shall appear. Who holds what is shown where their partitions
+            are still there.
+        directory: where the results go.
+        failed: why some of these runs have no result, by what they are called.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        ConfigError: the section ``compare`` is wrong. DataError: more runs have not finished than failed, or one is
+            damaged. ProtoflError: none has finished, or they do not belong together.
+    """  # noqa: D205
+    comparison = collect(parameters, runs, failed)
+    write(comparison, directory)
+    write_csv(curves_table(comparison.runs), directory / "curves.csv")
+    write_comparison_page(comparison, _partitions(comparison), directory)
+    return comparison
+
+
+def collect(parameters: Mapping[str, Any], runs: Sequence[Path], failed: Mapping[str, str] | None = None) -> Comparison:
+    """Read finished runs and set them against ``compare.baseline``, methods in the order of the runs.
+
+    Arguments and errors are those of :func:`compare`; nothing is written.
+    """
+    settings = build(CompareConfig, parameters.get("compare") or {}, "compare")
+    unfinished = [run for run in runs if not RunFiles(run).metrics.exists()]
+    if len(unfinished) <= len(failed or {}):
+        runs = [run for run in runs if run not in unfinished]
+    return comparisons.compare(
+        [load_run(run) for run in runs], settings.baseline, target_fraction=settings.target_fraction, failed=failed
+    )
+
+
+def write_comparison_page(comparison: Comparison, partitions: Mapping[int, Path], directory: Path) -> Path:
+    """Write ``report.html`` and ``figures/`` of a comparison.
+
+    Args:
+        comparison: its methods stand in figures in the order in which they stand there.
+        partitions: partition directory by seed; the heatmap shows that of the lowest seed. May be empty.
+        directory: where both go; made if it is not there.
+
+    Returns:
+        The page.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    held = {seed: load_partition(folder) for seed, folder in sorted(partitions.items())}
+    drawings = comparison_drawings(comparison, next(iter(held.values()), None))
+    write_drawings(drawings.values(), directory / "figures")
+    sections = [
+        *plots(drawings, ("tradeoff",), several=True),
+        *_scores(comparison, drawings),
+        *plots(drawings, ("clients", "classes"), several=True),
+        communication(comparison, several=True),
+        *plots(drawings, ("loss",), several=True),
+        *who_holds_what(drawings, held),
+        *ending(definitions(comparison_tables(comparison).values()), comparison.runs),
+    ]
+    page = {"kicker": "comparison", "title": f"{plural(len(comparison.methods), 'method')} on {comparison.dataset}"}
+    styles = method_styles([row.method for row in comparison.methods])
+    colours = {method: style.colour for method, style in styles.items()}
+    return write_page(directory / "report.html", page, lead(comparison, held), sections, colours=colours)
+
+
+def _scores(comparison: Comparison, drawings: Mapping[str, Drawing]) -> Iterator[Section]:
+    """The tables of a comparison, each with the figure that shows the same."""
+    tables, said = comparison_tables(comparison), statements(comparison)
+    blocks: list[Block] = [Rows(tables["accuracy"])]
+    if tables["accuracy"].has_marks:
+        blocks.append(Words(MARKS_MEAN))
+    if said or comparison.notes:
+        blocks.append(Notes((*said, *comparison.notes)))
+    yield Section("summary", tables["accuracy"].title, tuple(blocks))
+    if comparison.failed:
+        failed = tuple(f"{label}: {reason}" for label, reason in comparison.failed.items())
+        yield Section("failed", "Failed runs", (Notes(failed),))
+    yield from plots(drawings, ("accuracy", "bytes"), several=True)
+    for name, figures in (("differences", ("differences",)), ("target", ()), ("stream", ("stream", "tasks"))):
+        if name in tables:
+            drawn = [block for figure in figures for block in plot(drawings, figure, several=True)]
+            yield Section(name, tables[name].title, (Rows(tables[name]), *drawn))
+    if "further" in tables:
+        yield Section("further", tables["further"].title, (Rows(tables["further"]),))
+
+
+def _partitions(comparison: Comparison) -> dict[int, Path]:
+    """By seed: that of its first run that was divided among clients and whose partition is still there."""
+    found: dict[int, Path] = {}
+    for run in comparison.runs:
+        if run.seed not in found and run.partition_fingerprint is not None:
+            try:
+                found[run.seed] = inputs_of(run.directory).partition
+            except DataError as error:
+                _log.warning("the page does not show who holds what with seed %d: %s", run.seed, error)
+    return found

@@ -1,0 +1,169 @@
+"""How figures look, and how they become bytes: the same figure gives the same bytes on every machine.
+
+Nothing here touches pyplot, so no figure survives its caller. A method keeps its colour, dashes and marker through all
+figures: they follow from its place in the list of methods. :data:`DARK` says what a page that is read on a dark ground
+puts in the place of each colour; figures themselves are drawn for a light one.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+# Inches at 72 points: a whole line of the page, and a panel, of which two stand side by side or, on a narrow screen,
+# one below the other.
+WIDTH = 9.4
+PANEL = 4.55
+PANEL_HEIGHT = 3.4
+SMALL_PANEL = 2.95
+
+INK, MUTED, FAINT, GRID = "#333333", "#767676", "#999999", "#e4e4e4"
+
+# Okabe and Ito's palette without its yellow (invisible on white), plus a wine red and a grey; told apart by people with
+# any of the common colour-vision deficiencies. A second and third round of methods changes the dashes.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#666666")
+_DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
+# Of what sends nothing, where bytes are an axis.
+SILENT = (0, (1, 2))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
+
+DARK: Mapping[str, str] = {
+    INK: "#d9dcde",
+    MUTED: "#a3a9af",
+    FAINT: "#70767c",
+    GRID: "#363a3f",
+    "#0072b2": "#4496d8",
+    "#d55e00": "#f07c2e",
+    "#009e73": "#2dbd92",
+    "#cc79a7": "#e6a3c8",
+    "#e69f00": "#f2b93f",
+    "#56b4e9": "#9ad7fa",
+    "#882255": "#cf5f94",
+    "#666666": "#b3b8bd",
+}
+
+COUNTS = LinearSegmentedColormap.from_list("counts", ["#ffffff", "#dcd6ee", "#a596cf", "#6a51a3", "#3a0f70"])
+ACCURACIES = LinearSegmentedColormap.from_list("accuracy", ["#ffffff", "#cfe3f2", "#7fb6d9", "#2f7ebc", "#08376b"])
+# A path per cell or point is crisp, thousands of them make a page heavy: from here on they become one picture.
+MOST_SHAPES = 2500
+
+_SETTINGS: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same outlines
+    "font.size": 8.5,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8.0,
+    "axes.labelsize": 8.5,
+    "axes.edgecolor": FAINT,
+    "axes.facecolor": "none",
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "lines.linewidth": 1.6,
+    "figure.facecolor": "white",
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.07,
+    "figure.constrained_layout.h_pad": 0.06,
+    "savefig.dpi": 150,
+    "svg.fonttype": "path",  # outlines look the same in every viewer, with or without the font
+    "svg.hashsalt": "protofl",
+}
+
+
+@dataclass(frozen=True)
+class LineStyle:
+    """How a method is drawn."""
+
+    colour: str
+    dashes: Any
+    marker: str = "o"
+
+
+def method_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
+    """Give each method its colour, dashes and marker by its place in the list; the first eight are solid."""
+    return {
+        method: LineStyle(
+            _COLOURS[place % len(_COLOURS)],
+            _DASHES[place // len(_COLOURS) % len(_DASHES)],
+            _MARKERS[place % len(_MARKERS)],
+        )
+        for place, method in enumerate(methods)
+    }
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Draw with the project's settings, and with nothing of this machine's.
+
+    Figures made inside keep them; what is saved later must be saved inside as well.
+    """
+    # From matplotlib's own defaults, so that a matplotlibrc on the machine changes nothing.
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_SETTINGS)
+        yield
+
+
+def svg_text(figure: Figure, prefix: str = "figure") -> str:
+    """Render a figure as an SVG element; the same figure and prefix give the same text.
+
+    Args:
+        figure: what a `draw_*` function returned.
+        prefix: put before every id, so that several figures can stand in one page without sharing ids.
+
+    Returns:
+        The `<svg>` element alone (no XML declaration, dates or metadata).
+    """
+    buffer = io.StringIO()
+    with house_style():
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', text)
+    text = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}-\1"', text)
+    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
+    # matplotlib's one style rule is for `*`; inlined, it would reach the whole page.
+    text = text.replace('<style type="text/css">*{', f'<style type="text/css">#{prefix} *{{', 1)
+    return text.replace("<svg ", f'<svg id="{prefix}" ', 1)
+
+
+def write_svg(svg: str, path: Path) -> Path:
+    """Write an `<svg>` element as a file of its own."""
+    path.write_text(f'<?xml version="1.0" encoding="utf-8"?>\n{svg}', encoding="utf-8", newline="")
+    return path
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure as `.svg` or `.png`, by the suffix of the path; the same figure gives the same bytes.
+
+    Raises:
+        ValueError: another suffix.
+    """
+    if path.suffix == ".svg":
+        return write_svg(svg_text(figure), path)
+    if path.suffix != ".png":
+        raise ValueError(f"{path.name}: figures are written as .svg or .png")
+    with house_style():
+        figure.savefig(path, format="png", metadata={"Software": None})
+    return path

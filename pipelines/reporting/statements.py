@@ -1,0 +1,46 @@
+"""What a comparison shows, in sentences: who differs from the baseline, by how much, and who cannot be told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipelines.reporting.comparison import Comparison, MethodSummary
+from pipelines.reporting.comparison_tables import HEADINGS
+from pipelines.reporting.formats import format_difference, plural
+from pipelines.reporting.statistics import Verdict, verdict
+
+
+def statements(comparison: Comparison) -> tuple[str, ...]:
+    """A sentence per accuracy that methods share with the baseline over two seeds or more; intervals are of 95 %.
+
+    Without such seeds there is no interval, and nothing to be said.
+    """
+    return tuple(
+        sentence
+        for key in comparison.methods[0].differences
+        for sentence in _of(comparison, key, [row for row in comparison.methods if row.differences[key].n > 1])
+    )
+
+
+def _of(comparison: Comparison, key: str, rows: list[MethodSummary]) -> Iterator[str]:
+    if not rows:
+        return
+    groups: dict[Verdict, list[MethodSummary]] = {"above": [], "below": [], "open": []}
+    for row in rows:
+        groups[verdict(row.differences[key])].append(row)
+    parts = []
+    for side in ("above", "below"):
+        told = [f"{row.method} {format_difference(row.differences[key])}" for row in groups[side]]
+        if told:
+            parts.append(f"{side} {comparison.baseline}: {', '.join(told)}")
+    if groups["open"]:
+        told = [row.method for row in groups["open"]]
+        parts.append(f"not told apart from {comparison.baseline}: {', '.join(told)}")
+    most = max(row.differences[key].n for row in rows)
+    name = HEADINGS[key][0].upper() + HEADINGS[key][1:]
+    yield f"{name}, percentage points with 95 % interval, {plural(most, 'seed')}. {_joined(parts)}."
+
+
+def _joined(parts: list[str]) -> str:
+    text = "; ".join(parts)
+    return text[0].upper() + text[1:]

@@ -1,0 +1,301 @@
+"""Comparisons of runs written by hand, as numbers, files and words; every expectation is derived where it stands."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flcore.errors import ConfigError, DataError, ProtoflError
+from pipelines.reporting.comparison import compare
+from pipelines.reporting.comparison_files import markdown, print_table, write
+from pipelines.reporting.formats import format_difference
+from pipelines.reporting.statements import statements
+from pipelines.reporting.statistics import Summary, rounds_to_target
+from pipelines.runs.record import RunRecord, load_run
+
+
+def make_run(root: Path, method: str, seed: int, curve: list[float], **changes: Any) -> RunRecord:
+    """A run whose global accuracy follows `curve`, one value per round; local accuracy is 0.1 above it.
+
+    Each round sends 100 bytes up (80 weights, 20 prototypes) and 50 bytes of weights down. ``top1_vote`` is after the
+    last round alone.
+    """
+    has_global = changes.pop("has_global", True)
+    directory = root / f"{method}-{seed}"
+    directory.mkdir(parents=True)
+    history = [
+        {
+            "round": number,
+            "participants": ["0000", "0001"],
+            "top1_global": accuracy if has_global else None,
+            "loss_global": None,
+            "mean_local": accuracy + 0.1,
+            "pooled_local": accuracy + 0.1,
+            "client_std": 0.05,
+            "local_accuracy": [accuracy + 0.05, accuracy + 0.15, None],
+            "class_accuracy": None,
+            "train_loss": {"cross_entropy": 1 / number},
+            "bytes_up": {"weights": 80 * number, "prototypes": 20 * number},
+            "bytes_down": {"weights": 50 * number},
+            "unknown_key": 1,
+        }
+        for number, accuracy in enumerate(curve, start=1)
+    ]
+    metrics = {
+        "method": method,
+        "dataset": "digits",
+        "partition": "dirichlet",
+        "rounds": len(curve),
+        "seed": seed,
+        "config_hash": "c0ffee",
+        "top1_global": curve[-1] if has_global else None,
+        "mean_local": curve[-1] + 0.1,
+        "pooled_local": curve[-1] + 0.1,
+        "client_std": 0.05,
+        "last10_top1_global": sum(curve) / len(curve) if has_global else None,
+        "best_top1_global": max(curve) if has_global else None,
+        "best_round": curve.index(max(curve)) + 1 if has_global else None,
+        "class_acc": [0.5, None],
+        "bytes_up": 100 * len(curve),
+        "bytes_down": 50 * len(curve),
+        "bytes_up_by_kind": {"weights": 80 * len(curve), "prototypes": 20 * len(curve)},
+        "bytes_down_by_kind": {"weights": 50 * len(curve)},
+        "bytes_up_per_round": 100,
+        "bytes_down_per_round": 50,
+        "scalars_up_per_round": 25,
+        "num_parameters": 20,
+        "data_fingerprint": "data",
+        "partition_fingerprint": f"partition-{seed}",
+        "unknown_key": {},
+    } | changes
+    (directory / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    lines = "".join(json.dumps(record) + "\n" for record in history)
+    (directory / "history.jsonl").write_text(lines, encoding="utf-8")
+    return load_run(directory)
+
+
+def three_seeds(root: Path) -> list[RunRecord]:
+    """Baseline 0.70, 0.71, 0.73 and a method 0.71, 0.73, 0.76 over seeds 0, 1, 2."""
+    runs = [make_run(root, "fedavg", seed, [0.5, final]) for seed, final in enumerate((0.70, 0.71, 0.73))]
+    return runs + [make_run(root, "moon", seed, [0.69, final]) for seed, final in enumerate((0.71, 0.73, 0.76))]
+
+
+def test_rounds_to_target(tmp_path: Path) -> None:
+    """Accuracies 10, 30, 28, 41, 39, 45, 44 reach 40 in round 4 and never 50; 0.95 * 0.8 is reached by 0.76."""
+    run = make_run(tmp_path, "fedavg", 0, [0.10, 0.30, 0.28, 0.41, 0.39, 0.45, 0.44])
+    reached = rounds_to_target(run.history, "top1_global", 0.40)
+    assert reached is not None and reached.round == 4
+    assert reached.total_bytes == 4 * 150
+    assert rounds_to_target(run.history, "top1_global", 0.50) is None
+    assert rounds_to_target(make_run(tmp_path, "moon", 0, [0.76]).history, "top1_global", 0.95 * 0.8) is not None
+
+
+def test_compare_three_seeds(tmp_path: Path) -> None:
+    """Differences 1, 2, 3 points as above.
+
+    Targets 0.95 * (0.70, 0.71, 0.73) = 0.665, 0.6745, 0.6935: the baseline (0.5, then final) needs 2 rounds each;
+    the method starts at 0.69, so it needs 1, 1, 2 rounds: mean 4/3, bytes 150, 150, 300: mean 200; speedup 2/(4/3).
+    """
+    comparison = compare(three_seeds(tmp_path))
+    baseline, moon = comparison.methods
+    assert comparison.seeds == (0, 1, 2) and comparison.notes == ()
+    assert format_difference(moon.differences["top1_global"]) == "+2.00 [\u22120.48, +4.48]"
+    assert format_difference(moon.differences["mean_local"]) == "+2.00 [\u22120.48, +4.48]"
+    assert baseline.differences["top1_global"].mean is None
+    assert (baseline.target.rounds.mean, baseline.target.speedup) == (2, 1)
+    assert moon.target.rounds.mean == pytest.approx(4 / 3)
+    assert moon.target.bytes.mean == 200
+    assert moon.target.speedup == pytest.approx(1.5)
+    assert moon.communication["bytes_up_per_round"].mean == 100
+    assert moon.bytes_up_by_kind == {"prototypes": 40, "weights": 160}
+    assert moon.scores["client_std"].mean == pytest.approx(0.05)
+
+
+def test_target_that_only_some_seeds_reach(tmp_path: Path) -> None:
+    """Target 0.665 for both seeds; the method reaches it with seed 0 only: no mean, 1 of 2 is said."""
+    runs = [make_run(tmp_path, "fedavg", seed, [0.7]) for seed in (0, 1)]
+    runs += [make_run(tmp_path, "moon", seed, [final]) for seed, final in enumerate((0.7, 0.5))]
+    target = compare(runs).methods[1].target
+    assert (target.rounds.mean, target.bytes.mean, target.speedup) == (None, None, None)
+    assert (target.reached, target.n) == (1, 2)
+    assert "\u2013 (1 of 2)" in markdown(compare(runs))
+
+
+def test_a_vote_is_not_a_global_model(tmp_path: Path) -> None:
+    """fedproto answers by a vote, after the last round alone: no global model, no difference and no target on it.
+
+    Baseline mean_local 0.8: target 0.76; fedproto has 0.5 + 0.1, then 0.7 + 0.1 over its clients: round 2, 300 bytes.
+    """
+    runs = [make_run(tmp_path, "fedavg", seed, [0.6, 0.7]) for seed in (0, 1)]
+    runs += [make_run(tmp_path, "fedproto", seed, [0.5, 0.7], has_global=False, top1_vote=0.75) for seed in (0, 1)]
+    comparison = compare(runs)
+    fedavg, fedproto = comparison.methods
+    assert fedproto.scores["top1_global"] == Summary(None, None, 0)
+    assert fedproto.scores["top1_vote"].mean == 0.75 and fedavg.scores["top1_vote"].n == 0
+    assert fedproto.differences["top1_global"].n == 0 and "top1_vote" not in fedproto.differences
+    assert fedproto.differences["mean_local"].mean == pytest.approx(0)
+    assert fedproto.targets["top1_global"].n == 0
+    assert (fedproto.target.metric, fedproto.target.rounds.mean, fedproto.target.bytes.mean) == ("mean_local", 2, 300)
+    header = next(line for line in markdown(comparison).splitlines() if line.startswith("| method"))
+    assert header.startswith("| method | n | global model | vote of clients' models | mean over clients |")
+    assert "| fedproto | 2 | \u2013 | 75.00 ± 0.00 | **80.00 ± 0.00** |" in markdown(comparison)
+    # To the target: a dash alone on the global model, where nothing was measured; never "0 of 2".
+    assert "| fedproto | \u2013 | **2.0 ± 0.0** | \u2013 | **300 B** |" in markdown(comparison)
+
+
+def test_method_that_lacks_a_seed(tmp_path: Path) -> None:
+    """Without seed 2 the differences are 1 and 2: mean 1.5 over 2 common seeds; the baseline keeps its 3."""
+    runs = [run for run in three_seeds(tmp_path) if (run.method, run.seed) != ("moon", 2)]
+    comparison = compare(runs)
+    assert comparison.methods[0].scores["top1_global"].n == 3
+    assert comparison.methods[1].differences["top1_global"].mean == pytest.approx(0.015)
+    assert comparison.methods[1].differences["top1_global"].n == 2
+    assert comparison.notes == ("moon has no run for seed 2; its means are over seed 0, 1.",)
+
+
+def test_one_method_one_seed_and_no_baseline(tmp_path: Path) -> None:
+    """Nothing to take a difference from: no target, no interval, no spread, but the accuracy is there."""
+    comparison = compare([make_run(tmp_path, "moon", 0, [0.7])])
+    assert not comparison.has_baseline
+    assert comparison.methods[0].target.n == 0
+    assert comparison.notes[0].startswith("No run of the baseline fedavg")
+    text = markdown(comparison)
+    assert "| moon | 1 | 70.00 | 80.00 |" in text and "| **" not in text
+
+
+def test_seeds_are_sorted_and_methods_keep_their_order(tmp_path: Path) -> None:
+    """The same runs in another order of seeds give the same comparison."""
+    runs = three_seeds(tmp_path)
+    shuffled = [runs[2], runs[5], runs[0], runs[1], runs[4], runs[3]]
+    assert compare(shuffled) == compare(runs)
+    assert [row.method for row in compare(runs[::-1]).methods] == ["moon", "fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"data_fingerprint": "other"}, "data_fingerprint"),
+        ({"data_fingerprint": None}, "data_fingerprint"),
+        ({"partition_fingerprint": "other"}, "partition_fingerprint"),
+        ({"partition": "iid"}, "partition"),
+        ({"dataset": "mnist"}, "dataset"),
+    ],
+)
+def test_refuses_runs_that_do_not_belong_together(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
+    """The message names both runs and the field."""
+    runs = [make_run(tmp_path, "fedavg", 0, [0.7]), make_run(tmp_path, "moon", 0, [0.7], **changes)]
+    with pytest.raises(ProtoflError, match=rf"fedavg \(seed 0\) with moon \(seed 0\): '{field}'"):
+        compare(runs)
+
+
+def test_partitions_may_differ_between_seeds_and_be_absent(tmp_path: Path) -> None:
+    """Fingerprints differ with the seed by construction; a centralised run has no partition at all."""
+    central = make_run(tmp_path, "central", 0, [0.9], partition=None, partition_fingerprint=None)
+    comparison = compare([central, *three_seeds(tmp_path)])
+    assert comparison.partition == "dirichlet"
+
+
+def test_refuses_duplicates_nothing_and_wrong_settings(tmp_path: Path) -> None:
+    """One run per method and seed, at least one run, a known metric, a fraction in (0, 1]."""
+    run = make_run(tmp_path, "fedavg", 0, [0.7])
+    with pytest.raises(ProtoflError, match=r"Two runs of fedavg \(seed 0\)"):
+        compare([run, run])
+    with pytest.raises(ProtoflError, match="Nothing to compare"):
+        compare([])
+    with pytest.raises(ConfigError, match="metric"):
+        compare([run], metric="loss")
+    with pytest.raises(ConfigError, match="target_fraction"):
+        compare([run], target_fraction=0)
+
+
+def test_load_run_refuses_damage(tmp_path: Path) -> None:
+    """Missing file, broken line, missing key, text for a number: each named with its place. NaN is a missing value."""
+    with pytest.raises(DataError, match=r"metrics\.json"):
+        load_run(tmp_path)
+    make_run(tmp_path, "fedavg", 0, [0.7])
+    history = tmp_path / "fedavg-0" / "history.jsonl"
+    history.write_text(history.read_text() + "{broken\n")
+    with pytest.raises(DataError, match=r"history\.jsonl, line 2: damaged"):
+        load_run(tmp_path / "fedavg-0")
+    with pytest.raises(DataError, match="no 'dataset'"):
+        make_run(tmp_path, "moon", 1, [0.7], dataset=None)
+    with pytest.raises(DataError, match="top1_global: expected a number"):
+        make_run(tmp_path, "fedper", 1, [0.7], top1_global="0.7")
+    assert make_run(tmp_path, "fedrep", 1, [0.7], mean_local=float("nan")).mean_local is None
+
+
+def test_statements_say_who_differs(tmp_path: Path) -> None:
+    """moon gains 1, 2, 3 points: [-0.48, +4.48] holds 0. best gains 5 with every seed, worst loses 5: no spread."""
+    runs = three_seeds(tmp_path)
+    for method, change in (("best", 0.05), ("worst", -0.05)):
+        runs += [
+            make_run(tmp_path, method, seed, [0.5, final + change]) for seed, final in enumerate((0.70, 0.71, 0.73))
+        ]
+    said = statements(compare(runs))
+    assert said[0] == (
+        "Global model, percentage points with 95 % interval, 3 seeds. Above fedavg: best +5.00 [+5.00, +5.00]; "
+        "below fedavg: worst \u22125.00 [\u22125.00, \u22125.00]; not told apart from fedavg: moon."
+    )
+    assert [sentence.partition(",")[0] for sentence in said] == ["Global model", "Mean over clients"]
+    assert statements(compare(runs[:1])) == ()
+
+
+def test_written_files(tmp_path: Path) -> None:
+    """CSV has a row per method (fractions, empty where missing), runs.csv one per run, JSON null where missing.
+
+    Ties are by pairs: moon 71, 73, 76 is 1, 2, 3 above fedavg, and 0 lies within 2 ± 2.48.
+    """
+    runs = [*three_seeds(tmp_path / "runs"), make_run(tmp_path / "runs", "local", 0, [0.6, 0.7], has_global=False)]
+    comparison = compare(runs, failed={"fedpa seed 0": "round 3: diverged"})
+    paths = write(comparison, tmp_path / "out")
+    names = ["comparison.csv", "comparison.json", "comparison.md", "comparison.tex", "runs.csv", "metrics.json"]
+    assert [path.name for path in paths] == names
+    rows = list(csv.DictReader((tmp_path / "out" / "comparison.csv").open(encoding="utf-8")))
+    assert [row["method"] for row in rows] == ["fedavg", "moon", "local"]
+    assert float(rows[0]["top1_global_mean"]) == pytest.approx(2.14 / 3)
+    assert float(rows[1]["top1_global_paired_difference_ci95_high"]) == pytest.approx(0.04484138)
+    assert rows[2]["top1_global_mean"] == "" and rows[2]["client_std_over_clients_mean"] == "0.05"
+    assert len(list(csv.DictReader((tmp_path / "out" / "runs.csv").open(encoding="utf-8")))) == 7
+    document = json.loads((tmp_path / "out" / "comparison.json").read_text(encoding="utf-8"))
+    assert document["methods"][2]["top1_global_mean"] is None
+    assert document["runs"][6]["mean_local_rounds_to_target"] == 2
+    assert document["failed"] == {"fedpa seed 0": "round 3: diverged"} and len(document["statements"]) == 2
+    means = json.loads((tmp_path / "out" / "metrics.json").read_text(encoding="utf-8"))
+    assert means["fedavg"]["bytes_up"] == 200 and "top1_global" not in means["local"]
+    text = (tmp_path / "out" / "comparison.md").read_text(encoding="utf-8")
+    assert "| moon | 3 | **73.33 ± 2.52** |" in text and "| fedavg | 3 | 71.33 ± 1.53 ≈ |" in text
+    assert "- fedpa seed 0: round 3: diverged" in text
+    tex = (tmp_path / "out" / "comparison.tex").read_text(encoding="utf-8")
+    assert r"moon & 3 & \textbf{73.33 $\pm$ 2.52}" in tex and r"\underline{71.33 $\pm$ 1.53}" in tex
+
+
+def test_writing_twice_gives_the_same_bytes_without_paths(tmp_path: Path) -> None:
+    """Runs in two different folders, loaded and written separately."""
+    outputs = []
+    for name in ("first", "second"):
+        paths = write(compare(three_seeds(tmp_path / name)), tmp_path / f"{name}-out")
+        outputs.append([path.read_bytes() for path in paths])
+    assert outputs[0] == outputs[1]
+    assert not any(str(tmp_path).encode() in content for content in outputs[0])
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_ten_methods_fit_the_terminal(tmp_path: Path, width: int) -> None:
+    """No line is longer than the terminal, no cell is torn; statements, failures and notes stand below."""
+    runs = [make_run(tmp_path, f"fedmethod{i}", seed, [0.5, 0.7 + i / 100]) for i in range(9) for seed in (0, 1)]
+    runs += [make_run(tmp_path, "fedavg", seed, [0.5, final]) for seed, final in enumerate((0.70, 0.71))]
+    stream = io.StringIO()
+    failed = {"local seed 0": "round 1: [diverged]"}
+    print_table(compare(runs, failed=failed), Console(file=stream, width=width, no_color=True))
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    text = stream.getvalue()
+    for whole in ("70.50 ± 0.71", "+7.50 [+1.15, +13.85]", "200 B", "Failed: local seed 0: round 1: [diverged]"):
+        assert whole in text, whole
+    assert "Mean over clients, percentage points" in text
