@@ -1,0 +1,152 @@
+"""A study's folder: where things lie in it, whose study it is, and that one process at a time works on it.
+
+Without torch: whoever draws and logs studies reads folders alone.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from flcore.errors import ConfigError
+from flcore.locks import take_lock
+from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
+
+if TYPE_CHECKING:
+    from pipelines.tuning.problem import Problem
+
+
+@dataclass(frozen=True)
+class StudyFiles:
+    """Where things lie in a study's folder."""
+
+    directory: Path
+
+    @property
+    def database(self) -> Path:
+        """Optuna's storage, unless another is named."""
+        return self.directory / "study.db"
+
+    @property
+    def params(self) -> Path:
+        """The given configuration, as a parameter file."""
+        return self.directory / "params.yaml"
+
+    @property
+    def best(self) -> Path:
+        """The same with the best values."""
+        return self.directory / "best.yaml"
+
+    @property
+    def record(self) -> RunFiles:
+        """The study as a run whose rounds are trials, for MLflow; it also says whose folder this is."""
+        return RunFiles(self.directory / "study")
+
+    @property
+    def results(self) -> Path:
+        """All trials, for programs."""
+        return self.directory / "study.json"
+
+    @property
+    def table(self) -> Path:
+        """All trials, for people."""
+        return self.directory / "study.md"
+
+    @property
+    def trials(self) -> Path:
+        """All trials, for spreadsheets: a row each."""
+        return self.directory / "trials.csv"
+
+    @property
+    def figures(self) -> Path:
+        """What Optuna draws of the results: ``<name>.svg``."""
+        return self.directory / "figures"
+
+    def trial(self, number: int) -> RunFiles:
+        """The run of a trial."""
+        return RunFiles(self.directory / "trials" / f"{number:04d}")
+
+    def outcome(self, number: int) -> Path:
+        """How a trial has ended; not there before."""
+        return self.trial(number).directory / "trial.json"
+
+    @property
+    def command(self) -> str:
+        """What to type to run the best configuration."""
+        return f"protofl run --params {shlex.quote(str(self.best))}"
+
+
+def refuse_other_study(problem: Problem, files: StudyFiles) -> None:
+    """Stop before anything is written where a folder holds the study of another configuration.
+
+    Raises:
+        ConfigError: it does; names what differs.
+    """
+    if not files.record.config.exists():
+        return
+    held = read_json(files.record.config)["identity"]
+    if held == problem.identity:
+        return
+    there, here = dict(_dotted(held)), dict(_dotted(problem.identity))
+    differing = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key)]
+    shown = ", ".join(f"{key} is {there.get(key, 'not set')} there" for key in differing[:3])
+    raise ConfigError(
+        f"{files.directory}: holds the study of another configuration ({shown})\n"
+        "choose another --out, or delete that folder"
+    )
+
+
+def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+@contextmanager
+def only_one_process(directory: Path) -> Iterator[None]:
+    """Hold a lock on a study's folder that ends with the process, however it ends.
+
+    Raises:
+        ConfigError: another process holds it, or nothing can be written there.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = (directory / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot write there ({error.strerror}); choose another --out") from error
+    with handle:
+        if not take_lock(handle, wait=False):
+            raise ConfigError(f"{directory}: another process works on this study; wait for it, or choose another --out")
+        yield
+
+
+def claim(problem: Problem, files: StudyFiles) -> None:
+    """Mark a folder as a study's, with the given parameters beside."""
+    from pipelines.runs.provenance import environment  # torch
+
+    write_params(files.params, problem.parameters_with({}))
+    mapping = {section: values for section, values in problem.config.to_mapping().items() if section != "tracking"}
+    for dimension in problem.dimensions:
+        section, _, name = dimension.key.partition(".")
+        mapping[section][name] = f"searched: {dimension.words}"
+    described = {
+        "study": problem.name,
+        "config": mapping,
+        "config_hash": problem.hash,
+        "identity": problem.identity,
+        "environment": environment(problem.config),
+    }
+    write_json(files.record.config, described)
+
+
+def write_params(path: Path, parameters: Mapping[str, Any]) -> None:
+    """Write a parameter file."""
+    write_text(path, yaml.safe_dump(dict(parameters), sort_keys=False))

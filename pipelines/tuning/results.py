@@ -1,0 +1,186 @@
+"""What a study has found: ``study.json``, ``study.md``, ``trials.csv``, ``best.yaml``, MLflow's record, printed lines.
+
+All of it follows from the trials in the storage, and the same trials give the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+from rich.console import Console
+
+from flcore.params import shown
+from pipelines.reporting.formats import format_percent, plural
+from pipelines.reporting.statistics import BEST
+from pipelines.reporting.tables import (
+    BYTES,
+    PERCENT,
+    WORDS,
+    Column,
+    Format,
+    Table,
+    csv_text,
+    markdown_table,
+    print_tables,
+    records,
+)
+from pipelines.runs.layout import write_json, write_text
+from pipelines.tuning.folder import StudyFiles, write_params
+from pipelines.tuning.problem import Problem
+from pipelines.tuning.study import SAMPLER, best_trials, ended_trials, front
+
+_PRINTED_TRIALS = 5
+_SEARCHED = Format(lambda value: f"{value:.4g}" if isinstance(value, float) else shown(value))
+
+
+def write_results(problem: Problem, study: Study, files: StudyFiles) -> dict[str, Any]:
+    """Write ``study.json``, ``study.md``, ``best.yaml`` and the record's history and summary.
+
+    Returns:
+        The content of ``study.json``.
+    """
+    ended, best = ended_trials(study), best_trials(study)
+    described = _described(problem, study, ended, best)
+    write_json(files.results, described)
+    write_text(files.table, markdown(problem, study))
+    write_text(files.trials, csv_text(records(_trials(problem, ended, best, with_values=True).columns)))
+    rounds = "".join(json.dumps(_as_round(problem, trial), sort_keys=True) + "\n" for trial in ended)
+    write_text(files.record.history, rounds)
+    if best:
+        write_params(files.best, problem.parameters_with(best[0].params))
+        summary = {problem.metric: best[0].values[0], "best_round": best[0].number}
+        write_json(files.record.metrics, {**study.user_attrs, **summary})
+    return described
+
+
+def printed(problem: Problem, study: Study, files: StudyFiles, *, width: int, terminal: bool) -> str:
+    """The best trials, what was searched, and what to do next, as text.
+
+    Args:
+        problem: what was searched. study: with at least one finished trial. files: of the study.
+        width: of the tables, in columns. terminal: whether they are for one, with its bold letters.
+    """
+    best = best_trials(study)
+    tables = [_trials(problem, best[:_PRINTED_TRIALS], best, with_values=False), _searched(problem, best)]
+    text = io.StringIO()
+    print_tables(tables, Console(file=text, width=width, force_terminal=terminal))
+    # What can be copied stands alone on a line, unbroken.
+    lines = [
+        f"{problem.name}: {plural(len(best), 'finished trial')}, scored on validation data",
+        text.getvalue().rstrip("\n"),
+        f"all trials: {files.table}, {files.trials}; figures: {files.figures}",
+        f"the best one, on all training data and scored on test data:\n  {files.command}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def describe(problem: Problem, trial: FrozenTrial) -> str:
+    """How a trial has ended, in a line."""
+    if trial.state == TrialState.COMPLETE:
+        percent, sent = format_percent(trial.values[0]), BYTES.text(trial.user_attrs["bytes"])
+        return f"trial {trial.number}: {problem.metric} {percent} %, {sent}"
+    if trial.state == TrialState.PRUNED:
+        last = max(trial.intermediate_values)
+        return f"trial {trial.number}: given up after round {last}, {format_percent(trial.intermediate_values[last])} %"
+    return f"trial {trial.number} failed: {reason(trial)}"
+
+
+def reason(trial: FrozenTrial) -> str:
+    """Why a trial has not finished."""
+    return str(trial.user_attrs.get("error", "given up" if trial.state == TrialState.PRUNED else "nobody said why"))
+
+
+def _described(
+    problem: Problem, study: Study, ended: Sequence[FrozenTrial], best: Sequence[FrozenTrial]
+) -> dict[str, Any]:
+    return {
+        "study": problem.name,
+        "method": problem.config.method.name,
+        "seed": problem.config.seed,
+        "objective": problem.objective,
+        "metric": problem.metric,
+        "split": problem.config.evaluation.split,
+        "sampler": SAMPLER,
+        "space": problem.space,
+        "given": problem.given_values,
+        **study.user_attrs,
+        "best": [trial.number for trial in front(best)],
+        "trials": [
+            {
+                "number": trial.number,
+                "state": trial.state.name.lower(),
+                "params": trial.params,
+                "accuracy": _accuracy(trial),
+                "bytes": trial.user_attrs.get("bytes"),
+                "error": trial.user_attrs.get("error"),
+                "rounds": {str(number): value for number, value in sorted(trial.intermediate_values.items())},
+            }
+            for trial in ended
+        ],
+    }
+
+
+def _accuracy(trial: FrozenTrial) -> float | None:
+    return trial.values[0] if trial.state == TrialState.COMPLETE else None
+
+
+def _as_round(problem: Problem, trial: FrozenTrial) -> dict[str, Any]:
+    """A trial as a record of a history: its number is the round."""
+    sent = {"both": trial.user_attrs.get("bytes", 0)}
+    return {"round": trial.number, problem.metric: _accuracy(trial), "bytes_up": sent, "bytes_down": {}}
+
+
+def markdown(problem: Problem, study: Study) -> str:
+    """``study.md``: what was searched, and all trials, the best first."""
+    ended, best = ended_trials(study), best_trials(study)
+    unfinished = [trial for trial in ended if trial.state != TrialState.COMPLETE]
+    count, chosen = plural(len(best), "finished trial"), "best" if problem.objective == "accuracy" else "Pareto front"
+    lines = [
+        f"# {problem.name}",
+        "",
+        f"{count} of {problem.config.method.name}, scored on validation data; **bold**: the {chosen}.",
+        "",
+        *markdown_table(_searched(problem, best)),
+        *markdown_table(_trials(problem, [*best, *unfinished], best, with_values=True)),
+    ]
+    if best:
+        command = "protofl run --params <this folder>/best.yaml"
+        lines += ["The best one on all training data, scored on test data:", "", f"    {command}", ""]
+    return "\n".join(lines)
+
+
+def _searched(problem: Problem, best: Sequence[FrozenTrial]) -> Table:
+    keys, given = [dimension.key for dimension in problem.dimensions], problem.given_values
+    columns = [
+        Column("key", "searched", keys, WORDS),
+        Column("values", "values", [dimension.words for dimension in problem.dimensions], WORDS),
+        Column("given", "given", [given[key] for key in keys], _SEARCHED),
+    ]
+    if best:
+        columns.append(Column("best", f"trial {best[0].number}", [best[0].params[key] for key in keys], _SEARCHED))
+    return Table("What was searched", tuple(columns))
+
+
+def _trials(problem: Problem, rows: Sequence[FrozenTrial], best: Sequence[FrozenTrial], *, with_values: bool) -> Table:
+    """A row per trial; those of the front are marked beside the values that they were given."""
+    chosen = {trial.number for trial in front(best)}
+    columns = [
+        Column(
+            "trial",
+            "trial",
+            [trial.number for trial in rows],
+            marks=[BEST if trial.number in chosen else "" for trial in rows] if with_values else (),
+        ),
+        Column("state", "state", [trial.state.name.lower() for trial in rows], WORDS),
+        Column("accuracy", f"{problem.metric} %", [_accuracy(trial) for trial in rows], PERCENT),
+        Column("bytes", "bytes", [trial.user_attrs.get("bytes") for trial in rows], BYTES),
+    ]
+    if with_values:
+        keys = list(problem.space)
+        columns += [Column(key, key, [trial.params.get(key) for trial in rows], _SEARCHED) for key in keys]
+    return Table("Trials", tuple(columns))

@@ -1,0 +1,105 @@
+"""A tiny federation, and studies of it in this process: the log only remembers what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from flcore.config import Config
+from pipelines.execution.bodies import Operation
+from pipelines.execution.progress import Silence
+from pipelines.execution.recorder import Recorder
+from pipelines.execution.steps import InlineSteps
+from pipelines.tuning.search import StudyOutcome, study
+
+SETTINGS: dict[str, Any] = {
+    "data": {"name": "digits", "limit_per_class": 20},
+    "partition": {"name": "iid", "num_clients": 2, "validation": 0.25},
+    "method": {"name": "fedprox"},
+    "federation": {"rounds": 2},
+    "local": {"lr": 0.1, "batch_size": 16},
+}
+
+
+@dataclass
+class Told(Silence):
+    """Remembers lines for people, and what it is asked to draw and log."""
+
+    lines: list[str] = field(default_factory=list)
+    trials: list[int] = field(default_factory=list)
+    studies: int = 0
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def trial(self, study: Path, number: int) -> None:
+        assert (study / "trials" / f"{number:04d}" / "trial.json").exists()
+        self.trials.append(number)
+
+    def study(self, study: Path) -> Future[dict[str, Any]]:
+        assert (study / "study.json").exists()
+        self.studies += 1
+        answer: Future[dict[str, Any]] = Future()
+        answer.set_result({"store": "sqlite:///somewhere.db"})
+        return answer
+
+
+def _configure(**sections: Any) -> Config:
+    merged = {name: {**section, **sections.pop(name, {})} for name, section in SETTINGS.items()}
+    return Config.from_mapping({**merged, **sections})
+
+
+def _search(
+    config: Config,
+    trials: int,
+    out: Path,
+    *,
+    objective: str = "accuracy",
+    metric: str | None = None,
+    storage: str | None = None,
+    told: Told | None = None,
+    wait: bool = True,
+) -> StudyOutcome:
+    told = told or Told()
+    operation = Operation(InlineSteps(), told, cast(Recorder, told), wait)
+    return study(config, trials, objective, metric, storage, out, operation)
+
+
+@pytest.fixture(scope="session")
+def config_with() -> Callable[..., Config]:
+    """Makes the tiny federation's configuration, with sections updated."""
+    return _configure
+
+
+@pytest.fixture(scope="session")
+def search() -> Callable[..., StudyOutcome]:
+    """Carries out a study inline."""
+    return _search
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished study of two trials; tests must not write there."""
+    directory = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROTOFL_CACHE", str(directory / "cache"))
+        _search(_configure(), 2, directory / "study")
+    return directory / "study"
+
+
+@pytest.fixture
+def told() -> Told:
+    """What a study says, to be handed to ``search``."""
+    return Told()
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Works in an empty folder with a cache of its own, so that no trial is taken from another test's."""
+    monkeypatch.setenv("PROTOFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)

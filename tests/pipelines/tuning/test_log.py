@@ -1,0 +1,53 @@
+"""A study in MLflow, logged from its folder alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+from mlflow.tracking.client import MlflowClient
+
+from flcore.config import Config
+from pipelines.tuning import figures
+from pipelines.tuning.log import StudyTracker
+from pipelines.tuning.search import StudyOutcome
+
+
+class _AllButTheFirst(optuna.pruners.BasePruner):
+    def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
+        return trial.number > 0
+
+
+def test_mlflow_shows_the_study_with_its_trials_below_it(
+    tmp_path: Path,
+    config_with: Callable[..., Config],
+    search: Callable[..., StudyOutcome],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A store that refuses connections takes nothing and stops nothing; another one is given everything, once."""
+    monkeypatch.setattr("pipelines.tuning.study._pruner", lambda config: _AllButTheFirst())
+    out, uri = tmp_path / "study", f"sqlite:///{tmp_path / 'mlflow.db'}"
+    search(config_with(), 2, out)
+    figures.write(out)
+    assert not StudyTracker(out, uri="http://127.0.0.1:9").log_trial(0)
+    while_it_grows = StudyTracker(out, uri=uri)
+    assert while_it_grows.log_trial(0)
+    for _ in range(2):
+        assert StudyTracker(out, uri=uri).finish()
+
+    client = MlflowClient(tracking_uri=uri)
+    (experiment,) = [e for e in client.search_experiments() if e.name == "digits/iid"]
+    runs = client.search_runs([experiment.experiment_id])
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    trials = {run.data.tags["trial"]: run for run in runs if run is not parent}
+    assert {run.data.tags["mlflow.parentRunId"] for run in trials.values()} == {parent.info.run_id}
+    assert [trials[number].info.status for number in ("0", "1")] == ["FINISHED", "KILLED"]
+    assert parent.info.status == "FINISHED"
+    assert parent.info.run_name == parent.data.tags["study"] == trials["0"].data.tags["study"]
+    assert parent.data.metrics["study/best_trial"] == 0
+    assert parent.data.metrics["study/best_top1_global"] == trials["0"].data.metrics["accuracy/top1_global"]
+    logged = {file.path for file in client.list_artifacts(parent.info.run_id)}
+    assert logged >= {"study.json", "study.md", "trials.csv", "best.yaml", "figures"}
+    assert trials["0"].data.params["method.mu"] == "0.01"

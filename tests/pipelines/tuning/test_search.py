@@ -1,0 +1,251 @@
+"""Studies on disk: what they leave, that a kill at any moment changes nothing, and that no trial stops the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+from flcore import training
+from flcore.config import Config
+from flcore.data.sources.digits import Digits
+from flcore.errors import ConfigError, DataError
+from pipelines.config.files import read_params
+from pipelines.runs.folder import read_lines
+from pipelines.tuning import search as searching
+from pipelines.tuning import trial as trials
+from pipelines.tuning.folder import StudyFiles
+from pipelines.tuning.problem import Problem
+
+PROJECT = Path(__file__).resolve().parents[3]
+RESULTS = ("study.json", "study.md", "trials.csv", "best.yaml", "params.yaml")
+
+Configure = Callable[..., Config]
+Search = Callable[..., searching.StudyOutcome]
+
+
+def results_of(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "study.json").read_text())
+
+
+def states_of(directory: Path) -> list[tuple[str, str | None]]:
+    """State of every trial, with the reason of one that has failed."""
+    return [(trial["state"], trial["error"]) for trial in results_of(directory)["trials"]]
+
+
+def interrupt(*arguments: object, **keywords: object) -> None:
+    raise KeyboardInterrupt
+
+
+# ------------------------------------------------------------------------------------------------- interruptions
+
+KILLED_IN_ITS_SECOND_TRIAL = """
+import os, signal, sys
+from pathlib import Path
+from tests.pipelines.tuning.conftest import Told, _configure, _search
+
+class Killed(Told):
+    def round(self, label, number, record):
+        if (label, number) == ("trial 1", 2):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+_search(_configure(federation={"rounds": 4}), 2, Path(sys.argv[1]), told=Killed())
+"""
+
+
+def test_a_killed_process_is_gone_on_with_and_ends_as_an_uninterrupted_one(
+    tmp_path: Path, config_with: Configure, search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL in the middle of a trial: no trial is lost, repeated or different from what it would have been."""
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED_IN_ITS_SECOND_TRIAL, str(killed)],
+        env={**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL
+    checkpoint = StudyFiles(killed).trial(1).checkpoint
+    began = [leg["began_ms"] for leg in read_lines(checkpoint / "timing.jsonl")]
+    assert len(began) == 2
+
+    config = config_with(federation={"rounds": 4})
+    search(config, 2, killed)
+    monkeypatch.setenv("PROTOFL_CACHE", str(tmp_path / "another"))
+    search(config, 2, whole)
+    assert states_of(killed) == [("complete", None)] * 2
+    # Its first two rounds are those of the process that was killed.
+    legs = json.loads(StudyFiles(killed).trial(1).timing.read_text())["rounds"]
+    assert [leg["began_ms"] for leg in legs][:2] == began
+    for name in RESULTS:
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+
+
+MOMENTS: list[tuple[object, str]] = [
+    (Problem, "suggest"),
+    (training, "train"),
+    (trials, "evaluate"),
+    (trials, "write_json"),
+    (optuna.study.Study, "tell"),
+    (searching, "write_results"),
+]
+
+
+def test_interruptions_at_all_moments_of_a_trial_change_nothing(
+    tmp_path: Path, config_with: Configure, search: Search, monkeypatch: pytest.MonkeyPatch, finished: Path
+) -> None:
+    """One after the other, each further on in the first trial than the one before."""
+    for owner, name in MOMENTS:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                search(config_with(), 2, tmp_path / "study")
+    search(config_with(), 2, tmp_path / "study")
+    for result in RESULTS:
+        assert (tmp_path / "study" / result).read_bytes() == (finished / result).read_bytes()
+
+
+# -------------------------------------------------------------------------------------------------------- results
+
+
+def test_the_first_trial_has_the_given_values_and_more_trials_are_added(
+    tmp_path: Path, config_with: Configure, search: Search, told: Any
+) -> None:
+    given = config_with(method={"mu": 0.5}, local={"epochs": 2})
+    first = search(given, 1, tmp_path, told=told)
+    before = results_of(tmp_path)["trials"]
+    assert before[0]["params"] == {
+        "method.mu": 0.5,
+        "local.lr": 0.1,
+        "local.momentum": 0.0,
+        "local.schedule": "constant",
+        "local.epochs": 2,
+    }
+    assert (first.was_finished, first.store, first.failed) == (False, "sqlite:///somewhere.db", {})
+    search(given, 2, tmp_path, told=told)
+    both = results_of(tmp_path)["trials"]
+    assert both[:1] == before
+    assert len(both) == 2
+    assert both[1]["params"] != before[0]["params"]
+    again = search(given, 2, tmp_path, told=told, wait=False)
+    assert (again.was_finished, again.store) == (True, None)
+    assert (told.trials, told.studies) == ([0, 1], 3)
+
+
+def test_the_best_file_gives_the_given_configuration_with_the_best_values_on_test_data(
+    tmp_path: Path, config_with: Configure, search: Search, told: Any
+) -> None:
+    given = config_with(partition={"validation": 0.0}, tracking={"uri": "http://u:secret@127.0.0.1:9"})
+    outcome = search(given, 2, tmp_path, told=told)
+    results = results_of(tmp_path)
+    best = results["trials"][results["best"][0]]
+    assert best["accuracy"] == max(trial["accuracy"] for trial in results["trials"])
+    config = Config.from_mapping(read_params(outcome.best))
+    mapping = given.to_mapping()
+    for key, value in best["params"].items():
+        section, name = key.split(".")
+        mapping[section][name] = value
+    mapping["tracking"] = Config.from_mapping({}).to_mapping()["tracking"]
+    assert config.to_mapping() == mapping
+    assert config.evaluation.split == "test"
+    assert "partition.validation is 0: the study sets aside 0.2 of each client's training data" in told.lines
+    assert outcome.table.endswith(f"protofl run --params {outcome.best}\n")
+    assert f"**{best['number']}**" in outcome.markdown
+    texts = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
+    assert not any(b"secret" in text for text in texts)
+
+
+def test_test_images_are_never_looked_at(
+    tmp_path: Path, config_with: Configure, search: Search, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same study on data whose test images are all black: the same accuracies."""
+    original = Digits.load
+
+    def blackened(self: Digits, root: Path | None, download: bool = False) -> Any:
+        raw = original(self, root, download)
+        black = np.zeros_like(np.asarray(raw.test.images))
+        return dataclasses.replace(raw, test=dataclasses.replace(raw.test, images=black))
+
+    monkeypatch.setattr(Digits, "load", blackened)
+    search(config_with(), 2, tmp_path / "study")
+    found, usual = results_of(tmp_path / "study"), results_of(finished)
+    assert found["data_fingerprint"] != usual["data_fingerprint"]
+    assert found["trials"] == usual["trials"]
+
+
+@pytest.mark.parametrize(
+    ("method", "objective", "metric"),
+    [("fedproto", "accuracy", "mean_local"), ("fedavg", "accuracy,bytes", "top1_global")],
+)
+def test_any_method_has_a_study(
+    tmp_path: Path, config_with: Configure, search: Search, method: str, objective: str, metric: str
+) -> None:
+    search(config_with(method={"name": method}), 1, tmp_path, objective=objective)
+    results = results_of(tmp_path)
+    last = read_lines(StudyFiles(tmp_path).trial(0).history)[-1]
+    assert results["metric"] == metric
+    assert results["trials"][0]["accuracy"] == last[metric]
+    assert results["best"] == [0]
+
+
+# ---------------------------------------------------------------------------------------------- folders and storages
+
+
+def test_the_folder_of_another_study_is_refused(config_with: Configure, search: Search, finished: Path) -> None:
+    before = (finished / "study.json").read_bytes()
+    said = r"another configuration \(local\.batch_size is 16 there\)\nchoose another --out"
+    with pytest.raises(ConfigError, match=said):
+        search(config_with(local={"batch_size": 8}), 3, finished)
+    with pytest.raises(ConfigError, match="objective is accuracy there"):
+        search(config_with(), 3, finished, objective="accuracy,bytes")
+    with (finished / ".lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another process works on this study"):
+            search(config_with(), 3, finished)
+    assert (finished / "study.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "said"),
+    [
+        ({"trials": 0}, ConfigError, "--trials 0: must be at least 1"),
+        ({"storage": "nowhere"}, ConfigError, "--storage nowhere: cannot be opened"),
+        ({"storage": "sqlite:////no/such/folder/x.db"}, ConfigError, "unable to open database file"),
+        ({"storage": "postgresql://u:secret@127.0.0.1:1/x"}, ConfigError, r"postgresql://\*\*\*@127.0.0.1"),
+        ({"validation": 0.001}, DataError, "partition.validation = 0.001: leaves no client any validation data"),
+    ],
+)
+def test_bad_input_is_a_line_or_two(
+    tmp_path: Path, config_with: Configure, search: Search, asked: dict[str, Any], kind: type[Exception], said: str
+) -> None:
+    config = config_with(partition={"validation": asked.get("validation", 0.25)})
+    with pytest.raises(kind, match=said) as error:
+        search(config, asked.get("trials", 1), tmp_path / "study", storage=asked.get("storage"))
+    assert "secret" not in str(error.value)
+    assert len(str(error.value).splitlines()) <= 2
+
+
+def test_a_shared_storage_leaves_other_folders_trials_alone(
+    tmp_path: Path, config_with: Configure, search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two folders, one storage: the trial that was interrupted in one is not taken up by the other."""
+    storage = f"sqlite:///{tmp_path / 'common.db'}"
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "train", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            search(config_with(), 1, tmp_path / "one", storage=storage)
+    search(config_with(), 1, tmp_path / "two", storage=storage)
+    assert sorted(path.name for path in (tmp_path / "two" / "trials").iterdir()) == ["0001"]
+    search(config_with(), 2, tmp_path / "one", storage=storage)
+    assert sorted(path.name for path in (tmp_path / "one" / "trials").iterdir()) == ["0000"]
+    assert states_of(tmp_path / "one") == [("complete", None)] * 2
