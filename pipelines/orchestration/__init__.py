@@ -1,1 +1,1 @@
-"""Experiments, comparisons and sweeps, written once, and who carries them out: plain calls or Prefect."""
+"""Who carries out what `pipelines/execution` says: plain calls or Prefect; the recorder's process; servers."""

@@ -1,325 +1,333 @@
-"""The Prefect flows: the same stages as `dvc.yaml`, shown, timed, retried and mapped over groups of clients.
+"""The Prefect flows: the bodies of :mod:`pipelines.execution.bodies` with their steps shown, timed and retried.
 
-``federated-experiment`` is everything for one configuration, ``federated-training`` its rounds, ``sweep`` many runs of
-a comparison. Tasks carry the names of the algorithm's steps. They take no arguments: Prefect would look through every
-tensor for futures; each is a closure over explicit inputs, and their results stay in memory.
+``federated-experiment`` is everything for one configuration, ``federated-training`` the same on given data;
+``compare``, ``sweep`` and ``tune`` are many runs, and end with their tables, figures and MLflow runs. A flow that a
+command starts is given its :class:`Operation` by the command; one that a deployment starts makes its own.
 """
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from datetime import UTC
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
-from prefect import Task, flow
-from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
-from prefect.futures import PrefectFuture
+from prefect import flow, get_client, get_run_logger
+from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import flow_run
-from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import WithJsonSchema
 
 from flcore.config import Config
-from flcore.engine.energy import machine_meter
 from flcore.engine.pool.workers import worker_count
-from flcore.engine.rounds import Observers
-from flcore.errors import ConfigError, ProtoflError, RunError
-from flcore.experiment import Experiment
-from pipelines import stages
-from pipelines.config.grid import PlannedRun, plan
-from pipelines.config.params import for_entry, override, read_params
-from pipelines.orchestration.progress import current_watcher
-from pipelines.runs.layout import RunFiles, read_json
-from pipelines.tracking.sync import RunTracker
+from flcore.errors import ConfigError
+from pipelines.config.files import read_params
+from pipelines.config.grid import plan
+from pipelines.config.params import override, without_tracking
+from pipelines.config.schema import form
+from pipelines.execution.bodies import Operation, Outcome, comparison, comparison_runs, experiment
+from pipelines.execution.progress import Lines
+from pipelines.execution.recorder import Recorder
+from pipelines.execution.steps import InlineSteps
+from pipelines.orchestration.artifacts import ProgressArtifact
+from pipelines.orchestration.prefect_steps import PrefectSteps
+from pipelines.runs.inputs import Inputs
+from pipelines.tracking.addresses import without_password
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-_TRAINING_RETRIES = 2
-
-
-def _worth_retrying(failed: Task[..., Any], run: Any, state: State[Any]) -> bool:
-    """Retry what a machine did (a full disk, a lost worker), not what the configuration or the mathematics did."""
-    error = state.result(raise_on_failure=False)
-    return not isinstance(error, ProtoflError)
+if TYPE_CHECKING:
+    from pipelines.tuning.search import StudyOutcome
 
 
-def _task(name: str, work: Callable[[], Result], retries: int = 0) -> Task[[], Result]:
-    return Task(
-        work,
-        name=name,
-        retries=retries,
-        retry_condition_fn=_worth_retrying if retries else None,
-        cache_policy=NO_CACHE,
-        persist_result=False,
-    )
+Configuration = Annotated[dict[str, Any], WithJsonSchema(form())]
+"""A configuration, whose keys Prefect's parameter form offers."""
 
 
-class PrefectOrchestrator:
-    """Carries out the pieces of a round as tasks of the surrounding flow."""
+@dataclass
+class Call:
+    """A flow that a command calls: what Prefect would store if it were a parameter or a result.
 
-    def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
-        """One task, in this thread."""
-        return _task(name, lambda: function(*arguments))()
-
-    def map(self, name: str, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """A task per item on the flow's threads; repeating one is harmless: finished replies are found on disk."""
-        futures: list[PrefectFuture[Result]] = [
-            _task(name, partial(function, item), retries=_TRAINING_RETRIES).submit() for item in items
-        ]
-        return [future.result() for future in futures]
-
-
-@flow(name="federated-training", validate_parameters=False)
-def federated_training(
-    config: Mapping[str, Any],
-    prepared: str,
-    partition: str,
-    directory: str,
-    parent_run_id: str | None = None,
-    label: str = "",
-    restart: bool = False,
-) -> bool:
-    """All rounds of one run, with its results logged as they come.
-
-    Args:
-        config: the resolved configuration, as in ``config.json``.
-        prepared: folder of the prepared data. partition: of the partition. directory: of the run.
-        parent_run_id: the MLflow run under which this one appears.
-        label: what tells this run from others beside method and seed, for messages.
-        restart: throw away a checkpoint that cannot be used.
-
-    Returns:
-        False if the run had already finished there.
+    Attributes:
+        operation: how the body is carried out.
+        storage: of a study, whose address may hold a password.
+        outcome: what came of it.
     """
-    resolved = Config.from_mapping(config)
-    watcher, run_directory = current_watcher(), Path(directory)
-    tracker = tracker_for(resolved, run_directory, parent_run_id)
 
-    def on_start(complete: int) -> None:
-        watcher.rounds(_name(resolved, label), resolved.federation.rounds, complete)
-
-    def on_round(number: int, record: Mapping[str, Any] | None) -> None:
-        watcher.round(number, record)
-        if tracker is not None and record is not None:
-            tracker.maybe_sync(time.monotonic())
-
-    return stages.train(
-        resolved,
-        Path(prepared),
-        Path(partition),
-        run_directory,
-        orchestrator=PrefectOrchestrator(),
-        observers=Observers(on_round, meter=machine_meter(resolved.engine.device), on_start=on_start),
-        restart=restart,
-    )
+    operation: Operation
+    storage: str | None = None
+    outcome: Outcome | StudyOutcome | None = None
 
 
-def _name(config: Config, label: str) -> str:
-    """What messages call a run."""
-    return f"{config.method.name} seed {config.seed}" + (f", {label}" if label else "")
+CURRENT: ContextVar[Call] = ContextVar("call")
+"""The command that calls the flow; none where a deployment does."""
 
 
-def tracker_for(config: Config, directory: Path, parent_run_id: str | None = None) -> RunTracker | None:
-    """The tracker of a run; None where tracking is switched off."""
-    if not config.tracking.enabled:
-        return None
-    return RunTracker(directory, uri=config.tracking.uri, parent_run_id=parent_run_id)
-
-
-def run_one(
-    config: Config,
-    prepared: Path,
-    partition: Path,
-    directory: Path,
-    parent_run_id: str | None = None,
-    label: str = "",
-    restart: bool = False,
-) -> None:
-    """Train, evaluate, report and log one run inside a flow; a run that has finished is not repeated."""
-    runner: Any = ThreadPoolTaskRunner(max_workers=max(worker_count(config.engine), 1))
-    training = federated_training.with_options(task_runner=runner)
-    training(config.to_mapping(), str(prepared), str(partition), str(directory), parent_run_id, label, restart)
-    files = RunFiles(directory)
-    if not files.metrics.exists():
-        _task("evaluate", lambda: _nothing(stages.evaluate(config, prepared, partition, directory)))()
-    if not files.report.exists():
-        _task("report", partial(stages.report, partition, directory, config=config, prepared=prepared))()
-    tracker = tracker_for(config, directory, parent_run_id)
-    if tracker is not None:
-        _task("log-run", partial(_log_finished, tracker, config, prepared))()
-
-
-def _log_finished(tracker: RunTracker, config: Config, prepared: Path) -> None:
-    if tracker.sync(final=True) and config.tracking.log_model and config.method.has_global_model:
-        tracker.log_model(dataset=prepared / "meta.json", register=config.tracking.register)
+# ---- flows -------------------------------------------------------------------------------------------------------
 
 
 @flow(name="federated-experiment")
 def federated_experiment(
     params_file: str | None = None,
     overrides: list[str] | None = None,
-    out: str = "runs/scheduled",
-    config: dict[str, Any] | None = None,
+    out: str | None = None,
     restart: bool = False,
-) -> dict[str, Any]:
-    """Everything for one configuration: prepare, partition, train, evaluate, report.
+    config: Configuration | None = None,
+) -> str:
+    """Everything for one configuration: prepare, divide, train, evaluate, report, log.
 
     Args:
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments, as for ``--set``.
-        out: the run directory; ``{date}`` in it becomes the day for which the flow was scheduled, so that a nightly run
-            has a directory a night and a retry of it goes on in the same one.
-        config: a configuration instead of a file and overrides.
+        out: the run's folder; ``{date}`` in it becomes the day for which the flow was scheduled, so that a nightly run
+            has a folder a night and a retry goes on in the same one. None: ``runs/<method>-s<seed>-<hash, 8>``.
         restart: throw away a checkpoint that cannot be used; one that can is gone on with.
+        config: a configuration instead of a file and overrides; without the section ``tracking``, which is not stored.
 
     Returns:
-        The content of ``metrics.json``.
+        The run's folder.
     """
-    raw = _raw(params_file, overrides) if config is None else config
-    day = flow_run.scheduled_start_time.astimezone(UTC).date().isoformat()
-    return run_experiment(Config.from_mapping(raw), Path(out.replace("{date}", day)), restart=restart)
+    checked = Config.from_mapping(_raw(params_file, overrides, config))
+    return _one_run(checked, None if out is None else Path(dated(out)), restart)
 
 
-def _raw(params_file: str | None, overrides: Sequence[str] | None) -> dict[str, Any]:
-    return override(read_params(None if params_file is None else Path(params_file)), overrides or ())
+@flow(name="federated-training")
+def federated_training(
+    prepared: str,
+    partition: str,
+    out: str,
+    params_file: str | None = None,
+    overrides: list[str] | None = None,
+    restart: bool = False,
+    config: Configuration | None = None,
+) -> str:
+    """One run on data that are prepared and divided already, such as those of ``dvc repro``.
 
+    Args:
+        prepared: folder of the data. partition: folder of their partition.
+        out: the run's folder; ``{date}`` as for ``federated-experiment``.
+        params_file: parameter file; None takes ``params.yaml`` where there is one.
+        overrides: ``KEY=VALUE`` assignments, as for ``--set``.
+        restart: throw away a checkpoint that cannot be used; one that can is gone on with.
+        config: a configuration instead of a file and overrides.
 
-def run_experiment(config: Config, directory: Path, *, restart: bool = False) -> dict[str, Any]:
-    """The body of ``federated-experiment`` for a configuration that is already checked.
-
-    Raises:
-        ConfigError: the directory holds another run.
+    Returns:
+        The run's folder.
     """
-    stages.refuse_other_run(config, directory)
-    partition = directory / "partition"
-    _prepare(config, directory / "prepared")
-    _divide(config, directory / "prepared", partition)
-    run_one(config, directory / "prepared", partition, directory, restart=restart)
-    return dict(read_json(RunFiles(directory).metrics))
+    checked, inputs = Config.from_mapping(_raw(params_file, overrides, config)), Inputs(Path(prepared), Path(partition))
+    return _one_run(checked, Path(dated(out)), restart, inputs)
 
 
-def _prepare(config: Config, prepared: Path) -> None:
-    current_watcher().stage("prepare")
-    _task("prepare-data", lambda: _nothing(stages.prepare(config, prepared)))()
+@flow(name="compare")
+def compare(
+    params_file: str | None = None,
+    overrides: list[str] | None = None,
+    methods: list[str] | None = None,
+    seeds: list[int] | None = None,
+    out: str = "runs/comparison",
+    restart: bool = False,
+    config: Configuration | None = None,
+) -> str:
+    """Methods × seeds, then their table, figures, page and MLflow runs.
 
+    Args:
+        params_file: parameter file; None takes ``params.yaml`` where there is one.
+        overrides: ``KEY=VALUE`` assignments for all runs.
+        methods: default ``compare.methods``. seeds: default ``compare.seeds``.
+        out: folder of the comparison; ``{date}`` as for ``federated-experiment``.
+        restart: throw away checkpoints that cannot be used.
+        config: parameters instead of a file and overrides.
 
-def _divide(config: Config, prepared: Path, partition: Path) -> None:
-    current_watcher().stage(f"partition (seed {config.partition_seed})")
-    _task("partition-data", lambda: _nothing(stages.partition(config, prepared, partition)))()
-
-
-def _nothing(result: object) -> None:
-    """Drop a result that lies on disk: Prefect would keep it."""
+    Returns:
+        The comparison's folder.
+    """
+    raw = _raw(params_file, overrides, config)
+    base, runs = Config.from_mapping(raw), comparison_runs(raw, methods, seeds)
+    folder = Path(dated(out))
+    with _operation(base, f"compare {folder.name}", ["comparison", base.source.name]) as operation:
+        facts = {"name": folder.name}
+        outcome = comparison("comparison", without_tracking(raw), runs, folder, operation, facts, restart=restart)
+        _show_table(outcome)
+    return _left(outcome)
 
 
 @flow(name="sweep")
 def sweep(
     params_file: str | None = None,
     overrides: list[str] | None = None,
-    methods: list[str] | None = None,
-    seeds: list[int] | None = None,
-    out: str = "runs/comparison",
-    config: dict[str, Any] | None = None,
     vary: list[str] | None = None,
+    seeds: list[int] | None = None,
     baselines: list[str] | None = None,
-) -> list[str]:
-    """Many runs on common data: methods × seeds, or the points of a grid × seeds.
-
-    Finished ones are found again, not repeated. In a comparison a run that fails ends it; the other points of a grid
-    are run nevertheless, since among many values some may well be too much.
+    metric: str = "mean_local",
+    out: str = "runs/sweep",
+    restart: bool = False,
+    config: Configuration | None = None,
+) -> str:
+    """The points of a grid × seeds, then their table, figure and MLflow runs.
 
     Args:
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments for all runs.
-        methods: default ``compare.methods``. seeds: default ``compare.seeds``.
-        out: folder of the comparison: ``prepared/``, ``partitions/seed-<n>/``, ``runs/<method>-s<seed>-<hash>/``.
+        vary: ``KEY=VALUE,VALUE,...`` assignments, see :mod:`pipelines.config.grid`.
+        seeds: default ``compare.seeds``. baselines: methods to run beside the grid.
+        metric: of table and figure.
+        out: folder of the sweep; ``{date}`` as for ``federated-experiment``.
+        restart: throw away checkpoints that cannot be used.
         config: parameters instead of a file and overrides.
-        vary: ``KEY=VALUE,VALUE,...`` assignments, instead of ``methods``: a grid, see :mod:`pipelines.config.grid`.
-        baselines: methods to run beside the grid.
 
     Returns:
-        The run directories, methods (or points, then baselines) in order, seeds within.
+        The sweep's folder.
     """
-    raw = _raw(params_file, overrides) if config is None else config
-    if vary is None:
-        return [str(path) for path in run_sweep(raw, methods, seeds, Path(out))]
-    if methods is not None:
-        raise ConfigError("sweep: give methods or vary, not both; beside a grid, methods are baselines")
-    planned = plan(raw, vary, seeds, baselines or ())
-    return [str(path) for path in run_planned(planned.runs, Path(out), keep_going=True)]
+    raw = _raw(params_file, overrides, config)
+    planned = plan(raw, vary or [], seeds, baselines or ())
+    folder = Path(dated(out))
+    asked = {"vary": list(vary or []), "seeds": list(planned.seeds), "baselines": list(baselines or ())}
+    with _operation(planned.base, f"sweep {folder.name}", ["sweep", planned.base.source.name]) as operation:
+        facts = {**asked, "metric": metric, "name": folder.name}
+        outcome = comparison("sweep", without_tracking(raw), planned.runs, folder, operation, facts, restart=restart)
+        _show_table(outcome)
+    return _left(outcome)
 
 
-def run_sweep(
-    raw: Mapping[str, Any], methods: Sequence[str] | None, seeds: Sequence[int] | None, out: Path
-) -> list[Path]:
-    """The body of ``sweep`` for parameters that are already read, for methods × seeds."""
-    return run_planned([PlannedRun(config) for config in sweep_entries(raw, methods, seeds)], out)
-
-
-def run_planned(runs: Sequence[PlannedRun], out: Path, keep_going: bool = False) -> list[Path]:
-    """Prepare data and partitions, then carry out runs that are already checked.
+@flow(name="tune")
+def tune(
+    params_file: str | None = None,
+    overrides: list[str] | None = None,
+    trials: int = 20,
+    objective: str = "accuracy",
+    metric: str | None = None,
+    storage: str | None = None,
+    out: str = "runs/tune",
+    config: Configuration | None = None,
+) -> str:
+    """An Optuna study of one method on validation data, then its results, figures and MLflow runs.
 
     Args:
-        runs: on the same images.
-        out: as for ``sweep``.
-        keep_going: say which run fails and go on with the next, instead of stopping; it then has no ``metrics.json``.
+        params_file: parameter file; None takes ``params.yaml`` where there is one.
+        overrides: ``KEY=VALUE`` assignments.
+        trials: how many ended trials are wanted in all; a study goes on where it stopped.
+        objective: ``accuracy`` or ``accuracy,bytes``. metric: the accuracy; None: the method's own.
+        storage: Optuna's storage as a URL without a password; None for a SQLite file in the study's folder.
+        out: the study's folder; ``{date}`` as for ``federated-experiment``.
+        config: parameters instead of a file and overrides.
 
     Returns:
-        Their directories.
+        The study's folder.
     """
-    prepared = out / "prepared"
-    _prepare(runs[0].config, prepared)
-    for partition, run in {_partition_of(run, out): run for run in runs}.items():
-        _divide(run.config, prepared, partition)
-    directories = [_directory_of(run, out) for run in runs]
-    for run, directory in zip(runs, directories, strict=True):
-        try:
-            run_one(run.config, prepared, _partition_of(run, out), directory, label=run.label)
-        except RunError as error:
-            if not keep_going:
-                raise
-            print(f"protofl: {_name(run.config, run.label)} failed: {error}", file=sys.stderr)
-    return directories
+    if storage is not None and storage != without_password(storage):
+        raise ConfigError("storage: Prefect would keep the password in it; take a storage that needs none")
+    from pipelines.tuning.search import study  # Optuna, which no other flow needs
+
+    checked, folder, call = (
+        Config.from_mapping(_raw(params_file, overrides, config)),
+        Path(dated(out)),
+        CURRENT.get(None),
+    )
+    tags = ["tune", checked.method.name, checked.source.name]
+    with _operation(checked, f"tune {folder.name}", tags) as operation:
+        asked = (trials, objective, metric, storage if call is None else call.storage)
+        outcome = study(checked, *asked, folder, operation)
+        _show_table(outcome)
+    return _left(outcome)
 
 
-def sweep_entries(raw: Mapping[str, Any], methods: Sequence[str] | None, seeds: Sequence[int] | None) -> list[Config]:
-    """The checked configuration of every run of a comparison, before any of them starts.
+# ---- around a flow -----------------------------------------------------------------------------------------------
+
+
+def _one_run(config: Config, out: Path | None, restart: bool, inputs: Inputs | None = None) -> str:
+    name, tags = f"{config.method.name}-s{config.seed}", [config.method.name, config.source.name]
+    with _operation(config, name, tags, experiment_of=config) as operation:
+        outcome = experiment(config, out, operation, restart=restart, inputs=inputs)
+        _show_run(outcome)
+    return _left(outcome)
+
+
+def _raw(params_file: str | None, overrides: Sequence[str] | None, config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The parameters of a flow, not yet checked.
 
     Raises:
-        ConfigError: an entry cannot be run, or differs from the others in its data.
+        ConfigError: an override names a store: Prefect keeps what a flow is given, and an address may hold a password.
     """
-    compare = Config.from_mapping(raw).compare
-    entries = [
-        Config.from_mapping(for_entry(raw, method, seed))
-        for method in (methods or compare.methods)
-        for seed in (compare.seeds if seeds is None else seeds)
+    if config is not None:
+        return dict(config)
+    for assignment in overrides or ():
+        if assignment.startswith("tracking.uri"):
+            raise ConfigError(
+                "overrides: tracking.uri would be kept by Prefect, with a password that may be in it; put it into the "
+                "parameter file, or into MLFLOW_TRACKING_URI where the worker runs"
+            )
+    return override(read_params(None if params_file is None else Path(params_file)), overrides or ())
+
+
+def dated(out: str) -> str:
+    """A folder in whose name ``{date}`` is the day (UTC) for which the flow was scheduled."""
+    return out.replace("{date}", flow_run.scheduled_start_time.astimezone(UTC).date().isoformat())
+
+
+@contextmanager
+def _operation(
+    config: Config, name: str, tags: Sequence[str], experiment_of: Config | None = None
+) -> Iterator[Operation]:
+    """How this flow is carried out, with its run named and tagged, and its progress shown.
+
+    Args:
+        config: says where runs are logged, for a flow that no command has started.
+        name: of the flow run. tags: of it, beside those that it has.
+        experiment_of: the configuration, where the flow is a single run.
+    """
+    _name_flow_run(name, tags)
+    call, whole_rounds = CURRENT.get(None), experiment_of is None or worker_count(experiment_of.engine) == 0
+    with ExitStack() as stack:
+        # To the run's page; the terminal of a command has its own watcher, and a worker's log gets what the page gets.
+        log = Lines(get_run_logger().info)
+        if call is not None:
+            given = call.operation
+            watcher = ProgressArtifact(given.watcher, log)
+        else:
+            given = Operation(InlineSteps(), log, stack.enter_context(_recorder(config, log.say)))
+            watcher = ProgressArtifact(log)
+        stack.callback(watcher.end)
+        yield replace(given, steps=PrefectSteps(whole_rounds=whole_rounds), watcher=watcher)
+
+
+@contextmanager
+def _recorder(config: Config, say: Callable[[str], None]) -> Iterator[Recorder]:
+    with Recorder(config.tracking.enabled, say) as recorder:
+        recorder.configure(config.to_mapping()["tracking"])
+        yield recorder
+
+
+def _name_flow_run(name: str, tags: Sequence[str]) -> None:
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(flow_run.id, name=name, tags=sorted({*flow_run.tags, *tags}))
+
+
+def _left(outcome: Outcome | StudyOutcome) -> str:
+    """The folder of a flow's results, which is what Prefect keeps; the rest goes to the command that called it."""
+    call = CURRENT.get(None)
+    if call is not None:
+        call.outcome = outcome
+    return str(outcome.directory)
+
+
+def _show_run(outcome: Outcome) -> None:
+    lines = [f"folder: `{outcome.directory}`", *([f"MLflow: `{outcome.store}`"] if outcome.store else [])]
+    create_markdown_artifact(_run_table(outcome.directory) + "\n\n" + "\n\n".join(lines), key="result")
+
+
+def _run_table(directory: Path) -> str:
+    """The scores and costs of a finished run as Markdown."""
+    from flcore.run_folder import RunFiles
+    from pipelines.runs.layout import read_json
+
+    metrics = read_json(RunFiles(directory).metrics)
+    rows = [
+        f"| {key} | {value} |"
+        for key, value in metrics.items()
+        if isinstance(value, int | float | str) and "fingerprint" not in key and "hash" not in key
     ]
-    if not entries:
-        raise ConfigError("compare: no runs; name at least one method and one seed")
-    for entry in entries:
-        for section in ("data", "partition"):
-            if entry.to_mapping()[section] != entries[0].to_mapping()[section]:
-                raise ConfigError(f"compare.settings.{entry.method.name}: {section} must be the same for all methods")
-    return entries
+    return "\n".join(["| metric | value |", "| --- | ---: |", *rows])
 
 
-def _partition_of(run: PlannedRun, out: Path) -> Path:
-    return stages.partition_folder(run.config, out / "partitions" / run.division, run.config.seed)
-
-
-def _directory_of(run: PlannedRun, out: Path) -> Path:
-    """Where a run goes: its name follows from all that it depends on.
-
-    Raises:
-        ConfigError: the configuration does not fit the data.
-    """
-    experiment = Experiment.open(run.config, out / "prepared", _partition_of(run, out))
-    try:
-        experiment.new_module()
-    except ConfigError as error:
-        raise ConfigError(f"{error} (with {run.label})" if run.label else str(error)) from error
-    return out / "runs" / f"{run.config.method.name}-s{run.config.seed}-{experiment.hash[:8]}"
+def _show_table(outcome: Outcome | StudyOutcome) -> None:
+    create_markdown_artifact(outcome.markdown, key="table", description=f"of the runs in {outcome.directory}")

@@ -1,0 +1,92 @@
+"""How far a flow is, as a progress artifact on its page in Prefect."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+from pipelines.execution.progress import Watcher
+
+_EVERY_SECONDS = 2.0  # an update is a request to the server
+
+
+class ProgressArtifact:
+    """Tells other watchers everything, and Prefect how many rounds of how many have ended."""
+
+    def __init__(self, *others: Watcher) -> None:
+        """Make the artifact; inside a flow."""
+        self._others = others
+        self._lock = threading.Lock()
+        self._rounds: dict[str, tuple[int, int]] = {}
+        self._ended = self._total = 0
+        self._last = time.monotonic()
+        artifact = create_progress_artifact(0.0, key="progress", description="rounds of all runs")
+        assert isinstance(artifact, UUID)  # and nothing to be awaited: flows are synchronous
+        self._artifact = artifact
+
+    def step(self, name: str) -> None:
+        """Hand on."""
+        for other in self._others:
+            other.step(name)
+
+    def runs(self, total: int, done: int) -> None:
+        """Remember how many there are."""
+        for other in self._others:
+            other.runs(total, done)
+        self._total, self._ended = total, done
+
+    def run(self, label: str, rounds: int, done: int) -> None:
+        """A run begins."""
+        for other in self._others:
+            other.run(label, rounds, done)
+        with self._lock:
+            self._rounds[label] = (done, rounds)
+
+    def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
+        """Show it, now and then."""
+        for other in self._others:
+            other.round(label, number, record)
+        with self._lock:
+            self._rounds[label] = (number, self._rounds.get(label, (0, number))[1])
+            due = time.monotonic() - self._last >= _EVERY_SECONDS
+            if due:
+                self._last = time.monotonic()
+        if due:
+            self._update()
+
+    def run_ended(self, label: str) -> None:
+        """A run has ended."""
+        for other in self._others:
+            other.run_ended(label)
+        with self._lock:
+            self._rounds.pop(label, None)
+            self._ended += 1
+
+    def say(self, text: str) -> None:
+        """Hand on."""
+        for other in self._others:
+            other.say(text)
+
+    def close(self) -> None:
+        """Hand on."""
+        for other in self._others:
+            other.close()
+
+    def end(self) -> None:
+        """Show how far it came."""
+        self._update()
+
+    @property
+    def share(self) -> float:
+        """The share of runs that have ended; those under way count by their rounds."""
+        with self._lock:
+            under_way = sum(done / rounds for done, rounds in self._rounds.values() if rounds)
+            return min((self._ended + under_way) / max(self._total, 1), 1.0)
+
+    def _update(self) -> None:
+        update_progress_artifact(self._artifact, progress=round(100 * self.share, 1))

@@ -1,0 +1,165 @@
+"""Processes that go on when the command that started them has ended, and how they are found again and stopped.
+
+``.protofl/services.json`` says what was started here. A process is ours only if it began when that file says and still
+carries the mark that it was given in its environment. Whatever it starts inherits the mark, so that stopping finds a
+server's helpers and a worker's flows too, also those whose parent has died, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flcore.locks import take_lock
+
+if TYPE_CHECKING:
+    import psutil  # type: ignore[import-untyped]
+
+HOME = Path(".protofl")
+"""Seen from the folder in which commands are typed."""
+STATE = HOME / "services.json"
+LOGS = HOME / "logs"
+
+_MARK = "PROTOFL_SERVICE"
+_CLOCK_SECONDS = 2.0  # by which a process's start may seem to move when the machine's clock is set
+_SECONDS_TO_END = 15.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """A process that was started in the background.
+
+    Attributes:
+        name: what it is.
+        url: where it answers.
+        pid: its process.
+        started: seconds since 1970, as the operating system tells it of the process.
+        log: where it writes what it has to say.
+        shows: what it was started on, where that is not the same for all: of MLflow the store, without a password.
+    """
+
+    name: str
+    url: str
+    pid: int
+    started: float
+    log: str
+    shows: str = ""
+
+
+def recorded() -> list[Service]:
+    """What was started here and not stopped since; some of it may have ended by itself. A damaged file is no file."""
+    try:
+        return [Service(**entry) for entry in json.loads(STATE.read_text(encoding="utf-8"))["services"]]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def record(services: Sequence[Service]) -> None:
+    """Write what runs; nothing leaves no file."""
+    if not services:
+        STATE.unlink(missing_ok=True)
+        return
+    STATE.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"services": [asdict(service) for service in services]}, indent=2) + "\n"
+    temporary = STATE.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(STATE)
+
+
+@contextmanager
+def one_command_at_a_time() -> Iterator[None]:
+    """Let a second ``up`` or ``down`` wait for the first."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    with (HOME / "services.lock").open("w") as lock:
+        take_lock(lock, wait=True)
+        yield
+
+
+def start(name: str, url: str, command: Sequence[str], environment: Mapping[str, str], shows: str = "") -> Service:
+    """Start a process that outlives this one: its own session, no terminal, its output in a log of its own."""
+    import psutil
+
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log = LOGS / f"{name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment, _MARK: _mark(name)},
+            start_new_session=True,
+        )
+    try:
+        started = psutil.Process(process.pid).create_time()
+    except psutil.NoSuchProcess:  # ended at once; whoever waits for its health will see
+        started = time.time()
+    service = Service(name, url, process.pid, started, str(log), shows)
+    # A process shows its environment a moment after it has begun; without it, it is not told from somebody else's.
+    deadline = time.monotonic() + _CLOCK_SECONDS
+    while process.poll() is None and not is_running(service) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return service
+
+
+def set_log_aside(service: Service) -> Path:
+    """Keep the log of a service that has ended, which may say why, from being written over; returns where it is."""
+    log, kept = Path(service.log), LOGS / f"{service.name}.before.log"
+    if log.exists():
+        log.replace(kept)
+    return kept
+
+
+def is_running(service: Service) -> bool:
+    """Whether the very process that was started is still there."""
+    import psutil
+
+    try:
+        process = psutil.Process(service.pid)
+        same_start = abs(process.create_time() - service.started) < _CLOCK_SECONDS
+        return same_start and process.environ().get(_MARK) == _mark(service.name)
+    except psutil.Error:  # no such process, one that has ended and waits for its parent, or somebody else's
+        return False
+
+
+def stop(name: str) -> None:
+    """End a service and everything that came of it: politely, and after a while by force."""
+    import psutil
+
+    force = False
+    while family := _family(name):
+        for process in family:
+            try:
+                if force:
+                    process.kill()
+                else:
+                    process.terminate()
+            except psutil.NoSuchProcess:
+                pass
+        psutil.wait_procs(family, timeout=_SECONDS_TO_END)
+        force = True  # also for what began between the look and the signal
+
+
+def _family(name: str) -> list[psutil.Process]:
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(_MARK) == _mark(name):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _mark(name: str) -> str:
+    """The same name in another folder is another service."""
+    return f"{name} of {STATE.resolve()}"

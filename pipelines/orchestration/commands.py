@@ -1,0 +1,315 @@
+"""What the commands do: which orchestrator carries a body out, and what is printed at the end."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flcore.errors import RunError
+from pipelines.config.params import without_tracking
+from pipelines.execution.progress import watcher_for_standard_error
+from pipelines.execution.recorder import Recorder
+
+if TYPE_CHECKING:
+    from flcore.config import Config
+    from pipelines.execution.bodies import Operation, Outcome
+
+_WIDTH_OF_A_LOG = 150  # 80 columns would fold every cell of a table
+
+
+def run(
+    raw: Mapping[str, Any],
+    out: Path | None,
+    *,
+    orchestrator: str = "auto",
+    quiet: bool = False,
+    restart: bool = False,
+    wait: bool = True,
+) -> dict[str, Any]:
+    """``protofl run``: everything for one configuration.
+
+    Args:
+        raw: its parameters, not yet checked.
+        out: the run's folder; None: ``runs/<method>-s<seed>-<hash, 8>``.
+        orchestrator: ``auto``, ``inline`` or ``prefect``.
+        quiet: say nothing but errors.
+        restart: throw away a checkpoint that cannot be used; one that can is gone on with.
+        wait: for the report and for MLflow.
+
+    Returns:
+        The content of ``metrics.json``.
+    """
+    with operation(raw, quiet=quiet, wait=wait) as (how, config):
+        if _uses_prefect(orchestrator, how):
+            from pipelines.orchestration import flows
+
+            stored = without_tracking(config.to_mapping())
+            given = None if out is None else str(out)
+            outcome = _as_flow(how, flows.federated_experiment, out=given, restart=restart, config=stored)
+        else:
+            from pipelines.execution.bodies import experiment
+
+            outcome = experiment(config, out, how, restart=restart)
+    from flcore.run_folder import RunFiles
+    from pipelines.runs.layout import read_json
+
+    metrics = dict(read_json(RunFiles(outcome.directory).metrics))
+    if not quiet:
+        _say_run(outcome, metrics)
+    return metrics
+
+
+def compare(
+    raw: Mapping[str, Any],
+    methods: Sequence[str] | None,
+    seeds: Sequence[int] | None,
+    out: Path,
+    *,
+    orchestrator: str = "auto",
+    restart: bool = False,
+    wait: bool = True,
+) -> None:
+    """``protofl compare``: methods × seeds, side by side, then their table.
+
+    Raises:
+        RunError: runs failed; what the others gave is written and printed first.
+    """
+    with operation(raw, wait=wait) as (how, _):
+        from pipelines.execution.bodies import comparison, comparison_runs
+
+        runs = comparison_runs(raw, methods, seeds)
+        if _uses_prefect(orchestrator, how):
+            from pipelines.orchestration import flows
+
+            asked: dict[str, Any] = {"methods": list(methods) if methods else None, "seeds": seeds, "out": str(out)}
+            config = without_tracking(raw)
+            outcome = _as_flow(how, flows.compare, **asked, restart=restart, config=config)
+        else:
+            facts = {"name": out.name}
+            outcome = comparison("comparison", without_tracking(raw), runs, out, how, facts, restart=restart)
+    _say_table(outcome, len(runs))
+
+
+def sweep(
+    raw: Mapping[str, Any],
+    vary: Sequence[str],
+    seeds: Sequence[int] | None,
+    baselines: Sequence[str],
+    metric: str,
+    out: Path,
+    *,
+    orchestrator: str = "auto",
+    restart: bool = False,
+    wait: bool = True,
+) -> None:
+    """``protofl sweep``: one method over a grid of values × seeds, side by side, then table and figure.
+
+    Raises:
+        ConfigError: a key, a value or the metric cannot be used; nothing has been read or written then.
+        RunError: runs failed; what the others gave is written and printed first.
+    """
+    with operation(raw, wait=wait) as (how, _):
+        from pipelines.config.grid import plan
+        from pipelines.execution.bodies import comparison
+        from pipelines.runs.record import check_metric
+
+        planned = plan(raw, vary, seeds, baselines)
+        check_metric(metric)
+        asked: dict[str, Any] = {"vary": list(vary), "seeds": list(planned.seeds), "baselines": list(baselines)}
+        asked["metric"] = metric
+        if _uses_prefect(orchestrator, how):
+            from pipelines.orchestration import flows
+
+            config = without_tracking(raw)
+            outcome = _as_flow(how, flows.sweep, **asked, out=str(out), restart=restart, config=config)
+        else:
+            facts = {**asked, "name": out.name}
+            outcome = comparison("sweep", without_tracking(raw), planned.runs, out, how, facts, restart=restart)
+    _say_table(outcome, len(planned.runs))
+
+
+def tune(
+    raw: Mapping[str, Any],
+    trials: int,
+    objective: str,
+    metric: str | None,
+    storage: str | None,
+    out: Path,
+    *,
+    orchestrator: str = "auto",
+    wait: bool = True,
+) -> None:
+    """``protofl tune``: an Optuna study of one method, on validation data.
+
+    Raises:
+        ConfigError: the study cannot be carried out like that, or its folder holds another one.
+        RunError: no trial has finished.
+    """
+    with operation(raw, wait=wait) as (how, config):
+        from pipelines.tuning.search import study
+
+        if _uses_prefect(orchestrator, how):
+            from pipelines.orchestration import flows
+
+            asked: dict[str, Any] = {"trials": trials, "objective": objective, "metric": metric, "out": str(out)}
+            stored = without_tracking(raw)
+            outcome = _as_flow(how, flows.tune, **asked, config=stored, hidden=storage)
+        else:
+            outcome = study(config, trials, objective, metric, storage, out, how)
+    print(outcome.table, end="")
+    if outcome.store is not None:
+        print(f"study in MLflow: {outcome.store}")
+
+
+# ---- how ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def operation(raw: Mapping[str, Any], *, quiet: bool = False, wait: bool = True) -> Iterator[tuple[Operation, Config]]:
+    """How a body is carried out, and the checked configuration.
+
+    The recorder's process is started before torch is imported here, which takes as long as its own imports.
+    """
+    section = raw.get("tracking")
+    tracking = not isinstance(section, Mapping) or section.get("enabled", True) is not False
+    said: list[str] = []
+    tell: list[Callable[[str], None]] = [said.append]
+    with Recorder(tracking, lambda text: tell[0](text)) as recorder:
+        from flcore.config import Config
+        from pipelines.execution.bodies import Operation
+        from pipelines.execution.steps import InlineSteps
+
+        config = Config.from_mapping(raw)
+        recorder.configure(config.to_mapping()["tracking"])
+        watcher = watcher_for_standard_error(quiet=quiet)
+        tell[0] = watcher.say
+        try:
+            for text in said:
+                watcher.say(text)
+            from flcore.engine.pool.workers import worker_count
+
+            yield Operation(InlineSteps(worker_count(config.engine)), watcher, recorder, wait, _console()), config
+            if not wait:
+                recorder.leave()
+        finally:
+            watcher.close()
+
+
+def _uses_prefect(orchestrator: str, how: Operation) -> bool:
+    from pipelines.orchestration.address import choose
+
+    choice = choose(orchestrator)
+    if choice.warning:
+        how.watcher.say(choice.warning)
+    if choice.uses_prefect:
+        choice.apply()
+    return choice.uses_prefect
+
+
+def _as_flow(operation: Operation, body: Callable[..., str], *, hidden: str | None = None, **parameters: Any) -> Any:
+    """Run a flow in this process, with this operation; returns the outcome of its body.
+
+    ``hidden`` is a study's storage, which is no parameter because Prefect would keep it.
+
+    Its heartbeat is off: a thread that sleeps in whole seconds and is waited for at the end of every flow.
+    """
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    from pipelines.orchestration import flows
+
+    _log_on_the_page()
+    call = flows.Call(operation, hidden)
+    token = flows.CURRENT.set(call)
+    try:
+        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+            body(**parameters)
+    finally:
+        flows.CURRENT.reset(token)
+    assert call.outcome is not None
+    return call.outcome
+
+
+def _log_on_the_page() -> None:
+    """Let what a flow logs reach its page, and not the terminal a second time, unless somebody wants to see it there.
+
+    Prefect's level is one for both, and the command line has set it so that the terminal stays quiet.
+    """
+    logger = logging.getLogger("prefect.flow_runs")
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+
+# ---- what is printed ---------------------------------------------------------------------------------------------
+
+
+def _console() -> dict[str, Any]:
+    """What a table has to fit."""
+    terminal = sys.stdout.isatty()
+    return {"terminal": terminal, "width": shutil.get_terminal_size().columns if terminal else _WIDTH_OF_A_LOG}
+
+
+def _say_run(outcome: Outcome, metrics: Mapping[str, Any]) -> None:
+    if outcome.was_finished:
+        print(f"{outcome.directory}: this run has finished already; nothing to do")
+    named = (
+        ("top1_global", "global accuracy"),
+        ("top1_vote", "vote of the clients"),
+        ("mean_local", "mean client accuracy"),
+    )
+    scores = [f"{name} {100 * metrics[key]:.2f} %" for key, name in named if metrics.get(key) is not None]
+    sent = f"{metrics['bytes_up'] / 1e6:.2f} MB up, {metrics['bytes_down'] / 1e6:.2f} MB down"
+    print(f"{metrics['method']}: {', '.join(scores)} after {metrics['rounds']} rounds; {sent}")
+    _say_places(outcome)
+
+
+def _say_table(outcome: Outcome, runs: int) -> None:
+    if outcome.table:
+        print(outcome.table, end="")
+    _say_places(outcome)
+    if outcome.failed:
+        raise RunError(
+            f"{len(outcome.failed)} of {runs} runs failed, for the reasons given above; the table is without them, "
+            "and the same command tries them again"
+        )
+
+
+def _say_places(outcome: Outcome) -> None:
+    if outcome.report is not None:
+        print(f"report: {_shown(outcome.report)}")
+    else:
+        print(f"report and MLflow: being made; results are in {outcome.directory}")
+    if outcome.store is not None:
+        print(f"runs in MLflow: {outcome.store}")
+
+
+def _shown(path: Path) -> Path:
+    """As people would type it here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+# ---- records ------------------------------------------------------------------------------------------
+
+
+def track(directories: Sequence[Path], uri: str | None) -> bool:
+    """``protofl track``: log run folders to MLflow; False if the store could not take them.
+
+    Args:
+        directories: of runs, finished or not, and of comparisons.
+        uri: of the store.
+
+    Raises:
+        DataError: one of them is neither.
+    """
+    from pipelines.orchestration.pages import runs_page
+    from pipelines.tracking.later import log_folder
+
+    if not all(log_folder(directory, uri) for directory in directories):
+        return False
+    print(f"runs in MLflow: {runs_page(uri)}", file=sys.stderr)
+    return True

@@ -1,0 +1,101 @@
+"""Prefect's way to carry out the steps of a body: as named tasks of the surrounding flow.
+
+Tasks carry
+the names of the algorithm's steps. They take no arguments: Prefect would look through every tensor for futures; each is
+a closure over explicit inputs, and results stay in memory.
+
+Where a run has workers, training is a task per group of clients and each server stage one; without workers a task is a
+whole round, whose name says its steps, since a task costs more than many a step. Of several runs each is a task.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from prefect import Task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.futures import PrefectFuture
+
+from flcore.errors import ProtoflError
+from pipelines.execution.steps import Steps, Work
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_RETRIES = 2
+_RETRY_DELAYS_SECONDS = (2.0, 20.0)
+"""A full disk or a file system that is away may be back then."""
+
+
+def _worth_retrying(failed: Task[..., Any], run: Any, state: State[Any]) -> bool:
+    """Retry what a machine did (a full disk, a lost worker), not what the configuration or the mathematics did."""
+    return not isinstance(state.result(raise_on_failure=False), ProtoflError)
+
+
+def _task(name: str, work: Callable[[], Result], run_name: str | None = None) -> Task[[], Result]:
+    return Task(
+        work,
+        name=name,
+        task_run_name=(run_name or name).replace("{", "{{").replace("}", "}}"),  # else a name with a random ending
+        retries=_RETRIES,
+        retry_delay_seconds=list(_RETRY_DELAYS_SECONDS),
+        retry_condition_fn=_worth_retrying,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )
+
+
+class PrefectSteps(Steps):
+    """Carries out steps as tasks of the surrounding flow. Repeating one is harmless: what is finished is on disk."""
+
+    def __init__(self, *, whole_rounds: bool) -> None:
+        """Say whether a task is a whole round, or each of its pieces."""
+        self._whole_rounds = whole_rounds
+        self._in_a_round = False
+
+    def round(self, number: int, pieces: Sequence[str], function: Callable[[], Result]) -> Result:
+        """One task where rounds are not divided, named for its pieces."""
+        if not self._whole_rounds:
+            return function()
+
+        def carry_out() -> Result:
+            self._in_a_round = True
+            try:
+                return function()
+            finally:
+                self._in_a_round = False
+
+        return _task("round", carry_out, f"round {number}: {', '.join(pieces)}")()
+
+    def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
+        """One task, in this thread."""
+        if self._in_a_round:
+            return function(*arguments)
+        return _task(name, lambda: function(*arguments))()
+
+    def map(self, name: str, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """A task per item on the flow's threads."""
+        if self._in_a_round:
+            return [function(item) for item in items]
+        futures: list[PrefectFuture[Result]] = [_task(name, partial(function, item)).submit() for item in items]
+        return [future.result() for future in futures]
+
+    def together(self, works: Sequence[Work[Result]], at_once: int) -> list[Result]:
+        """A task per piece of work; the next one appears when another has ended."""
+        room = threading.Semaphore(at_once)
+
+        def and_make_room(work: Callable[[], Result]) -> Result:
+            try:
+                return work()
+            finally:
+                room.release()
+
+        futures: list[PrefectFuture[Result]] = []
+        for name, work in works:
+            room.acquire()
+            futures.append(_task(name, partial(and_make_room, work)).submit())
+        return [future.result() for future in futures]

@@ -1,0 +1,203 @@
+"""Services in the background: real processes, small ones in place of the servers (those: tests/services)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+import yaml
+
+from flcore.errors import RunError
+from pipelines.orchestration import background, services
+from pipelines.orchestration.background import Service
+
+PROJECT = Path(__file__).resolve().parents[3]
+
+SERVER = """\
+import subprocess, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Answers(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(helper.pid, flush=True)
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Answers).serve_forever()
+"""
+"""Answers every question, and has a helper in a session of its own, as servers and workers have."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of its own, in which nothing runs afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    (tmp_path / "server.py").write_text(SERVER)
+    plan = _plan(str(tmp_path / "server.py"))
+    for name in ("_prefect", "_dashboard"):
+        monkeypatch.setattr(services, name, plan)
+    monkeypatch.setattr(services, "_mlflow", lambda port, store: plan(port))
+    yield tmp_path
+    for name in ("prefect", "mlflow", "dashboard", "sleeper"):
+        background.stop(name)
+
+
+def _plan(script: str):
+    return lambda port: services._Plan(f"http://127.0.0.1:{port}", [script, str(port)])
+
+
+def helper_of(name: str) -> psutil.Process:
+    return psutil.Process(int((background.LOGS / f"{name}.log").read_text().split()[0]))
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def sleeper() -> Service:
+    return background.start("sleeper", "http://x", [sys.executable, "-c", "import time; time.sleep(600)"], {})
+
+
+def test_up_status_again_down(capsys: pytest.CaptureFixture[str]) -> None:
+    """All start and are found again; a second `up` starts only what has ended; `down` leaves nothing."""
+    services.up(worker=False)
+    first = {service.name: service for service in background.recorded()}
+    assert set(first) == {"prefect", "mlflow", "dashboard"}
+    shown = capsys.readouterr().out
+    assert all(service.url in shown for service in first.values())
+    helpers = [helper_of(name) for name in first]
+
+    services.status(as_json=True)
+    assert {entry["state"] for entry in json.loads(capsys.readouterr().out)} == {"healthy"}
+
+    os.kill(first["mlflow"].pid, signal.SIGKILL)
+    psutil.Process(first["mlflow"].pid).wait(10)
+    services.status()
+    assert "ended" in capsys.readouterr().out
+    services.up(worker=False)
+    again = {service.name: service for service in background.recorded()}
+    assert {name for name in first if again[name] != first[name]} == {"mlflow"}
+    assert "mlflow.before.log" in capsys.readouterr().err
+    helpers.append(helper_of("mlflow"))
+
+    services.down()
+    shown = capsys.readouterr().out
+    assert all(f"{name}: stopped" in shown for name in first)
+    assert not background.STATE.exists() and background.recorded() == []
+    assert all(is_gone(helper) for helper in helpers)
+    assert not any(background.is_running(service) for service in again.values())
+    services.down()
+    assert "nothing" in capsys.readouterr().out
+
+
+def test_a_taken_port_is_left_to_who_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        services._PORTS["dashboard"], usual = port, services._PORTS["dashboard"]
+        try:
+            services.up(prefect=False, mlflow=False, worker=False)
+        finally:
+            services._PORTS["dashboard"] = usual
+    [service] = background.recorded()
+    assert service.url.startswith("http://127.0.0.1:") and service.url != f"http://127.0.0.1:{port}"
+
+
+def test_one_that_does_not_start_is_named_and_the_others_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "broken.py").write_text("raise SystemExit('no such table: runs')")
+    monkeypatch.setattr(services, "_dashboard", _plan(str(folder / "broken.py")))
+    with pytest.raises(RunError, match=r"dashboard did not start; .*dashboard\.log says why: no such table: runs"):
+        services.up(prefect=False, worker=False)
+    assert [service.name for service in background.recorded()] == ["mlflow"]
+
+
+def test_where_runs_go_to_a_server_none_is_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hidden@host:5000")
+    services.up(prefect=False, dashboard=False, worker=False)
+    shown = capsys.readouterr().out
+    assert "http://***@host:5000" in shown and "hidden" not in shown
+    assert background.recorded() == []
+
+
+def test_only_what_was_started_here_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process with a recorded number is not, nor one of the same name in another folder."""
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    other = tmp_path / "other"
+    other.mkdir()
+    try:
+        started = psutil.Process(stranger.pid).create_time()
+        recycled = Service("sleeper", "http://x", stranger.pid, started, "log")
+        assert not background.is_running(recycled)
+        background.record([recycled])
+        services.up(prefect=False, mlflow=False, dashboard=False, worker=False)
+        assert background.recorded() == []
+
+        mine = sleeper()
+        assert background.is_running(mine)
+        assert not background.is_running(Service(mine.name, mine.url, mine.pid, mine.started - 60, mine.log))
+        monkeypatch.chdir(other)
+        background.stop("sleeper")
+        assert psutil.Process(mine.pid).is_running()
+        monkeypatch.chdir(tmp_path)
+        background.stop("sleeper")
+        assert not background.is_running(mine)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_what_ignores_the_polite_signal_is_ended_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_SECONDS_TO_END", 0.3)
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)\n"
+    service = background.start("sleeper", "http://x", [sys.executable, "-c", deaf + "time.sleep(600)"], {})
+    while "deaf" not in Path(service.log).read_text():
+        time.sleep(0.05)
+    background.stop("sleeper")
+    assert not background.is_running(service)
+
+
+def test_a_damaged_record_is_none() -> None:
+    background.HOME.mkdir()
+    for text in ("", "[]", '{"services": [{"name": "prefect"}]}', '{"services": 1}'):
+        background.STATE.write_text(text)
+        assert background.recorded() == []
+
+
+def test_a_password_of_the_store_is_no_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments are seen by everybody on the machine."""
+    monkeypatch.undo()
+    plan = services._mlflow(5000, "postgresql://me:hidden@host/runs")
+    assert "hidden" not in " ".join(plan.arguments)
+    assert plan.environment["MLFLOW_BACKEND_STORE_URI"] == "postgresql://me:hidden@host/runs"
+
+
+def test_the_committed_deployments_are_scheduled_in_utc_and_name_no_path() -> None:
+    """What is committed must deploy from any folder on any machine."""
+    text = (PROJECT / "infra" / "prefect.yaml").read_text()
+    found = {each["name"]: each for each in yaml.safe_load(text)["deployments"]}
+    assert {name: each["entrypoint"].rsplit(".", 1)[1] for name, each in found.items()} == {
+        "nightly": "federated_experiment",
+        "weekly": "compare",
+    }
+    schedules = [schedule for each in found.values() for schedule in each["schedules"]]
+    assert [(schedule["cron"], schedule["timezone"]) for schedule in schedules] == [
+        ("0 3 * * *", "UTC"),
+        ("0 4 * * 0", "UTC"),
+    ]
+    assert str(PROJECT) not in text
