@@ -21,11 +21,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from flcore.config import Config
 from flcore.errors import ConfigError
-from pipelines.config.params import DEFAULT_FILE, load_config
-from pipelines.tracking.addresses import without_password
-from pipelines.tracking.sync import resolve_uri, ui_command
+from pipelines.config.files import DEFAULT_FILE
+from pipelines.config.params import load_config
+from pipelines.orchestration.address import configured, problem_with
+from pipelines.tracking.store import resolve_uri, ui_command
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _LOCK = _ROOT / "infra" / "requirements.lock"
 _PATIENCE_SECONDS = 2.0
 _OLDEST_PYTHON, _TOO_NEW_PYTHON = (3, 11), (3, 13)
@@ -54,6 +55,7 @@ def examine() -> list[str]:
         _packages,
         _cores,
         _device,
+        _compiler,
         _memory,
         _disk,
         _git_and_dvc,
@@ -167,6 +169,15 @@ def _device() -> Iterator[str]:
         yield _ok(f"device: {about.name}, {about.total_memory / 2**30:.0f} GiB; use it with --set engine.device=cuda")
 
 
+def _compiler() -> Iterator[str]:
+    known = (os.environ.get("CXX"), "g++", "clang++")
+    found = next((name for name in known if name and shutil.which(name)), None)
+    if found is None:
+        yield _note("compiler: none for C++, which engine.compile needs; install g++ to use that")
+    else:
+        yield _ok(f"compiler: {found}, for engine.compile")
+
+
 def _memory() -> Iterator[str]:
     available = _available_memory()
     if available is None:
@@ -264,17 +275,22 @@ def _datasets_in(folder: Path) -> list[str]:
 
 
 def _prefect() -> Iterator[str]:
-    url = os.environ.get("PREFECT_API_URL")
-    if url is None:
-        yield _ok("Prefect: no server configured (PREFECT_API_URL); every command starts one for itself")
+    try:
+        address = configured()
+    except ConfigError as error:
+        yield _miss("Prefect", str(error))
         return
-    problem = _problem_with(f"{url.rstrip('/')}/health")
+    if address is None:
+        yield _ok("Prefect: no server configured, and none is needed; `protofl up` starts one")
+        return
+    where = f"{address.shown} (from {address.source})"
+    problem = problem_with(address, _PATIENCE_SECONDS)
     if problem is None:
-        yield _ok(f"Prefect: server answers at {without_password(url)}")
+        yield _ok(f"Prefect: server answers at {where}")
     else:
         yield _miss(
-            f"Prefect: no answer from {without_password(url)} ({problem})",
-            "start it with `prefect server start`, or unset PREFECT_API_URL",
+            f"Prefect: the server at {where} cannot be used: {problem}; runs go on without it",
+            f"start one with `protofl up`, or take its address out of {address.source}",
         )
 
 

@@ -1,77 +1,218 @@
-"""``docs/PARAMETERS.md``: every parameter with type, default, range and meaning, as the code declares it."""
+"""The reference pages that are written from declarations: commands, parameters, methods; and the schema for editors.
+
+``python -m pipelines.cli.documentation`` writes them, a test holds them against what it would write.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flcore import sections
-from flcore.data.partitioners import PARTITIONERS
-from flcore.data.sources import SOURCES
 from flcore.methods import METHODS
-from flcore.models import MODELS
-from flcore.params import declared
+from flcore.params import declared, shown
+from flcore.sections import PLAIN, SHARED
+from pipelines.cli import registry
+from pipelines.cli.headlines import headlines, names
+from pipelines.cli.parser import make_parser
+from pipelines.config import schema
 
-TARGET = Path("docs/PARAMETERS.md")
+REFERENCE = Path("docs/reference")
 
-_SECTIONS: tuple[tuple[str, type | None, Mapping[str, Any]], ...] = (
-    ("data", sections.DataConfig, SOURCES),
-    ("partition", sections.PartitionConfig, PARTITIONERS),
-    ("model", sections.ModelConfig, MODELS),
-    ("method", None, METHODS),
-    ("federation", sections.FederationConfig, {}),
-    ("local", sections.LocalConfig, {}),
-    ("engine", sections.EngineConfig, {}),
-    ("evaluation", sections.EvaluationConfig, {}),
-    ("tracking", sections.TrackingConfig, {}),
-    ("compare", sections.CompareConfig, {}),
-)
+_WRITTEN = "<!-- Written from the declarations by `make docs`; do not edit. -->\n"
+_COMMON = ("help", "debug", "plugins")  # options that every command has
 
 
-def text() -> str:
-    """The whole page."""
+def pages() -> dict[Path, str]:
+    """Every file that is written, relative to the project, with its content."""
+    return {
+        REFERENCE / "commands.md": commands_page(),
+        REFERENCE / "parameters.md": parameters_page(),
+        REFERENCE / "methods.md": methods_page(),
+        schema.TARGET: schema.text(),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------- commands
+
+
+def commands_page() -> str:
+    """Every command with its arguments, as the parser has them."""
+    parser = make_parser()
+    commands = list(_commands(parser))
+    rows = [(f"[`{name}`](#{name.replace(' ', '-')})", _summary(command)) for name, command in commands]
     parts = [
-        "# Parameters\n\n"
-        "Written by `make docs` from the declarations in `flcore/`; do not edit. `seed` stands by itself, and so does\n"
-        "`plugins`, a list of files with methods of one's own (`protofl new method`), relative to the parameter file;\n"
-        "every other key stands in a section. Where a section has a `name`, the chosen entry's keys stand beside it.\n"
+        "# Commands\n",
+        _WRITTEN,
+        str(parser.description) + "\n",
+        _table(("command", "what it does"), rows),
+        "Every command also takes:\n",
+        _options(dict(commands)["protofl run"], common=True),
+        "Options go by their whole names. `protofl --version` says which version this is.\n",
+        _verbatim(parser.epilog),
     ]
-    for section, common, registry in _SECTIONS:
+    for name, command in commands:
+        parts += [f"## {name}\n", _summary(command) + "\n", _verbatim(_usage(command)), _options(command)]
+        if command.epilog:
+            parts.append(_verbatim(command.epilog))
+    return "\n".join(part for part in parts if part)
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Commands that can be given, those of groups as ``protofl stage train``."""
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups:
+        yield parser.prog, parser
+    for group in groups:
+        for command in group.choices.values():
+            yield from _commands(command)
+
+
+def _summary(command: argparse.ArgumentParser) -> str:
+    return _plain(str(command.description))
+
+
+def _usage(command: argparse.ArgumentParser) -> str:
+    """In lines of at most 100 characters, each argument whole."""
+    lines = [command.prog]
+    for action in _own(command):
+        word = _written(action)
+        if not action.required:
+            word = f"[{word}]"
+        if isinstance(action, argparse._AppendAction):
+            word = f"{word}..." if word.startswith("[") else f"({word})..."
+        if len(lines[-1]) + 1 + len(word) > 100:
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return "\n".join(lines)
+
+
+def _written(action: argparse.Action) -> str:
+    """An argument as it is typed: its option's whole name, and what stands for its value."""
+    value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
+    several = "..." if action.nargs == "+" else ""
+    return " ".join(word for word in (*action.option_strings[-1:], value, several) if word)
+
+
+def _own(command: argparse.ArgumentParser, *, common: bool = False) -> list[argparse.Action]:
+    actions = [action for action in command._actions if (action.dest in _COMMON) == common]
+    return sorted(actions, key=lambda action: bool(action.option_strings))
+
+
+def _options(command: argparse.ArgumentParser, *, common: bool = False) -> str:
+    rows = [(f"`{_written(action)}`", _plain(str(action.help))) for action in _own(command, common=common)]
+    return _table(("argument", "meaning"), rows) if rows else ""
+
+
+# --------------------------------------------------------------------------------------------------------- parameters
+
+
+def parameters_page() -> str:
+    """Every key of a parameter file but the methods' own."""
+    parts = [
+        "# Parameters\n",
+        _WRITTEN,
+        "What `params.yaml` may say; anything left out has its default, and `--set KEY=VALUE` overrides. `seed`, the\n"
+        "run's, stands by itself (default `0`), and so does `plugins`, a list of files with methods of one's own\n"
+        "(`protofl new method`), relative to the parameter file; every other key stands in a section. Where a section\n"
+        "has a `name`, the chosen entry's keys stand beside it.\n",
+        "Editors complete and check a parameter file by its first line: `# yaml-language-server: $schema=`, and then\n"
+        "where `docs/params.schema.json` is; `protofl schema` prints that schema.\n",
+    ]
+    for section, common in {**SHARED, **PLAIN}.items():
         parts.append(f"## {section}\n")
         if common is not None:
-            parts.append(_table(section, common))
-        for name, entry in registry.items():
-            parts.append(f"### `{section}.name: {name}`\n\n{entry.summary}\n")
+            parts.append(_parameters(section, common))
+        if section == "method":
+            parts.append("`method.name` and the keys of each method: see [methods](methods.md).\n")
+            continue
+        for name, entry in schema.REGISTRIES.get(section, {}).items():
+            parts.append(f"### {section}.name: {name}\n\n{_plain(entry.summary)}\n")
             if declared(entry):
-                parts.append(_table(section, entry))
+                parts.append(_parameters(section, entry))
     return "\n".join(parts)
 
 
-def _table(section: str, cls: type) -> str:
-    rows = ["| key | type | default | allowed | meaning |", "| :--- | :--- | :--- | :--- | :--- |"]
-    for parameter in declared(cls):
-        entry = parameter.describe()
-        cells = (
-            f"`{section}.{entry['name']}`",
-            entry["type"],
-            f"`{_show(entry['default'])}`",
-            entry["range"],
-            entry["meaning"],
-        )
-        rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(rows) + "\n"
+def _parameters(section: str, cls: Any) -> str:
+    described = [parameter.describe() for parameter in declared(cls)]
+    has_search = section == "method" and any("search" in entry for entry in described)
+    columns = ("key", "type", "default", "allowed", *(["searched by `tune`"] if has_search else ()), "meaning")
+    return _table(columns, [_cells(section, entry, has_search=has_search) for entry in described])
 
 
-def _show(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def _cells(section: str, entry: Mapping[str, Any], *, has_search: bool) -> list[str]:
+    known = [f"`{section}.{entry['name']}`", entry["type"], f"`{shown(entry['default'])}`", _plain(entry["range"])]
+    if has_search:
+        known.append(registry.searched(entry["search"]) if "search" in entry else "")
+    return [*known, _plain(entry["meaning"])]
+
+
+# ------------------------------------------------------------------------------------------------------------ methods
+
+
+def methods_page() -> str:
+    """Every method of the package: where it is from, what it does and what it takes."""
+    rows = [(f"[`{e.name}`](#{e.name})", _plain(e.summary), _plain(e.citation)) for e in headlines("methods")]
+    parts = [
+        "# Methods\n",
+        _WRITTEN,
+        "What `method.name` and `compare.methods` choose from; `protofl show method NAME` prints the same. Equations\n"
+        "and deviations from the paper stand at the top of each file. A switch is a part that an ablation turns off.\n",
+        _table(("method", "what it is", "source"), rows),
+    ]
+    for name in names("methods"):
+        described = registry.describe_one("method", name)
+        parts.append(f"## {name}\n\n{_plain(described['summary'])}\n")
+        parts.append("\n".join(f"- {fact}" for fact in _facts(described)) + "\n")
+        parts.append(_parameters("method", METHODS[name]) if described["parameters"] else "No parameters.\n")
+    return "\n".join(parts)
+
+
+def _facts(described: Mapping[str, Any]) -> Iterator[str]:
+    method = METHODS[described["name"]]()
+    yield f"source: {_plain(described['citation'])}"
+    yield f"file: `{described['file']}`"
+    if method.data_scope == "union":
+        yield "trains: at the server, on the data of all clients"
+    elif method.trains == "all":
+        yield "trains: every client in every round"
+    vote = "; their majority vote is scored too" if method.has_vote else ""
+    yield f"answers: {'one global model' if method.has_global_model else f'each client with its own model{vote}'}"
+    yield f"server stages: {_listed(described['stages'])}"
+    yield f"switches: {_listed(described['switches'])}"
+    if method.needs:
+        needs = (f"`{key}` = {' or '.join(map(shown, values))}" for key, values in method.needs.items())
+        yield f"needs: {', '.join(needs)}"
+
+
+def _listed(words: list[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words) or "none"
+
+
+# ----------------------------------------------------------------------------------------------------------- Markdown
+
+
+def _table(columns: tuple[str, ...], rows: list[Any]) -> str:
+    lines = [columns, [":---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines) + "\n"
+
+
+def _verbatim(text: str | None) -> str:
+    return f"```text\n{str(text).rstrip()}\n```\n"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown leaves alone: angle brackets would be tags, asterisks emphasis."""
+    return text.replace("<", "&lt;").replace("*", "\\*")
 
 
 def main() -> int:
-    """Write the page."""
-    TARGET.parent.mkdir(exist_ok=True)
-    TARGET.write_text(text(), encoding="utf-8")
+    """Write all of them."""
+    for path, content in pages().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
     return 0
 
 

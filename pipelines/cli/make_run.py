@@ -4,37 +4,49 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
-
-from pipelines import stages
-from pipelines.config.params import load_config
-from pipelines.reporting.comparison_tables import print_table
-from pipelines.tracking.sync import ui_command
+from pipelines.config.files import read_params
+from pipelines.orchestration.pages import runs_page
 
 _ARTIFACTS = Path("artifacts")
+_WIDTH_OF_A_LOG = 150
 
 
 def main() -> int:
-    """Reproduce what is out of date; say so where nothing is."""
+    """Reproduce what is out of date, and show what came of it, now or earlier."""
     if not Path(".git").exists():  # a downloaded archive: DVC works without git once it is told so
         subprocess.run(["dvc", "config", "--local", "core.no_scm", "true"], check=True)
-    if subprocess.run(["dvc", "status", "--quiet"], check=False).returncode == 0:
-        print("Everything is up to date: nothing to do.\n")
-    else:
-        done = subprocess.run(["dvc", "repro"], check=False)
-        if done.returncode != 0:
-            print("\nStopped. `make run` goes on from here.", file=sys.stderr)
-            return done.returncode
-    config = load_config(None)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=150)  # a log has no width; 80 columns would fold every cell
-    print_table(stages.collect(config, stages.comparison_runs(config, _ARTIFACTS)), console)
+    done = subprocess.run(["dvc", "repro"], check=False)
+    if done.returncode != 0:
+        print("\nStopped. `make run` goes on from here.", file=sys.stderr)
+        return done.returncode
+    parameters = read_params(None)
+    print()
+    _print_table(parameters)
     print(f"\nreport:       {_ARTIFACTS / 'comparison' / 'report.html'}   (open it in a browser)")
-    print(f"runs, MLflow: {ui_command(config.tracking.uri)}")
+    tracking = parameters.get("tracking") or {}
+    if tracking.get("enabled", True):
+        print(f"runs, MLflow: {runs_page(tracking.get('uri'))}")
     return 0
+
+
+def _print_table(parameters: Mapping[str, Any]) -> None:
+    """Read the runs, which may have come by DVC, and print for this terminal; what draws figures is not loaded."""
+    from rich.console import Console
+
+    from flcore.params import build
+    from flcore.sections import CompareConfig
+    from pipelines.reporting.comparison import compare
+    from pipelines.reporting.comparison_files import print_table
+    from pipelines.runs.record import load_run
+
+    asked = build(CompareConfig, parameters.get("compare") or {}, "compare")
+    folders = [_ARTIFACTS / "runs" / f"{method}-s{seed}" for method in asked.methods for seed in asked.seeds]
+    found = compare([load_run(folder) for folder in folders], asked.baseline, target_fraction=asked.target_fraction)
+    print_table(found, Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_LOG))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What there is: the registries as lines for people and objects for programs."""
+"""What there is, in full: entries of registries with their parameters, as objects for programs and lines for people."""
 
 from __future__ import annotations
 
@@ -11,55 +11,67 @@ from flcore.data.sources import SOURCES
 from flcore.errors import ConfigError
 from flcore.methods import METHODS
 from flcore.models import MODELS
-from flcore.params import declared, unknown_key
+from flcore.params import declared, shown, unknown_key
 from flcore.sections import EngineConfig
+from pipelines.cli.headlines import SHOWN, Headline, headlines
 
-KINDS = ("methods", "datasets", "partitioners", "models", "engines")
-
-_ENGINES = {
-    "local": "in the main process (workers: 0), or in a pool of processes on this machine",
-    "ray": "in Ray actors with their share of CPUs and GPUs, on this machine or on a cluster (protofl[ray])",
-}
+_REGISTRIES: Mapping[str, Mapping[str, Any]] = {"datasets": SOURCES, "partitioners": PARTITIONERS, "models": MODELS}
 
 
 def describe(kind: str) -> list[dict[str, Any]]:
-    """A registry as JSON values: name, summary, parameters; for methods also citation, switches, stages and search."""
+    """Every entry of a kind as JSON values: name, summary and parameters.
+
+    Methods also have citation, switches, stages and search; what is written in a file of its own says in which.
+
+    Args:
+        kind: one of :data:`pipelines.cli.headlines.KINDS`.
+    """
     if kind == "methods":
         return [_method(cls) for cls in METHODS.values()]
-    if kind == "engines":
-        return [{"name": n, "summary": s, "parameters": _params(EngineConfig)} for n, s in _ENGINES.items()]
-    registries: dict[str, Mapping[str, Any]] = {"datasets": SOURCES, "partitioners": PARTITIONERS, "models": MODELS}
-    registry = registries[kind]
-    return [{"name": name, "summary": cls.summary, "parameters": _params(cls)} for name, cls in registry.items()]
+    if kind in _REGISTRIES:
+        return [_entry(cls) for cls in _REGISTRIES[kind].values()]
+    parameters = _params(EngineConfig) if kind == "engines" else []
+    return [{"name": h.name, "summary": h.summary, "parameters": parameters} for h in headlines(kind)]
 
 
-def describe_method(name: str) -> dict[str, Any]:
-    """A method, a plug-in's too, as :func:`describe` has it.
+def describe_one(kind: str, name: str) -> dict[str, Any]:
+    """An entry, a plug-in's too, as :func:`describe` has it.
+
+    Args:
+        kind: one of :data:`pipelines.cli.headlines.SHOWN`.
+        name: of the entry.
 
     Raises:
         ConfigError: there is none of this name.
     """
-    if name not in METHODS:
-        raise ConfigError(f"{unknown_key(name, name, METHODS).replace('key', 'method', 1)}")
-    return _method(METHODS[name])
+    entries = {entry["name"]: entry for entry in describe(SHOWN[kind])}
+    if name not in entries:
+        raise ConfigError(unknown_key(name, name, entries).replace("key", kind, 1))
+    return entries[name]
+
+
+def loaded_methods() -> list[Headline]:
+    """Every method that is registered now, those of plug-ins too."""
+    return [Headline(cls.name, cls.summary, cls.citation) for cls in METHODS.values()]
 
 
 def _method(cls: Any) -> dict[str, Any]:
     params = declared(cls)
     return {
-        "name": cls.name,
-        "summary": cls.summary,
+        **_entry(cls),
         "citation": cls.citation,
-        "file": _file_of(cls),
-        "parameters": [p.describe() for p in params],
         "switches": [p.name for p in params if p.switch],
         "stages": list(cls().stages()),
         "search": {p.name: p.describe()["search"] for p in params if p.search is not None},
     }
 
 
+def _entry(cls: Any) -> dict[str, Any]:
+    return {"name": cls.name, "summary": cls.summary, "file": _file_of(cls), "parameters": _params(cls)}
+
+
 def _file_of(cls: type) -> str:
-    """Where a method is written: within the package relative to it, a plug-in's whole path."""
+    """Where a class is written: within the package relative to it, a plug-in's whole path."""
     if cls.__module__.startswith("flcore."):
         return f"{cls.__module__.replace('.', '/')}.py"
     return str(sys.modules[cls.__module__].__file__)
@@ -69,40 +81,35 @@ def _params(cls: Any) -> list[dict[str, Any]]:
     return [p.describe() for p in declared(cls)]
 
 
-def lines(kind: str) -> list[str]:
-    """One line per entry, then one per parameter."""
-    out = []
-    for entry in describe(kind):
-        citation = f"  [{entry['citation']}]" if "citation" in entry else ""
-        out.append(f"{entry['name']:20s} {entry['summary']}{citation}")
-        out += [f"    {_parameter_line(p)}" for p in entry["parameters"]]
-    return out
-
-
-def method_lines(described: Mapping[str, Any]) -> list[str]:
-    """A method for people."""
-    out = [
-        f"{described['name']}: {described['summary']}  [{described['citation']}]",
-        f"file: {described['file']}",
-        f"server stages: {', '.join(described['stages']) or 'none'}",
-        f"switches: {', '.join(described['switches']) or 'none'}",
-        f"parameters: {'' if described['parameters'] else 'none'}".rstrip(),
-    ]
+def lines(described: Mapping[str, Any]) -> list[str]:
+    """An entry for people."""
+    citation = f"  [{described['citation']}]" if "citation" in described else ""
+    out = [f"{described['name']}: {described['summary']}{citation}"]
+    if "file" in described:
+        out.append(f"file: {described['file']}")
+    if "stages" in described:
+        out.append(f"server stages: {', '.join(described['stages']) or 'none'}")
+        out.append(f"switches: {', '.join(described['switches']) or 'none'}")
+    out.append("parameters:" if described["parameters"] else "parameters: none")
     for parameter in described["parameters"]:
         out.append(f"    {_parameter_line(parameter)}")
         if "search" in parameter:
-            out.append(f"        searched: {_search(parameter['search'])}")
+            out.append(f"        searched: {searched(parameter['search'])}")
     return out
 
 
-def _search(search: Mapping[str, Any]) -> str:
+def searched(search: Mapping[str, Any]) -> str:
+    """What tuning tries of a parameter, in words.
+
+    Args:
+        search: as :meth:`flcore.params.Param.describe` has it.
+    """
     if "choices" in search:
-        return ", ".join("null" if choice is None else str(choice) for choice in search["choices"])
+        return ", ".join(shown(choice) for choice in search["choices"])
     return f"{search['low']:g} to {search['high']:g}" + (", on a logarithmic scale" if search["log"] else "")
 
 
 def _parameter_line(parameter: Mapping[str, Any]) -> str:
-    default = parameter["default"]
-    shown = "null" if default is None else default
     allowed = f", {parameter['range']}" if parameter["range"] else ""
-    return f"{parameter['name']} ({parameter['type']}, default {shown}{allowed}): {parameter['meaning']}"
+    default = shown(parameter["default"])
+    return f"{parameter['name']} ({parameter['type']}, default {default}{allowed}): {parameter['meaning']}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,8 +18,10 @@ from pipelines.cli.doctor import examine, locked_versions
 
 class _Healthy(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self.send_response(200 if self.path in ("/health", "/api/health") else 404)
+        answers = {"/health": b"OK", "/api/admin/version": b'"3.8.8"'}
+        self.send_response(200 if self.path in answers else 404)
         self.end_headers()
+        self.wfile.write(answers.get(self.path, b""))
 
     def log_message(self, *arguments: object) -> None:
         """Keep the tests' output clean."""
@@ -45,8 +46,9 @@ def bare_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     here.mkdir(parents=True)
     monkeypatch.chdir(here)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "MLFLOW_TRACKING_URI", "CXX"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     return here
 
 
@@ -56,15 +58,27 @@ def about(part: str) -> str:
 
 
 def test_every_part_is_mentioned_and_every_miss_says_what_to_do(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     start = time.monotonic()
     assert main(["doctor"]) == 0
     assert time.monotonic() - start < 6
     lines = capsys.readouterr().out.splitlines()
     assert all(line[:5] in ("ok   ", "note ", "miss ") for line in lines)
-    parts = ("Python", "packages", "cores", "device", "memory", "disk", "git", "dvc", "parameters", "data", "Prefect")
+    parts = (
+        "Python",
+        "packages",
+        "cores",
+        "device",
+        "compiler",
+        "memory",
+        "disk",
+        "git",
+        "dvc",
+        "parameters",
+        "data",
+        "Prefect",
+    )
     for part in (*parts, "MLflow"):
         assert any(line[5:].startswith(part) for line in lines), part
     misses = [line for line in lines if line.startswith("miss")]
@@ -126,7 +140,7 @@ def test_servers_that_answer(server: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("PREFECT_API_URL", f"{server}/api")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     lines = examine()
-    assert f"ok   Prefect: server answers at {server}/api" in lines
+    assert f"ok   Prefect: server answers at {server}/api (from the environment)" in lines
     assert f"ok   MLflow: server answers at {server}" in lines
 
 
@@ -134,9 +148,26 @@ def test_servers_that_answer(server: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_prefect_server_that_does_not_answer(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", address)
     line = about("Prefect")
-    assert line.startswith("miss Prefect: no answer from ")
-    assert line.endswith("start it with `prefect server start`, or unset PREFECT_API_URL")
+    assert line.startswith("miss Prefect: the server at ")
+    assert line.endswith(
+        "runs go on without it: start one with `protofl up`, or take its address out of the environment"
+    )
     assert "secret" not in line
+
+
+def test_a_prefect_server_in_a_file_and_none(bare_folder: Path) -> None:
+    assert about("Prefect") == "ok   Prefect: no server configured, and none is needed; `protofl up` starts one"
+    (bare_folder / "prefect.toml").write_text("[api]\nurl = 'http://127.0.0.1:9/api'\n")
+    assert about("Prefect").startswith("miss Prefect: the server at http://127.0.0.1:9/api (from prefect.toml) cannot")
+    (bare_folder / "prefect.toml").write_text("[api")
+    assert about("Prefect").startswith("miss Prefect: prefect.toml: not valid TOML")
+
+
+def test_a_compiler_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/bin/own" if name == "own++" else None)
+    assert about("compiler") == "note compiler: none for C++, which engine.compile needs; install g++ to use that"
+    monkeypatch.setenv("CXX", "own++")
+    assert about("compiler") == "ok   compiler: own++, for engine.compile"
 
 
 def test_mlflow_stores(bare_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

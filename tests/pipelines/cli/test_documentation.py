@@ -1,20 +1,58 @@
-"""The parameter page is what the declarations say."""
+"""The reference pages are what the declarations say, and say what they are for."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import pytest
+
+from flcore.methods import METHODS
+from flcore.params import declared
 from pipelines.cli import documentation
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_parameter_page_is_up_to_date() -> None:
-    assert (ROOT / documentation.TARGET).read_text(encoding="utf-8") == documentation.text(), "run `make docs`"
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return {path.as_posix(): content for path, content in documentation.pages().items()}
 
 
-def test_the_page_names_every_method_parameter_with_its_range() -> None:
-    page = documentation.text()
-    assert "| `method.mu` | float | `0.01` | >= 0 | weight μ of the proximal term |" in page
-    assert "### `method.name: fedproto`" in page
-    assert "`plugins`" in page
+def test_every_page_is_up_to_date(pages: dict[str, str]) -> None:
+    for path, content in pages.items():
+        assert (ROOT / path).read_text(encoding="utf-8") == content, f"{path}: run `make docs`"
+
+
+def test_parameters_stand_with_their_range_and_methods_on_a_page_of_their_own(pages: dict[str, str]) -> None:
+    parameters, methods = pages["docs/reference/parameters.md"], pages["docs/reference/methods.md"]
+    assert "| `partition.num_clients` | int |" in parameters
+    assert "### partition.name: dirichlet" in parameters
+    assert "`plugins`" in parameters
+    mu = "| `method.mu` | float | `0.01` | >= 0 | 0.001 to 1, on a logarithmic scale | weight μ of the proximal term |"
+    assert mu in methods
+    for name, cls in METHODS.items():
+        section = methods.split(f"\n## {name}\n")[1].split("\n## ")[0]
+        assert cls.citation in section.replace("\\*", "*")
+        assert re.findall(r"^\| `method\.(\w+)`", section, re.MULTILINE) == [p.name for p in declared(cls)]
+    assert "- answers: each client with its own model; their majority vote is scored too\n" in methods
+
+
+def test_commands_stand_with_their_arguments_and_what_they_mean(pages: dict[str, str]) -> None:
+    page = pages["docs/reference/commands.md"]
+    assert "```text\nprotofl list KIND [--params FILE] [--json]\n```" in page
+    assert "protofl sweep [--params FILE] [--set KEY=VALUE]... (--vary KEY=A,B,...)..." in page
+    assert "| `--seed N` | short for --set seed=N |" in page
+    assert "  3 data missing or damaged   4 a run failed" in page
+    for name in re.findall(r"\(#([\w-]+)\)", page):
+        assert f"\n## {name.replace('-', ' ')}\n" in page
+
+
+def test_nothing_is_taken_for_a_tag_or_breaks_a_table(pages: dict[str, str]) -> None:
+    for path, content in pages.items():
+        if not path.endswith(".md"):
+            continue
+        text = re.sub(r"```.*?```|`[^`]*`|<!--.*?-->", "", content, flags=re.DOTALL)
+        assert "<" not in text, path
+        for table in re.findall(r"(?:^\|.*\n)+", content, re.MULTILINE):
+            assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1, table

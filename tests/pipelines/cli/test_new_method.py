@@ -12,6 +12,7 @@ import pytest
 from flcore.errors import ConfigError
 from flcore.plugins import load, unload
 from pipelines.cli.new_method import write
+from pipelines.cli.registry import describe_one
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -31,11 +32,24 @@ def test_both_files_are_formatted_and_pass_the_projects_own_rules(tmp_path: Path
 
 
 def test_its_test_passes_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    write("my_method", tmp_path)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_method.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert "3 passed" in done.stdout
+    """In this process: another one would have to import everything again."""
+
+    class Results:
+        def __init__(self) -> None:
+            self.outcomes: list[str] = []
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.when == "call":
+                self.outcomes.append(report.outcome)
+
+    method, test = write("my_method", tmp_path)
+    results = Results()
+    folders = (f"--rootdir={tmp_path}", f"--basetemp={tmp_path / 'base'}")
+    try:
+        assert pytest.main([str(test), "-q", "-p", "no:cacheprovider", *folders], plugins=[results]) == 0
+    finally:
+        unload(method.stem)
+    assert results.outcomes == ["passed"] * 3
 
 
 def test_the_method_can_be_loaded_and_tuned(tmp_path: Path) -> None:
@@ -43,9 +57,7 @@ def test_the_method_can_be_loaded_and_tuned(tmp_path: Path) -> None:
     assert (path, test) == (tmp_path / "made" / "my_method.py", tmp_path / "made" / "test_my_method.py")
     load(path)
     try:
-        from pipelines.cli.registry import describe_method
-
-        described = describe_method("my_method")
+        described = describe_one("method", "my_method")
         assert described["search"]["weight"] == {"low": 1e-4, "high": 1.0, "log": True}
         assert "class MyMethod(FedAvg)" in path.read_text()
     finally:

@@ -1,9 +1,10 @@
-"""``protofl list``: every registry entry, described completely, for people and for programs."""
+"""``protofl list`` and ``show``: every entry of a registry, described completely, for people and for programs."""
 
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,44 +12,58 @@ import pytest
 from flcore.config import Config
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
+from flcore.evaluation.analyses import SUMMARIES
 from flcore.methods import METHODS
 from flcore.models import MODELS
 from flcore.params import declared
-from flcore.sections import EngineConfig
-from pipelines.cli import registry as listing
+from flcore.plugins import unload
+from pipelines.cli import registry
 from pipelines.cli.app import main
+from pipelines.cli.headlines import KINDS, headlines, names
 
 REGISTRIES: dict[str, Any] = {"methods": METHODS, "datasets": SOURCES, "partitioners": PARTITIONERS, "models": MODELS}
 SECTIONS = {"methods": "method", "datasets": "data", "partitioners": "partition", "models": "model"}
-ENTRIES = [(kind, name) for kind, registry in REGISTRIES.items() for name in registry]
-
-
-def entry_of(kind: str, name: str) -> dict[str, Any]:
-    return next(entry for entry in listing.describe(kind) if entry["name"] == name)
-
-
-def listed(kind: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    """What the command prints with ``--json``, which must be nothing else."""
-    assert main(["list", kind, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+ENTRIES = [(kind, name) for kind, entries in REGISTRIES.items() for name in entries]
 
 
 @pytest.fixture(autouse=True)
-def own_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-@pytest.mark.parametrize("kind", listing.KINDS)
-def test_json_has_every_entry_once_and_survives_a_round_trip(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    entries = listed(kind, capsys)
-    names = [entry["name"] for entry in entries]
-    assert names == list(REGISTRIES.get(kind, {"local": EngineConfig, "ray": EngineConfig}))
-    assert entries == json.loads(json.dumps(listing.describe(kind)))
+@pytest.fixture(scope="module")
+def described() -> dict[tuple[str, str], dict[str, Any]]:
+    return {(kind, entry["name"]): entry for kind in KINDS for entry in registry.describe(kind)}
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    """What a command prints; on standard error where it is refused."""
+    assert main(words) == code
+    captured = capsys.readouterr()
+    assert (captured.out if code else captured.err) == ""
+    return captured.err if code else captured.out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_listed_a_line_each_and_as_json_in_the_same_words(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lines are read from the sources, so that no method is imported; the objects from what importing gives."""
+    wanted = list(REGISTRIES.get(kind, SUMMARIES if kind == "analyses" else ("local", "ray")))
+    entries = json.loads(said(capsys, "list", kind, "--json"))
+    assert [entry["name"] for entry in entries] == [entry.name for entry in headlines(kind)] == names(kind) == wanted
+    for entry, line in zip(entries, said(capsys, "list", kind).splitlines(), strict=True):
+        citation = f"  [{entry['citation']}]" if "citation" in entry else ""
+        assert line == f"{entry['name']:20s} {entry['summary']}{citation}"
+        assert {"name", "summary", "parameters"} <= entry.keys()
 
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES)
-def test_an_entry_says_what_it_is_and_what_it_takes(kind: str, name: str) -> None:
-    entry = entry_of(kind, name)
+def test_an_entry_says_what_it_takes_and_its_defaults_can_be_configured(
+    kind: str, name: str, described: dict[tuple[str, str], dict[str, Any]]
+) -> None:
+    entry = described[kind, name]
     assert entry["summary"].strip()
     assert "\n" not in entry["summary"]
     assert [p["name"] for p in entry["parameters"]] == [p.name for p in declared(REGISTRIES[kind][name])]
@@ -56,53 +71,31 @@ def test_an_entry_says_what_it_is_and_what_it_takes(kind: str, name: str) -> Non
         assert {"name", "type", "default", "range", "meaning"} <= parameter.keys()
         assert parameter["type"]
         assert parameter["meaning"].strip(), parameter["name"]
-
-
-@pytest.mark.parametrize(("kind", "name"), ENTRIES)
-def test_a_listed_default_can_be_configured(kind: str, name: str) -> None:
-    """What the list says is accepted as it stands."""
-    defaults = {p["name"]: p["default"] for p in entry_of(kind, name)["parameters"]}
+    defaults = {p["name"]: p["default"] for p in entry["parameters"]}
     config = Config.from_mapping({SECTIONS[kind]: {"name": name, **defaults}}).to_mapping()[SECTIONS[kind]]
     assert {key: config[key] for key in defaults} == defaults
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_says_where_it_is_from_its_stages_its_switches_and_what_can_be_tuned(name: str) -> None:
-    entry, parameters = entry_of("methods", name), {p.name: p for p in declared(METHODS[name])}
+def test_a_method_has_a_source_and_search_ranges_within_what_is_allowed(
+    name: str, described: dict[tuple[str, str], dict[str, Any]]
+) -> None:
+    """Both ends of every search range, or each choice, make a method."""
+    entry, parameters = described["methods", name], {p.name: p for p in declared(METHODS[name])}
     assert entry["citation"].strip()
+    assert entry["file"] == f"flcore/methods/{name}.py"
     assert entry["stages"] == list(METHODS[name]().stages())
     assert entry["switches"] == [key for key, parameter in parameters.items() if parameter.switch]
     assert set(entry["search"]) == {key for key, parameter in parameters.items() if parameter.search is not None}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_search_range_lies_within_what_is_allowed(name: str) -> None:
-    """Both ends of every search range, or each choice, make a method."""
-    for key, search in entry_of("methods", name)["search"].items():
+    for key, search in entry["search"].items():
         for value in search.get("choices") or (search["low"], search["high"]):
-            is_whole = next(p for p in declared(METHODS[name]) if p.name == key).type.startswith("int")
-            config = Config.from_mapping({"method": {"name": name, key: int(value) if is_whole else value}})
+            given = int(value) if parameters[key].type.startswith("int") and value is not None else value
+            config = Config.from_mapping({"method": {"name": name, key: given}})
             assert getattr(config.method, key) == value
 
 
-@pytest.mark.parametrize("kind", listing.KINDS)
-def test_people_see_a_line_per_entry_and_per_parameter(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", kind]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    entries = listing.describe(kind)
-    assert len(lines) == len(entries) + sum(len(entry["parameters"]) for entry in entries)
-    assert [line.split()[0] for line in lines if not line.startswith(" ")] == [entry["name"] for entry in entries]
-
-
-def test_a_parameters_line_says_type_default_range_and_meaning() -> None:
-    assert "    mu (float, default 0.01, >= 0): weight μ of the proximal term" in listing.lines("methods")
-    meaning = "local: worker processes, 0 trains in the main process; ray: actors, 0 is 1; null: one per physical core"
-    assert f"    workers (int or null, default 0, >= 0 and <= 1024): {meaning}" in listing.lines("engines")
-
-
-def test_one_method_is_shown_with_what_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "method", "fedprox"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+def test_one_entry_is_shown_with_every_parameter_and_what_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "show", "method", "fedprox").splitlines() == [
         "fedprox: FedAvg with a proximal term that keeps clients near the global weights  [Li et al., MLSys 2020]",
         "file: flcore/methods/fedprox.py",
         "server stages: aggregate",
@@ -111,11 +104,60 @@ def test_one_method_is_shown_with_what_is_searched(capsys: pytest.CaptureFixture
         "    mu (float, default 0.01, >= 0): weight μ of the proximal term",
         "        searched: 0.001 to 1, on a logarithmic scale",
     ]
-    assert listing.method_lines(listing.describe_method("local"))[-1] == "parameters: none"
+    assert said(capsys, "show", "method", "local").endswith("parameters: none\n")
+    gfpl = said(capsys, "show", "method", "gfpl").splitlines()
+    assert "    use_dcs (bool, default true): the second head: projection, frame and dot regression" in gfpl
+    assert (
+        "    proto_clip (float or null, default null, > 0): largest norm of what prototypes are made of; null: any"
+        in (gfpl)
+    )
+    meaning = "local: worker processes, 0 trains in the main process; ray: actors, 0 is 1; null: one per physical core"
+    shown = said(capsys, "show", "engine", "local").splitlines()
+    assert f"    workers (int or null, default 0, >= 0 and <= 1024): {meaning}" in shown
+    alpha = json.loads(said(capsys, "show", "partitioner", "dirichlet", "--json"))["parameters"][0]
+    assert (alpha["name"], alpha["type"], alpha["range"]) == ("alpha", "float", "> 0")
 
 
-def test_an_unknown_kind_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["list", "planets"])
-    assert caught.value.code == 2
-    assert "invalid choice: 'planets'" in capsys.readouterr().err
+def test_what_is_not_there_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    error = said(capsys, "show", "method", "fedprx", code=2)
+    assert error.startswith("protofl: fedprx: unknown method; did you mean 'fedprox'?")
+    assert said(capsys, "show", "model", "resnet1", code=2).startswith("protofl: resnet1: unknown model; did you mean")
+
+
+# ---------------------------------------------------------------------------------------------------------- plug-ins
+
+PLUGIN = """
+from dataclasses import dataclass
+from typing import ClassVar
+from flcore.methods.fedprox import FedProx
+
+@dataclass(frozen=True)
+class Mine(FedProx):
+    name: ClassVar[str] = "mine"
+    summary: ClassVar[str] = "FedProx by another name"
+    citation: ClassVar[str] = "nobody"
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "own").mkdir()
+    path = tmp_path / "own" / "mine.py"
+    path.write_text(PLUGIN)
+    yield path
+    unload("mine")
+
+
+def test_methods_of_plug_ins_are_listed_and_shown(plugin: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "\nmine                 FedProx by another name  [nobody]\n"
+    assert line not in said(capsys, "list", "methods")
+    assert line in said(capsys, "list", "methods", "--plugin", str(plugin))
+    shown = json.loads(said(capsys, "show", "method", "mine", "--json", "--plugin", "own/mine.py"))
+    assert (shown["file"], shown["stages"]) == (str(plugin), ["aggregate"])
+    assert [parameter["name"] for parameter in shown["parameters"]] == ["mu"]
+    schema = json.loads(said(capsys, "schema", "--plugin", "own/mine.py"))
+    assert schema["definitions"]["method.mine"]["description"] == "FedProx by another name"
+    unload("mine")
+    Path("own/given.yaml").write_text("plugins: [mine.py]\n")
+    assert line in said(capsys, "list", "methods", "--params", "own/given.yaml")
+    assert said(capsys, "show", "method", "mine", "--params", "own/given.yaml").startswith("mine: FedProx by another")

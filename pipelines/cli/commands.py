@@ -1,0 +1,225 @@
+"""What each command does: from parsed arguments to a call of whoever does the work, and what is printed.
+
+Heavy modules are imported where they are needed, after whatever can be refused without them. Of runs the parameters are
+handed on unchecked: the process that records starts before torch, which checking them imports, is imported in this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flcore.errors import ConfigError
+
+SERVICES = {
+    "prefect": "Prefect's server, and the worker that needs it",
+    "mlflow": "MLflow's server",
+    "dashboard": "Optuna's dashboard",
+    "worker": "the worker that carries out deployments",
+}
+"""What `up` starts."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``protofl run``: one configuration, from data to report."""
+    from pipelines.orchestration import commands
+
+    metrics = commands.run(_entry(arguments), arguments.out, quiet=arguments.json, **_how(arguments))
+    if arguments.json:
+        print(json.dumps(metrics, indent=2, sort_keys=True))
+    return 0
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """``protofl compare``: methods × seeds, then one table."""
+    from pipelines.orchestration import commands
+
+    commands.compare(_raw(arguments), arguments.methods, arguments.seeds, arguments.out, **_how(arguments))
+    return 0
+
+
+def sweep(arguments: argparse.Namespace) -> int:
+    """``protofl sweep``: one method over a grid of values × seeds."""
+    from pipelines.orchestration import commands
+
+    grid = (arguments.vary, arguments.seeds, arguments.baselines, arguments.metric)
+    commands.sweep(_raw(arguments), *grid, arguments.out, **_how(arguments))
+    return 0
+
+
+def tune(arguments: argparse.Namespace) -> int:
+    """``protofl tune``: search a method's hyper-parameters."""
+    from pipelines.orchestration import commands
+
+    out = arguments.out or Path("runs") / f"tune-{arguments.method}"
+    study = (arguments.trials, arguments.objective, arguments.metric, arguments.storage)
+    commands.tune(_entry(arguments), *study, out, orchestrator=arguments.orchestrator, wait=arguments.wait)
+    return 0
+
+
+def _how(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"orchestrator": arguments.orchestrator, "restart": arguments.restart, "wait": arguments.wait}
+
+
+def _raw(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The parameters that a command is given, not yet checked."""
+    from pipelines.config.files import read_params, with_plugins
+    from pipelines.config.params import override
+
+    return override(with_plugins(read_params(arguments.params), arguments.plugins), arguments.assignments)
+
+
+def _entry(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Likewise, those of one run."""
+    from pipelines.config.params import for_entry
+
+    return for_entry(_raw(arguments), arguments.method, getattr(arguments, "seed", None))
+
+
+def stage(arguments: argparse.Namespace) -> int:
+    """``protofl stage``: one stage of `dvc.yaml`, inline."""
+    from pipelines.stages import commands
+
+    which = (arguments.method, arguments.seed)
+    commands.stage(arguments.stage, _raw(arguments), arguments.out, *which, restart=arguments.restart)
+    return 0
+
+
+def list_(arguments: argparse.Namespace) -> int:
+    """``protofl list``: what there is."""
+    from pipelines.cli.headlines import headlines
+
+    has_more = arguments.kind == "methods" and _load_plugins(arguments)
+    if not arguments.json and not has_more:
+        print("\n".join(entry.line for entry in headlines(arguments.kind)))
+        return 0
+    from pipelines.cli import registry
+
+    if arguments.json:
+        print(json.dumps(registry.describe(arguments.kind), indent=2))
+    else:
+        print("\n".join(entry.line for entry in registry.loaded_methods()))
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """``protofl show``: one entry in full."""
+    from pipelines.cli import registry
+
+    if arguments.kind == "method":
+        _load_plugins(arguments)
+    described = registry.describe_one(arguments.kind, arguments.name)
+    print(json.dumps(described, indent=2) if arguments.json else "\n".join(registry.lines(described)))
+    return 0
+
+
+def _load_plugins(arguments: argparse.Namespace) -> bool:
+    """Load those of the parameter file and of the command; whether there are any."""
+    from pipelines.config.files import read_params, with_plugins
+
+    entries = with_plugins(read_params(arguments.params), arguments.plugins).get("plugins")
+    if not entries:
+        return False
+    from flcore.plugins import load_all
+
+    return bool(load_all(entries))
+
+
+def schema(arguments: argparse.Namespace) -> int:
+    """``protofl schema``: the JSON Schema of parameter files."""
+    from pipelines.config import schema as schemas
+
+    print(schemas.text(), end="")
+    return 0
+
+
+def new(arguments: argparse.Namespace) -> int:
+    """``protofl new method``: a method of one's own and its test."""
+    from pipelines.cli.new_method import write
+
+    method, test = write(arguments.name, arguments.out)
+    print(f"{method}: the method; run it with  protofl run --plugin {method} --method {arguments.name}")
+    print(f"{test}: its test; run it with  python -m pytest {test}")
+    return 0
+
+
+def track(arguments: argparse.Namespace) -> int:
+    """``protofl track``: runs to MLflow that are not there yet."""
+    from pipelines.config.files import read_params
+    from pipelines.orchestration import commands
+    from pipelines.tracking.store import resolve_uri
+
+    section = read_params(None).get("tracking")
+    uri = resolve_uri(arguments.uri, section.get("uri") if isinstance(section, Mapping) else None)
+    return 0 if commands.track(arguments.directories, uri) else 4
+
+
+def analyse(arguments: argparse.Namespace) -> int:
+    """``protofl analyse``: analyses of a finished run, and its page."""
+    from flcore.config import Config
+    from flcore.evaluation.analyses import SUMMARIES
+    from flcore.run_folder import stored_mapping
+    from pipelines.reporting.run_report import report
+
+    directory: Path = arguments.directory
+    stored = stored_mapping(directory)
+    chosen = stored["evaluation"].get("analyses") if arguments.analyses is None else arguments.analyses
+    if not chosen:
+        raise ConfigError(f"--analyses: name at least one of {', '.join(SUMMARIES)}")
+    config = Config.from_mapping({**stored, "evaluation": {**stored["evaluation"], "analyses": chosen}})
+    print(report(directory, config=config, prepared=arguments.prepared, partition=arguments.partition))
+    return 0
+
+
+def up(arguments: argparse.Namespace) -> int:
+    """``protofl up``: start the servers."""
+    from pipelines.orchestration import services
+
+    services.up(**{service: getattr(arguments, service) for service in SERVICES})
+    return 0
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """``protofl status``: which servers run."""
+    from pipelines.orchestration import services
+
+    services.status(as_json=arguments.json)
+    return 0
+
+
+def down(arguments: argparse.Namespace) -> int:
+    """``protofl down``: stop the servers that `up` started."""
+    from pipelines.orchestration import services
+
+    services.down()
+    return 0
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """``protofl doctor``: what this machine offers."""
+    from pipelines.cli.doctor import examine
+
+    print("\n".join(examine()))
+    return 0
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """``protofl bench``: a benchmark."""
+    from pipelines import bench as benchmarks
+
+    options = ("rounds", "repetitions", "peers", "clients", "workers", "group_sizes", "devices", "model", "scale")
+    given = {name: getattr(arguments, name) for name in options if getattr(arguments, name) is not None}
+    result = benchmarks.run(arguments.name, given)
+    print(json.dumps(result, indent=2) if arguments.json else benchmarks.describe(result))
+    return 0
+
+
+def completion(arguments: argparse.Namespace) -> int:
+    """``protofl completion``: a script for a shell."""
+    from pipelines.cli.completion import script
+
+    print(script(arguments.shell, arguments.parser))
+    return 0

@@ -1,0 +1,317 @@
+"""The commands and their options. Light: nothing that a command needs to do its work is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flcore.evaluation.analyses import SUMMARIES
+from flcore.version import VERSION
+from pipelines.bench import BENCHMARKS
+from pipelines.cli import commands
+from pipelines.cli.arguments import Parser, names, positive, whole_number, whole_numbers
+from pipelines.cli.headlines import KINDS, SHOWN
+
+_EPILOG = """\
+begin with:
+  protofl run            one run of params.yaml, or of the defaults
+  protofl list methods   what can be compared; 'show method NAME' has parameters
+
+exit codes:
+  0 done   1 a fault of protofl   2 bad configuration or usage, before data are read
+  3 data missing or damaged   4 a run failed   130 interrupted, can be gone on with
+"""
+_SWEEP_EPILOG = """\
+The method is method.name, with compare.settings for it. Finished runs are found again, those of protofl compare in the
+same folder too; a run that fails does not stop the others. Writes sweep.csv (a row per point and seed), sweep.json,
+sweep.md and sweep.png.
+
+  influence of a value    --set method.name=gfpl --vary method.merge_distance=0.1,1,10 --baselines fedavg,local
+  ablation table          --set method.name=gfpl --vary method.use_dcs=false,true --vary method.use_pfg=false,true
+  a line per value        --set method.name=gfpl --vary method.components=1,4,8 --vary partition.alpha=0.1,1
+
+A baseline takes over what is varied outside the section method: here it would be run for each partition.alpha.
+"""
+_STAGES = {
+    "prepare": ("Files of the dataset to tensors of one form.", ()),
+    "partition": ("Which client holds what, for each seed.", ("seed",)),
+    "train": ("All runs of compare.methods and compare.seeds, trained and evaluated.", ("method", "seed", "restart")),
+    "compare": ("These runs in one table, with figures and a page.", ()),
+}
+"""Stage → what it does, and its options beside those that all have."""
+
+
+def make_parser() -> Parser:
+    """The whole command line; what it finds says in ``command`` which function carries it out."""
+    parser = Parser(prog="protofl", description="Prototype-based federated learning on non-IID images.", epilog=_EPILOG)
+    parser.add_argument("--version", action="version", version=f"protofl {VERSION}")
+    add = _Commands(parser)
+    _add_runs(add)
+    _add_stages(add)
+    _add_descriptions(add)
+    _add_results(add)
+    _add_machine(add)
+    parser.set_defaults(parser=parser)  # of which `protofl completion` makes its script
+    return parser
+
+
+class _Commands:
+    """Adds commands to a parser; all of them have ``--debug`` and ``--plugin``."""
+
+    def __init__(self, parser: Parser, title: str = "commands") -> None:
+        self._add = parser.add_subparsers(
+            title=title, required=True, metavar=title.removesuffix("s").upper()
+        ).add_parser
+
+    def __call__(self, name: str, function: Callable[..., int], summary: str, epilog: str = "", **found: Any) -> Parser:
+        sub = self._made(name, summary, epilog)
+        sub.set_defaults(command=function, **found)
+        common = sub.add_argument_group("of every command")
+        common.add_argument("--debug", action="store_true", help="show where an error comes from")
+        common.add_argument(
+            "--plugin",
+            action="append",
+            default=[],
+            type=Path,
+            metavar="FILE.py",
+            dest="plugins",
+            help="load methods of one's own, see 'protofl new method'; several times for several files",
+        )
+        return sub
+
+    def group(self, name: str, title: str, summary: str) -> _Commands:
+        """A command that is several."""
+        return _Commands(self._made(name, summary), title)
+
+    def _made(self, name: str, summary: str, epilog: str = "") -> Parser:
+        return self._add(
+            name,
+            help=summary[:1].lower() + summary[1:-1],
+            description=summary,
+            epilog=epilog,
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------ options
+
+
+def _params(parser: Parser, what: str = "the parameter file") -> None:
+    parser.add_argument(
+        "--params", type=Path, metavar="FILE", help=f"{what} (default: params.yaml, where there is one)"
+    )
+
+
+def _values(parser: Parser) -> None:
+    _params(parser)
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="assignments",
+        help="override, e.g. partition.alpha=0.1; wins over the file and over compare.settings; several times",
+    )
+
+
+def _out(parser: Parser, default: str, what: str = "where results go") -> None:
+    """A default that is a folder is used as such, one in angle brackets is made later."""
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=None if "<" in default else Path(default),
+        help=f"{what}; {{date}} in it becomes today's date, in UTC (default: {default})",
+    )
+
+
+def _orchestration(parser: Parser, *, restart: bool = True) -> None:
+    parser.add_argument(
+        "--orchestrator",
+        choices=("auto", "inline", "prefect"),
+        metavar="NAME",
+        default="auto",
+        help="auto: a Prefect server where a configured one answers, else none (default); inline: never one; "
+        "prefect: one must answer",
+    )
+    if restart:
+        _restart(parser)
+    parser.add_argument(
+        "--no-wait",
+        action="store_false",
+        dest="wait",
+        help="return when results are on disk; figures, page and MLflow follow in the background",
+    )
+
+
+def _restart(parser: Parser) -> None:
+    parser.add_argument(
+        "--restart",
+        action="store_true",
+        help="throw away a checkpoint that cannot be used; one that can is gone on with all the same",
+    )
+
+
+def _json(parser: Parser, what: str) -> None:
+    parser.add_argument("--json", action="store_true", help=f"print {what}, and nothing else, on standard output")
+
+
+# ----------------------------------------------------------------------------------------------------------- commands
+
+
+def _add_runs(add: _Commands) -> None:
+    run = add("run", commands.run, "One configuration, from data to report; goes on where it was stopped.")
+    _values(run)
+    run.add_argument("--method", metavar="NAME", help="short for --set method.name=NAME")
+    run.add_argument("--seed", type=whole_number(0), metavar="N", help="short for --set seed=N")
+    _out(run, "runs/<method>-s<seed>-<hash>", "run directory")
+    _orchestration(run)
+    _json(run, "metrics.json")
+
+    compare = add("compare", commands.compare, "Methods × seeds, then one table; finished runs are found again.")
+    _values(compare)
+    compare.add_argument("--methods", type=names, metavar="A,B,...", help="default: compare.methods")
+    compare.add_argument("--seeds", type=whole_numbers, metavar="0,1,...", help="default: compare.seeds")
+    _out(compare, "runs/comparison")
+    _orchestration(compare)
+
+    about = "One method over a grid of values × seeds: how accuracy and traffic depend on them."
+    sweep = add("sweep", commands.sweep, about, _SWEEP_EPILOG)
+    _values(sweep)
+    sweep.add_argument(
+        "--vary",
+        action="append",
+        required=True,
+        metavar="KEY=A,B,...",
+        help="a key and its values, as in YAML; several times for all combinations, the last key fastest",
+    )
+    sweep.add_argument("--seeds", type=whole_numbers, metavar="0,1,...", help="default: compare.seeds")
+    sweep.add_argument(
+        "--baselines", type=names, default=(), metavar="A,B,...", help="methods to draw beside it (default: none)"
+    )
+    sweep.add_argument(
+        "--metric",
+        default="mean_local",
+        metavar="NAME",
+        help="of table and figure: top1_global, mean_local or pooled_local (default: mean_local)",
+    )
+    _out(sweep, "runs/sweep")
+    _orchestration(sweep)
+
+    tune = add("tune", commands.tune, "Search a method's hyper-parameters on validation data; resumable.")
+    _values(tune)
+    tune.add_argument("--method", required=True, metavar="NAME", help="whose search space, see 'protofl list methods'")
+    tune.add_argument(
+        "--trials", type=whole_number(1), default=20, metavar="N", help="finished trials wanted in all (default: 20)"
+    )
+    tune.add_argument(
+        "--objective",
+        choices=("accuracy", "accuracy,bytes"),
+        metavar="NAME",
+        default="accuracy",
+        help="accuracy; or accuracy,bytes: the front of accuracy against bytes sent (default: accuracy)",
+    )
+    tune.add_argument(
+        "--metric",
+        metavar="NAME",
+        help="which accuracy: top1_global, mean_local or pooled_local (default: top1_global, "
+        "or mean_local where there is no global model)",
+    )
+    tune.add_argument("--storage", metavar="URL", help="Optuna storage (default: sqlite in the study's folder)")
+    _out(tune, "runs/tune-<method>", "the study's folder")
+    _orchestration(tune, restart=False)
+
+
+def _add_stages(add: _Commands) -> None:
+    stages = add.group("stage", "stages", "One stage inline, without any server; this is what dvc.yaml calls.")
+    for name, (summary, options) in _STAGES.items():
+        stage = stages(name, commands.stage, summary, stage=name)
+        _values(stage)
+        _out(stage, "artifacts")
+        stage.set_defaults(method=None, seed=None, restart=False)
+        if "method" in options:
+            stage.add_argument("--method", metavar="NAME", help="only runs of this one of compare.methods")
+        if "seed" in options:
+            stage.add_argument("--seed", type=whole_number(0), metavar="N", help="only this one of compare.seeds")
+        if "restart" in options:
+            _restart(stage)
+
+
+def _add_descriptions(add: _Commands) -> None:
+    listing = add("list", commands.list_, "What there is, a line each.")
+    listing.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
+    _params(listing, "the parameter file, whose plug-ins are listed too")
+    _json(listing, "a list of objects with all parameters")
+
+    show = add("show", commands.show, "One entry in full: parameters; of a method switches, stages, search space too.")
+    show.add_argument("kind", choices=tuple(SHOWN), metavar="KIND", help=", ".join(SHOWN))
+    show.add_argument("name", metavar="NAME", help="see 'protofl list'")
+    _params(show, "the parameter file, whose plug-ins can be shown too")
+    _json(show, "an object")
+
+    epilog = "A parameter file's first line names it:  # yaml-language-server: $schema=params.schema.json"
+    add("schema", commands.schema, "The JSON Schema of parameter files, for editors; with methods of --plugin.", epilog)
+
+    new = add("new", commands.new, "A method of one's own, outside the package, and its test: both work as written.")
+    new.add_argument("kind", choices=("method",), metavar="KIND", help="method")
+    new.add_argument("name", metavar="NAME", help="of the method: a-z, 0-9 and _, a letter first")
+    _out(new, ".", "where the two files go")
+
+
+def _add_results(add: _Commands) -> None:
+    track = add("track", commands.track, "Finished or stopped runs to MLflow, for example after its server was away.")
+    track.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="of runs, comparisons, sweeps")
+    track.add_argument(
+        "--uri", metavar="URI", help="tracking store (default: MLFLOW_TRACKING_URI, else tracking.uri of params.yaml)"
+    )
+
+    epilog = "analyses:\n" + "\n".join(f"  {name}: {summary}" for name, summary in SUMMARIES.items())
+    analyse = add("analyse", commands.analyse, "Analyse a finished run, and write its report again.", epilog)
+    analyse.add_argument("directory", type=Path, metavar="RUN_DIR", help="the run's folder")
+    analyse.add_argument(
+        "--analyses", type=names, metavar="A,B,...", help="which (default: evaluation.analyses of the run)"
+    )
+    analyse.add_argument("--prepared", type=Path, metavar="DIR", help="prepared data (default: the run's)")
+    analyse.add_argument("--partition", type=Path, metavar="DIR", help="partition (default: the run's)")
+
+
+def _add_machine(add: _Commands) -> None:
+    up = add("up", commands.up, "Servers on this machine: Prefect with a worker, MLflow, Optuna's dashboard.")
+    for service, what in commands.SERVICES.items():
+        up.add_argument(f"--no-{service}", action="store_false", dest=service, help=f"without {what}")
+    status = add("status", commands.status, "Which of these servers run, and where.")
+    _json(status, "a list of objects")
+    add("down", commands.down, "Stop exactly the servers that `up` started.")
+    add("doctor", commands.doctor, "What this machine offers, and what to do about what is missing.")
+
+    epilog = "benchmarks:\n" + "\n".join(f"  {name}: {summary}" for name, summary in BENCHMARKS.items())
+    bench = add("bench", commands.bench, "Measure; medians of several alternating repetitions.", epilog)
+    bench.add_argument("name", choices=tuple(BENCHMARKS), metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
+    _json(bench, "JSON")
+    measured = bench.add_argument_group("what is measured (each benchmark has its own defaults)")
+    measured.add_argument("--rounds", type=whole_number(1), metavar="N", help="of every run")
+    measured.add_argument("--repetitions", type=whole_number(1), metavar="N", help="of every case, in turn")
+    measured.add_argument(
+        "--peers",
+        action="store_true",
+        default=None,
+        help="overhead: also Flower and pfl, in environments of their own that are made in the cache folder",
+    )
+    measured.add_argument("--clients", type=whole_numbers, metavar="N,N,...", help="population: how many clients")
+    measured.add_argument(
+        "--workers", type=whole_numbers, metavar="N,N,...", help="workers, cifar10-cross-device: worker processes"
+    )
+    measured.add_argument("--group-sizes", type=whole_numbers, metavar="N,N,...", help="stack: clients in a stack")
+    measured.add_argument(
+        "--devices", type=names, metavar="cpu,cuda", help="stack, cifar10-cross-device: default: what is there"
+    )
+    measured.add_argument("--model", metavar="NAME", help="stack: see 'protofl list models'")
+    measured.add_argument(
+        "--scale", type=positive, metavar="F", help="cifar10-cross-device: this share of it, for trying out"
+    )
+
+    epilog = "bash:  protofl completion bash > ~/.local/share/bash-completion/completions/protofl"
+    completion = add(
+        "completion", commands.completion, "A script that completes commands and options in a shell.", epilog
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), metavar="SHELL", help="bash, zsh or tcsh")

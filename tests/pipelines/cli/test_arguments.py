@@ -1,0 +1,116 @@
+"""How command lines are read: options by their whole names, values of a stated form, and refusals of one line."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli.parser import make_parser
+
+
+def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as caught:
+        make_parser().parse_args(words)
+    assert caught.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("compare --method local", "protofl compare: no option --method; did you mean --methods? see"),
+        ("compare --seed 0", "protofl compare: no option --seed; did you mean --seeds? see"),
+        ("run --param x.yaml", "protofl run: no option --param; did you mean --params? see"),
+        ("run --local.lr=1", "protofl run: no option --local.lr; did you mean --set local.lr=VALUE? see"),
+        ("run local.lr=1", "protofl run: unexpected local.lr=1; did you mean --set local.lr=1? see"),
+        ("run --resume", "protofl run: no option --resume; leave it out: the same command goes on where it stopped;"),
+        ("run --rounds 3", "protofl run: no option --rounds; write --set federation.rounds=N; see"),
+        ("sweep --nonsense", "protofl sweep: no option --nonsense; see"),
+        ("--seed 1 run", "protofl: no option --seed here; options stand behind the command; see"),
+        ("runn", "protofl: COMMAND 'runn': did you mean 'run'? choose from run, compare, sweep,"),
+        ("stage trian", "protofl stage: STAGE 'trian': did you mean 'train'? choose from prepare, partition, train,"),
+        ("stage", "protofl stage: STAGE is missing; see"),
+        ("list metods", "protofl list: KIND 'metods': did you mean 'methods'? choose from methods, datasets,"),
+        ("run --set", "protofl run: --set needs a value; see"),
+        ("run --json=yes", "protofl run: --json takes no value; see"),
+        ("tune", "protofl tune: --method is missing; see"),
+        ("run --seed -1", "protofl run: --seed '-1': expected a whole number >= 0; see"),
+        ("run --seed 1.5", "protofl run: --seed '1.5': expected a whole number >= 0; see"),
+        ("tune --method x --trials 0", "protofl tune: --trials '0': expected a whole number >= 1; see"),
+        (
+            "compare --seeds a",
+            "protofl compare: --seeds 'a': expected whole numbers separated by commas, such as 0,1,2;",
+        ),
+        ("compare --seeds 0,0", "protofl compare: --seeds '0,0': 0 stands twice; name each once; see"),
+        ("compare --methods a,,b", "protofl compare: --methods 'a,,b': expected names separated by commas, such as"),
+        ("compare --methods a,a", "protofl compare: --methods 'a,a': a stands twice; name each once; see"),
+        ("bench stack --scale 0", "protofl bench: --scale '0': expected a number > 0; see"),
+        ("run --orchestrator x", "protofl run: --orchestrator 'x': choose from auto, inline, prefect; see"),
+    ],
+)
+def test_refusals_are_a_line_that_names_what_was_meant(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = refusal(*words.split(), capsys=capsys)
+    assert error.startswith(said)
+    assert error.count("\n") == 1
+    assert error.endswith("--help\n")
+
+
+def test_what_a_command_is_given_is_read_into_values() -> None:
+    words = "compare --methods fedavg, --seeds 2,0 --set a.b=-1 --set c.d=x --plugin m.py --no-wait --out x"
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(words.split())
+    read = make_parser().parse_args(words.replace("fedavg,", "fedavg,local").split())
+    assert (read.methods, read.seeds, read.assignments) == (("fedavg", "local"), (2, 0), ["a.b=-1", "c.d=x"])
+    assert (read.plugins, read.out, read.wait, read.restart) == ([Path("m.py")], Path("x"), False, False)
+    assert (read.orchestrator, read.params, read.debug) == ("auto", None, False)
+    bare = make_parser().parse_args(["compare"])
+    assert (bare.methods, bare.seeds, bare.out, bare.wait) == (None, None, Path("runs/comparison"), True)
+
+
+OPTIONS = {
+    "run": "params set method seed out orchestrator restart no-wait json",
+    "compare": "params set methods seeds out orchestrator restart no-wait",
+    "sweep": "params set vary seeds baselines metric out orchestrator restart no-wait",
+    "tune": "params set method trials objective metric storage out orchestrator no-wait",
+    "stage prepare": "params set out",
+    "stage partition": "params set out seed",
+    "stage train": "params set out method seed restart",
+    "stage compare": "params set out",
+    "list": "params json",
+    "show": "params json",
+    "schema": "",
+    "new": "out",
+    "track": "uri",
+    "analyse": "analyses prepared partition",
+    "up": "no-prefect no-mlflow no-dashboard no-worker",
+    "status": "json",
+    "down": "",
+    "doctor": "",
+    "bench": "json rounds repetitions peers clients workers group-sizes devices model scale",
+    "completion": "",
+}
+"""Command → its options, in the order of its help; names that scripts rely on."""
+
+
+def test_every_command_has_its_options_and_says_what_they_mean() -> None:
+    found = {}
+    for name, command in _commands(make_parser(), ""):
+        flags = [action for action in command._actions if action.option_strings]
+        found[name] = " ".join(action.option_strings[-1][2:] for action in flags[3:])
+        assert [action.option_strings[-1] for action in flags[:3]] == ["--help", "--debug", "--plugin"]
+        assert all(action.help for action in command._actions)
+        assert command.format_help()
+    assert found == OPTIONS
+
+
+def _commands(parser: argparse.ArgumentParser, prefix: str) -> list[tuple[str, argparse.ArgumentParser]]:
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups:
+        return [(prefix.strip(), parser)]
+    return [found for name, sub in groups[0].choices.items() for found in _commands(sub, f"{prefix} {name}")]

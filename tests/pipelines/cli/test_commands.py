@@ -1,0 +1,206 @@
+"""What the commands do: a run that is killed and gone on with, what each hands on, what each prints."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import flcore
+from pipelines.cli.app import main
+from pipelines.config.params import with_values
+from pipelines.orchestration import commands as orchestration
+from pipelines.orchestration import services
+from pipelines.stages import commands as stages
+
+TINY = (
+    "data.limit_per_class=20",
+    "data.size=28",
+    "partition.num_clients=3",
+    "partition.alpha=1.0",
+    "partition.min_size=5",
+    "federation.rounds=3",
+    "local.epochs=1",
+    "tracking.enabled=false",
+)
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from typing import ClassVar
+from flcore.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    name: ClassVar[str] = "mine"
+    summary: ClassVar[str] = "FedAvg by another name"
+    citation: ClassVar[str] = "nobody"
+"""
+
+
+def run(*more: str) -> list[str]:
+    """`protofl run` of a small federation."""
+    return ["run", "--orchestrator", "inline", *(part for value in TINY for part in ("--set", value)), *more]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Folder and outcome of a run that is killed after its first commit and begun again, by the same command."""
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "mine.py").write_text(PLUGIN)
+    command = [sys.executable, "-m", "pipelines.cli", *run("--plugin", "mine.py", "--method", "mine", "--json")]
+    killed = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("runs/*/checkpoint/state.json")) and killed.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not list(folder.glob("runs/*/history.jsonl")), "the run finished before it was killed"
+    return folder, subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_a_run_prints_its_metrics_alone_in_a_folder_of_its_own(
+    resumed: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, done = resumed
+    assert (done.returncode, done.stderr) == (0, "")
+    (directory,) = (folder / "runs").iterdir()
+    config = json.loads((directory / "config.json").read_text())
+    assert directory.name == f"mine-s0-{config['config_hash'][:8]}"
+    assert (directory / "report.html").exists()
+    metrics = json.loads(done.stdout)
+    assert metrics == json.loads((directory / "metrics.json").read_text())
+    scores = {"top1_global", "top1_vote", "mean_local", "pooled_local", "last10_top1_global", "class_acc"}
+    costs = {f"bytes_{way}{suffix}" for way in ("up", "down") for suffix in ("", "_per_round")}
+    facts = {"method", "dataset", "rounds", "seed", "num_parameters", "scalars_up_per_round"}
+    assert scores | costs | facts <= metrics.keys()
+    # FedAvg with 3 clients and full participation: 3 × 26,434 scalars of 4 bytes per round and direction, BatchNorm
+    # statistics of 2 × (6 + 16) floats and 2 counters of 8 bytes (192 bytes) each way, and a count of 8 bytes up.
+    assert metrics["scalars_up_per_round"] == 3 * 26_434
+    assert metrics["bytes_down_per_round"] == 3 * (26_434 * 4 + 192)
+    assert metrics["bytes_up_per_round"] == 3 * (26_434 * 4 + 192 + 8)
+    assert not (directory / "checkpoint").exists()
+
+
+def test_killed_and_gone_on_with_it_has_the_bytes_of_the_library_by_itself(
+    resumed: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    """Of FedAvg, which the plug-in is by another name."""
+    (directory,) = (resumed[0] / "runs").iterdir()
+    flcore.run(with_values({}, {key: yaml.safe_load(value) for key, _, value in map(_split, TINY)}), "alone")
+    for name in ("model.safetensors", "server.safetensors", "history.jsonl", "curves.csv"):
+        assert (directory / name).read_bytes() == Path("alone", name).read_bytes(), name
+
+
+def _split(assignment: str) -> tuple[str, str, str]:
+    return assignment.partition("=")
+
+
+def test_data_that_are_not_there_or_damaged_are_refused_with_their_place(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*values: str, code: int) -> str:
+        words = [part for value in (*TINY, *values) for part in ("--set", value)]
+        assert main(["stage", "prepare", *words]) == code
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) <= 2
+        return error
+
+    assert refused("partition.num_clients=0", code=2) == "protofl: partition.num_clients = 0: must be >= 1\n"
+    assert list(empty_folder.iterdir()) == []
+    error = refused("data.name=mnist", "data.root=nowhere", code=3)
+    assert "nowhere" in error and "data.root" in error
+    (empty_folder / "images.zip").write_bytes(b"PK\x03\x04 not a zip")
+    assert "images.zip" in refused("data.name=imagefolder", "data.root=images.zip", code=3)
+    (empty_folder / "artifacts").write_text("a file")
+    assert "choose another --out" in refused(code=2)
+
+
+# ------------------------------------------------------------------------------------------------- what is handed on
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the commands hand on, instead of its being done: tests/pipelines/orchestration has that."""
+    calls: list[tuple[Any, ...]] = []
+
+    def note(name: str, answer: Any = None) -> Any:
+        return lambda *given, **named: calls.append((name, *given, named)) or answer
+
+    for name, answer in {"run": {"top1_global": 0.5}, "compare": None, "sweep": None, "tune": None}.items():
+        monkeypatch.setattr(orchestration, name, note(name, answer))
+    monkeypatch.setattr(stages, "stage", note("stage"))
+    monkeypatch.setattr(orchestration, "track", note("track", False))
+    for name in ("up", "status", "down"):
+        monkeypatch.setattr(services, name, note(name))
+    return calls
+
+
+HOW = {"orchestrator": "auto", "restart": False, "wait": True}
+
+
+def test_parameters_are_handed_on_unchecked(asked: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one run those of its method; of several all of them, whose settings are applied to each of them."""
+    Path("params.yaml").write_text("local: {lr: 0}\ncompare: {settings: {moon: {local.epochs: 9}}}\n")
+    compare = {"settings": {"moon": {"local.epochs": 9}}}
+    raw = {"local": {"lr": 0, "momentum": 0.5}, "compare": compare}
+    more = ["--set", "local.momentum=0.5"]
+    moon = {**raw, "local": {**raw["local"], "epochs": 9}, "method": {"name": "moon"}}  # type: ignore[dict-item]
+    assert main(["run", "--method", "moon", "--seed", "4", "--json", *more]) == 0
+    assert asked.pop() == ("run", {**moon, "seed": 4}, None, {"quiet": True, **HOW})
+    assert capsys.readouterr().out == '{\n  "top1_global": 0.5\n}\n'
+    words = ["--orchestrator", "inline", "--restart", "--no-wait"]
+    assert main(["run", "--out", "x", *more, *words]) == 0
+    given = {"quiet": False, "orchestrator": "inline", "restart": True, "wait": False}
+    assert asked.pop() == ("run", raw, Path("x"), given)
+    assert main(["compare", "--methods", "moon,local", "--seeds", "1,2", *more]) == 0
+    assert asked.pop() == ("compare", raw, ("moon", "local"), (1, 2), Path("runs/comparison"), HOW)
+    grid = ["--vary", "a.b=1,2", "--vary", "c.d=3", "--baselines", "local", "--metric", "top1_global"]
+    assert main(["sweep", *grid, *more]) == 0
+    told = (["a.b=1,2", "c.d=3"], None, ("local",), "top1_global", Path("runs/sweep"))
+    assert asked.pop() == ("sweep", raw, *told, HOW)
+    assert main(["tune", "--method", "moon", "--trials", "3", "--storage", "sqlite:///x", *more]) == 0
+    how = {"orchestrator": "auto", "wait": True}
+    assert asked.pop() == ("tune", moon, 3, "accuracy", None, "sqlite:///x", Path("runs/tune-moon"), how)
+    assert main(["tune", "--method", "moon", "--objective", "accuracy,bytes", "--metric", "mean_local", *more]) == 0
+    assert asked.pop() == ("tune", moon, 20, "accuracy,bytes", "mean_local", None, Path("runs/tune-moon"), how)
+    assert main(["stage", "train", "--method", "moon", "--restart", *more]) == 0
+    assert asked.pop() == ("stage", "train", raw, Path("artifacts"), "moon", None, {"restart": True})
+    assert main(["stage", "compare", "--out", "y", *more]) == 0
+    assert asked.pop() == ("stage", "compare", raw, Path("y"), None, None, {"restart": False})
+
+
+def test_the_store_of_runs_is_the_commands_the_environments_or_the_files(
+    asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a store that could not take them is a failure."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    Path("params.yaml").write_text("tracking: {uri: http://file}\n")
+    assert main(["track", "a", "b", "--uri", "http://command"]) == 4
+    assert main(["track", "a"]) == 4
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://environment")
+    assert main(["track", "a"]) == 4
+    stores = [call[2] for call in asked]
+    assert asked[0][:2] == ("track", [Path("a"), Path("b")])
+    assert stores == ["http://command", "http://file", "http://environment"]
+
+
+def test_servers_are_started_but_for_those_that_are_not_wanted(asked: list[tuple[Any, ...]]) -> None:
+    for words in (["up", "--no-mlflow", "--no-worker"], ["status"], ["status", "--json"], ["down"]):
+        assert main(words) == 0
+    wanted = {"prefect": True, "mlflow": False, "dashboard": True, "worker": False}
+    assert asked == [("up", wanted), ("status", {"as_json": False}), ("status", {"as_json": True}), ("down", {})]
