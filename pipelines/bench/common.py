@@ -172,7 +172,7 @@ def steady(rounds: Sequence[float]) -> float:
 
 
 class Federation:
-    """Prepared data, divided, on disk; ``protofl stage train`` runs on them."""
+    """Prepared data, divided, on disk; runs of the library train on them."""
 
     def __init__(self, bench: Bench, params: Mapping[str, Any], dataset: Dataset) -> None:
         """Write the data, their division as ``params`` asks for, and the parameter file."""
@@ -191,10 +191,9 @@ class Federation:
         """One training from the start, in a process of its own; ``assignments`` are as for ``--set``."""
         out = self._folder / "run"
         shutil.rmtree(out, ignore_errors=True)
-        places = ["--out", str(out), "--prepared", str(self.prepared), "--partition", str(self._partition)]
-        command = protofl("stage", "train", "--params", str(self._folder / "params.yaml"), *places)
-        settings = [part for assignment in assignments for part in ("--set", assignment)]
-        return TrainedRun(self._bench.execute(case, [*command, *settings], environment), read_rounds(out))
+        places = [str(place) for place in (self._folder / "params.yaml", self.prepared, self._partition, out)]
+        command = [sys.executable, "-m", "pipelines.bench.training", *places, *assignments]
+        return TrainedRun(self._bench.execute(case, command, environment), read_rounds(out))
 
 
 def read_rounds(run: Path) -> list[Mapping[str, float]]:

@@ -4,9 +4,10 @@
 CPU, one thread per process. Cases:
 
 - ``bare``: rounds of a plain PyTorch loop; ``bare_process``: the whole process that holds it.
-- ``train``: ``protofl stage train`` from start to exit; ``run``: ``protofl run``, on data that are prepared already,
-  from start to exit; ``run_2_workers``: likewise with two worker processes. Each with ``..._rounds``, the phases of
-  the rounds, one evaluation included, and ``..._training``, the part of them that trains clients.
+- ``train``: the library alone (`pipelines/bench/training.py`) from start to exit; ``run``: ``protofl run``, on data
+  that are prepared already, from start to exit; ``run_2_workers``: likewise with two worker processes. Each with
+  ``..._rounds``, the phases of the rounds, one evaluation included, and ``..._training``, the part of them that trains
+  clients.
 - ``flower``, ``pfl`` (with ``--peers``): Flower's simulation, which may use two cores, and Apple's pfl, in one process:
   the whole process; ``flower_rounds``, ``pfl_rounds``: the rounds. They evaluate nothing.
 
@@ -24,9 +25,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flcore.config import Config
+from flcore.data.dataset import Dataset
 from flcore.errors import RunError
 from pipelines.bench.common import (
     Bench,
@@ -46,6 +51,7 @@ from pipelines.bench.common import (
 )
 from pipelines.bench.peers.environment import PEERS, copy_scripts, peer_python
 from pipelines.bench.workload import SHAPE, Work
+from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
 from pipelines.runs.layout import write_json
 
 TEST_SIZE = 1000
@@ -134,22 +140,25 @@ class Overhead:
         }
 
     def train(self) -> dict[str, Timing]:
-        """The train stage, without any server."""
+        """The library alone."""
         return self._parts("train", self._federation.train("train", environment=_NO_GPU))
 
     def run(self, case: str, workers: int) -> dict[str, Timing]:
         """The whole command, as a user types it, on data that are prepared already.
 
-        The first one of a benchmark also makes the databases of Prefect and MLflow, as a user's first run does.
+        The first one of a benchmark also makes MLflow's database, as a user's first run does.
         """
         folder = self._bench.folder / "whole"
         shutil.rmtree(folder, ignore_errors=True)
-        self._dataset.save(made(folder / "out" / "prepared"))
-        params = {**self._params, "engine": {"workers": workers}}
+        files = made(folder / "files")
+        _write_mnist(self._dataset, files)
+        data = {**self._params["data"], "root": str(files)}
+        params = {**self._params, "data": data, "engine": {"workers": workers}}
         write_json(folder / "params.yaml", params)
-        write_json(folder / "out" / "prepared.request.json", _requested(params))
+        cache = folder / "cache"
+        Cache(cache).prepared(Config.from_mapping(params))
         command = protofl("run", "--json", "--params", str(folder / "params.yaml"), "--out", str(folder / "out"))
-        done = self._bench.execute(case, command, _NO_GPU)
+        done = self._bench.execute(case, command, _NO_GPU | {ENVIRONMENT_VARIABLE: str(cache)})
         return self._parts(case, TrainedRun(done, read_rounds(folder / "out")))
 
     def _parts(self, case: str, trained: TrainedRun) -> dict[str, Timing]:
@@ -176,6 +185,11 @@ def _params(work: Work) -> dict[str, Any]:
     }
 
 
-def _requested(params: Mapping[str, Any]) -> Any:
-    """What the prepare stage notes beside its data, so that it finds them made."""
-    return Config.from_mapping(params).to_mapping()["data"]
+def _write_mnist(dataset: Dataset, folder: Path) -> None:
+    """Images as MNIST's files: a header of big-endian numbers, then bytes."""
+    raw = made(folder / "MNIST" / "raw")
+    for prefix, split in (("train", dataset.train), ("t10k", dataset.test)):
+        images, labels = split.images.squeeze(1).numpy(), split.labels.numpy().astype(np.uint8)
+        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+            header = np.array([0x800 + array.ndim, *array.shape], dtype=">i4")
+            (raw / f"{prefix}-{name}-ubyte").write_bytes(header.tobytes() + np.ascontiguousarray(array).tobytes())

@@ -198,9 +198,7 @@ def test_nothing_heavy_is_imported_with_the_list() -> None:
         ),
         (["overhead", "--workers", "1"], "bench overhead: has no option --workers"),
         (["overhead", "--rounds", "1"], "--rounds = 1: must be 2 or more"),
-        (["workers", "--repetitions", "0"], "--repetitions = 0: must be 1 or more"),
         (["population", "--clients", "9,100"], "--clients 9: a round needs 10"),
-        (["stack", "--group-sizes", ","], "--group-sizes: names nothing"),
         (["stack", "--model", "what"], "model.name = what"),
         (["cifar10-cross-device", "--scale", "2"], "--scale 2: must be from 0.02 to 1"),
     ],
@@ -211,6 +209,13 @@ def test_options_are_refused_before_anything_is_measured(
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     assert cli.main(["bench", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_options_that_no_command_line_gives_are_refused_too() -> None:
+    with pytest.raises(ConfigError, match="--repetitions = 0: must be 1 or more"):
+        bench.run("workers", {"repetitions": 0})
+    with pytest.raises(ConfigError, match="--group-sizes: names nothing"):
+        bench.run("stack", {"group_sizes": ()})
 
 
 def test_defaults_can_be_built() -> None:
