@@ -31,8 +31,10 @@ lint: $(READY)  ## formatting, lint and types
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-docs: $(READY)  ## write docs/PARAMETERS.md from the declarations
+docs: $(READY)  ## write the pages that the code declares, and build the site into site/
 	@$(BIN)/python -m pipelines.cli.documentation
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs site
+	@echo "site/index.html   (open it in a browser)"
 
 lock: $(READY)  ## write infra/requirements.lock anew from pyproject.toml
 	@$(BIN)/uv lock --quiet --upgrade
@@ -40,7 +42,7 @@ lock: $(READY)  ## write infra/requirements.lock anew from pyproject.toml
 	@rm -f uv.lock
 
 clean:  ## remove the environment and everything computed; keeps params.yaml, dvc.lock and the DVC cache
-	rm -rf $(VENV) artifacts runs .prefect mlruns
+	rm -rf $(VENV) artifacts runs .prefect .protofl mlruns site
 
 # uv installs the lock in half a minute; it is bootstrapped with pip, and the lock keeps it for `make lock`.
 $(READY): infra/requirements.lock pyproject.toml

@@ -1,31 +1,46 @@
-"""Stage *partition*: which client holds what."""
+"""Stage *partition*: which client holds what, for each seed of a comparison."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from flcore.config import Config
 from flcore.data.partition import Partition
 from flcore.data.summary import summarise
-from flcore.running import divide
+from pipelines.runs.cache import Cache, place
 
 
-def partition(config: Config, prepared: Path, directory: Path) -> Partition:
-    """Divide the prepared data into ``directory``, and draw samples by class and client in ``<directory>.svg``.
+def partition(config: Config, seeds: Sequence[int], prepared: Path, directory: Path) -> dict[int, Partition]:
+    """Divide prepared data into ``<directory>/seed-<seed>`` for each seed; other folders there go.
 
-    The figure lies beside the folder, because its bytes also depend on the version of matplotlib.
+    Where ``partition.seed`` is set there is one, of that seed.
     """
-    division = divide(config, prepared, directory)
-    draw_heatmap(directory)
-    return division
+    cache = Cache.here()
+    made: dict[int, Partition] = {}
+    for seed in seeds:
+        own = replace(config, seed=seed)
+        if own.partition_seed not in made:
+            folder = partition_folder(directory, own)
+            place(cache.partition(own, prepared), folder)
+            made[own.partition_seed] = Partition.load(folder)
+    remove_others(directory, [f"seed-{seed}" for seed in made])
+    return made
 
 
-def draw_heatmap(directory: Path) -> Path:
-    """Draw a stored partition in ``<directory>.svg``."""
-    from pipelines.reporting.figures import charts as figures
+def partition_folder(directory: Path, config: Config) -> Path:
+    """Where the partition of a run lies."""
+    return directory / f"seed-{config.partition_seed}"
 
-    figure = figures.draw_partition(figures.load_partition(directory))
-    return figures.save(figure, directory.with_name(f"{directory.name}.svg"))
+
+def remove_others(directory: Path, names: Sequence[str]) -> None:
+    """Drop what an earlier configuration left in a folder: what lies there would be part of its hash."""
+    import shutil
+
+    for path in directory.iterdir():
+        if path.name not in names:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def partition_table(division: Partition) -> list[str]:

@@ -1,5 +1,15 @@
 """Stage *prepare*: files of a dataset to tensors of one form."""
 
-from flcore.running import prepare
+from __future__ import annotations
 
-__all__ = ["prepare"]
+from pathlib import Path
+
+from flcore.config import Config
+from flcore.data.dataset import Dataset
+from pipelines.runs.cache import Cache, place
+
+
+def prepare(config: Config, directory: Path) -> Dataset:
+    """Put the prepared data of a configuration into a folder, from the cache where they are there."""
+    place(Cache.here().prepared(config), directory)
+    return Dataset.load(directory)

@@ -1,40 +1,110 @@
-"""Stage *train*: all federated rounds of one run (`flcore/training.py`), with a word on what they ran on."""
+"""Stage *train*: every run of the comparison, trained and evaluated, as many at once as fit the machine.
+
+DVC keeps the stage's outputs (``persist``), so that after a change only what is new is trained. What lies in a run's
+folder is said by ``runs.json``: the run, and the code that carried it out. It is an output as the results are, so it
+changes with them when another revision is checked out or pulled, and ``config.json``, which names this machine and is
+none, does not. A run that is not in it was begun here and stopped: of that, ``config.json`` tells.
+
+A comment changes the code of those runs that use the file, so they are trained again, to the same bytes: nobody can
+know that before.
+"""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from flcore import training
 from flcore.config import Config
-from flcore.engine.orchestrator import Orchestrator
-from flcore.engine.rounds import Observers
-from pipelines.runs.provenance import environment
+from flcore.errors import DataError, RunError
+from flcore.files import read_json, write_json
+from flcore.run_folder import RunFiles, described, write_result
+from pipelines.execution.bodies import Operation, carry_out_placed
+from pipelines.execution.one_run import PlacedRun, placed
+from pipelines.runs.compared import compared_by
+from pipelines.runs.inputs import Inputs, write_inputs
+from pipelines.stages.partition import partition_folder, remove_others
+
+_CURE = "delete it, and the stage trains again"
 
 
 def train(
-    config: Config,
+    configs: Sequence[Config],
     prepared: Path,
-    partition: Path,
+    partitions: Path,
     directory: Path,
+    operation: Operation,
     *,
-    orchestrator: Orchestrator | None = None,
-    observers: Observers | None = None,
-    replace: bool = False,
     restart: bool = False,
-) -> bool:
-    """Run, or go on with, one run in ``directory``; arguments and errors as :func:`flcore.training.train` has them.
+) -> list[Path]:
+    """Train and evaluate runs into ``<directory>/<method>-s<seed>``; other folders there go.
 
-    Returns:
-        False if the run had already finished there and nothing was done.
+    Args:
+        configs: of the runs. prepared: their data. partitions: folder of ``seed-<seed>``.
+        directory: of the runs; ``<directory>.json`` says what lies in it.
+        operation: how.
+        restart: throw away checkpoints that cannot be used.
+
+    Raises:
+        RunError: runs failed; the others are finished, and found again next time.
     """
-    return training.train(
-        config,
-        prepared,
-        partition,
-        directory,
-        orchestrator=orchestrator,
-        observers=observers,
-        replace=replace,
-        restart=restart,
-        about=environment(config),
-    )
+    ledger = directory.with_suffix(".json")
+    known = read_json(ledger, _CURE) if ledger.exists() else {}
+    runs: list[PlacedRun] = []
+    for config in configs:
+        folder = directory / f"{config.method.name}-s{config.seed}"
+        inputs = Inputs(prepared, partition_folder(partitions, config))
+        run = replace(placed(config, inputs, directory), directory=folder)
+        runs.append(run)
+    kept = {run.directory.name: _named(run) for run in runs if known.get(run.directory.name) == _named(run)}
+    write_json(ledger, kept)  # first: of what is stopped in the middle, it says nothing
+    for run in runs:
+        if run.directory.name in kept:
+            _describe_again(run)
+        elif run.directory.name in known or not _was_begun(run):
+            shutil.rmtree(run.directory, ignore_errors=True)
+    if directory.exists():
+        remove_others(directory, [run.directory.name for run in runs])
+    failed = carry_out_placed(runs, operation, restart=restart)
+    write_json(ledger, {run.directory.name: _named(run) for run in runs if run.label not in failed})
+    if failed:
+        first, reason = next(iter(failed.items()))
+        raise RunError(
+            f"{len(failed)} of {len(runs)} runs failed; the first of them, {first}: {reason}\n"
+            "the others are finished; the same command tries again"
+        )
+    return [run.directory for run in runs]
+
+
+def _named(run: PlacedRun) -> dict[str, str]:
+    return {"run": run.hash, "code": run.code}
+
+
+def _was_begun(run: PlacedRun) -> bool:
+    """Whether a folder holds this very run, finished or not, as far as it was carried out here."""
+    files = RunFiles(run.directory)
+    try:
+        hashes = {described(run.directory).get("config_hash")}
+        hashes |= {read_json(files.metrics, _CURE).get("config_hash")} if files.metrics.exists() else set()
+    except DataError:
+        return False
+    return hashes == {run.hash}
+
+
+def _describe_again(run: PlacedRun) -> None:
+    """Say what a run is whose results came by DVC: files that name a machine do not come, or are another run's."""
+    files = RunFiles(run.directory)
+    if run.is_finished or not files.metrics.exists():
+        return
+    for path in (files.report, files.config):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(files.figures, ignore_errors=True)
+    config = run.config.to_mapping()
+    config.pop("tracking")
+    identity = run.config.identity()
+    header = {"config": config, "identity": identity, "config_hash": run.hash, "code": run.code}
+    header["environment"] = {"compared_by": compared_by(run.config)}  # of who made it, nothing is known here
+    write_result(files.config, header | {"stack": None})
+    write_result(files.timing, {"rounds": [], "seconds": {}, "steps_per_second": None, "joules": None})
+    write_inputs(run.directory, run.inputs)

@@ -84,15 +84,14 @@ print(json.dumps(run(json.loads(sys.argv[1]), "alone"), sort_keys=True))
     assert alone.returncode == 0, alone.stderr
     assert json.loads(alone.stdout) == json.loads((tmp_path / "alone" / "metrics.json").read_text())
     (tmp_path / "params.yaml").write_text(json.dumps(RAW))
-    steps = "; ".join(f"assert main(['stage', '{name}', '--out', 'staged']) == 0" for name in STAGES)
+    words = [["prepare"], ["partition"], ["train", "--method", "fedproto", "--seed", "0"]]
+    steps = "; ".join(f"assert main(['stage', *{stage}, '--out', 'staged']) == 0" for stage in words)
     staged = subprocess.run([sys.executable, "-c", f"from pipelines.cli.app import main; {steps}"], **options)  # type: ignore[call-overload]
     assert staged.returncode == 0, staged.stderr
-    assert results(tmp_path / "alone") == results(tmp_path / "staged") == results(finished)
-    for artefact in ("prepared/train.safetensors", "prepared/meta.json", "partition/manifest.json"):
-        assert (tmp_path / "alone" / artefact).read_bytes() == (tmp_path / "staged" / artefact).read_bytes()
-
-
-STAGES = ("prepare", "partition", "train", "evaluate")
+    assert results(tmp_path / "alone") == results(tmp_path / "staged/runs/fedproto-s0") == results(finished)
+    for own, shared in (("prepared", "prepared"), ("partition", "partitions/seed-0")):
+        for path in (tmp_path / "alone" / own).iterdir():
+            assert path.read_bytes() == (tmp_path / "staged" / shared / path.name).read_bytes()
 
 
 def test_importing_the_package_is_light() -> None:

@@ -1,14 +1,18 @@
-"""``dvc repro`` is exact: in other folders, with other numbers of workers, killed half-way and started again."""
+"""``dvc repro`` is exact and trains only what is new: elsewhere, killed half-way, pulled, after a change."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,38 +21,111 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "DVC_NO_ANALYTICS": "1"}
+# ---- without DVC -------------------------------------------------------------------------------------------------
+
+
+def test_every_parameter_and_file_that_dvc_yaml_names_exists() -> None:
+    """What dvc.yaml depends on must be there, or the first ``dvc repro`` of a newcomer stops half-way."""
+    declared = yaml.safe_load((ROOT / "dvc.yaml").read_text())
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    for name, stage in declared["stages"].items():
+        for path in stage["deps"]:
+            assert path.startswith("artifacts") or (ROOT / path).exists(), f"{name}: {path}"
+        for key in stage["params"]:
+            value = params
+            for part in key.split("."):
+                assert part in value, f"{name}: {key}"
+                value = value[part]
+    for plot in declared["plots"]:
+        for settings in plot.values():
+            assert (ROOT / ".dvc" / "plots" / f"{settings['template']}.json").exists()
+
+
+def test_training_depends_on_every_parameter_that_can_change_a_result() -> None:
+    """Of those in params.yaml; what is left out changes no byte: who carries a run out, and who is told."""
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    known = {key for stage in ("prepare", "partition", "train") for key in stages[stage]["params"]}
+    keys = {f"{section}.{key}" for section, value in params.items() if isinstance(value, dict) for key in value}
+    left_out = {key for key in keys if key not in known and key.partition(".")[0] not in known}
+    assert left_out == {
+        "compare.baseline", "compare.target_fraction", "engine.name", "engine.workers", "tracking.enabled",
+    }  # fmt: skip
+
+
+# ---- with it -----------------------------------------------------------------------------------------------------
+
+
+def call(folder: Path, *command: str, check: bool = True) -> str:
+    """What a command prints on standard output; its errors are shown where it fails."""
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder)}
+    environment |= {"DVC_NO_ANALYTICS": "1", "OMP_NUM_THREADS": "1"}
+    environment |= {
+        f"GIT_{role}_{key}": "test@example.org" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")
+    }
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or not check, done.stdout + done.stderr
+    return done.stdout
+
+
+def commit(folder: Path) -> None:
+    call(folder, "git", "add", "-A")
+    call(folder, "git", "commit", "-q", "--allow-empty", "-m", "state")
 
 
 def clone(folder: Path, **engine: object) -> Path:
-    """The tracked files of this checkout as they are now, with a smaller comparison, as a repository of its own."""
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, names.split("\0")):
-        if (ROOT / name).exists() and not name.startswith("tests/") and name != "dvc.lock":
+    """The files of this checkout as they are now, with a smaller comparison, as a repository of its own."""
+    listed = call(ROOT, "git", "ls-files", "-co", "--exclude-standard", "-z")
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).exists() and not name.startswith(("tests/", "docs/")) and name != "dvc.lock":
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    params = yaml.safe_load((folder / "params.yaml").read_text())
-    params["data"]["limit_per_class"] = 20
-    params["partition"] |= {"num_clients": 4, "min_size": 5}
-    params["federation"]["rounds"] = 6
-    params["compare"] |= {"methods": ["fedavg", "fedproto"], "seeds": [0]}
-    params["engine"] |= engine
-    (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    for command in (["git", "init", "-q"], ["git", "add", "-A"]):
-        subprocess.run(command, cwd=folder, check=True)
+
+    def small(params: dict[str, Any]) -> None:
+        params["data"]["limit_per_class"] = 20
+        params["partition"] |= {"num_clients": 4, "min_size": 5}
+        params["federation"]["rounds"] = 6
+        params["engine"] |= engine
+        params["compare"] |= {"methods": ["fedavg", "fedpa", "fedproto"], "seeds": [0]}
+        params["compare"]["settings"] = {"fedpa": {"method.lambda_po0": 0.5}}
+
+    change(folder, small)
+    call(folder, "git", "init", "-q")
+    commit(folder)
     return folder
 
 
-def repro(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(BIN / "dvc"), "repro"],
-        cwd=folder,
-        env={**environment(), "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    params = yaml.safe_load((folder / "params.yaml").read_text())
+    edit(params)
+    (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+
+
+def add_seed(params: dict[str, Any]) -> None:
+    params["compare"]["seeds"].append(1)
+
+
+def change_fedpa(params: dict[str, Any]) -> None:
+    params["compare"]["settings"]["fedpa"]["method.lambda_po0"] = 0.4
+
+
+def comment(name: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "flcore" / "methods" / f"{name}.py"
+        path.write_text(path.read_text() + "# a comment\n")
+
+    return edit
+
+
+def trained(folder: Path, *command: str) -> set[str]:
+    """Carry a command out; returns the runs whose results were written meanwhile."""
+
+    def times() -> dict[str, int]:
+        return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("artifacts/runs/*/history.jsonl")}
+
+    before = times()
+    call(folder, *command)
+    return {run for run, written in times().items() if before.get(run) != written}
 
 
 def output_hashes(folder: Path) -> dict[str, str]:
@@ -56,43 +133,122 @@ def output_hashes(folder: Path) -> dict[str, str]:
     return {out["path"]: out["md5"] for stage in stages.values() for out in stage["outs"]}
 
 
+def is_up_to_date(folder: Path) -> bool:
+    return call(folder, "dvc", "status").strip() == "Data and pipelines are up to date."
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone whose comparison has been made and committed; tests work on copies."""
+    folder = clone(tmp_path_factory.mktemp("dvc") / "finished", workers=1)
+    call(folder, "dvc", "repro")
+    assert is_up_to_date(folder)
+    commit(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    """The same in another folder."""
+    return Path(shutil.copytree(finished, tmp_path / "copy", symlinks=True))
+
+
 @pytest.mark.slow
-def test_two_clones_one_with_a_worker_and_one_killed_have_the_same_output_hashes(tmp_path: Path) -> None:
-    first, second = clone(tmp_path / "a", workers=1), clone(tmp_path / "b")
-    done = repro(first)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_without_a_worker_and_killed_half_way_it_has_the_same_output_hashes(finished: Path, tmp_path: Path) -> None:
+    folder = clone(tmp_path / "killed")
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder)}
     process = subprocess.Popen(
         [str(BIN / "dvc"), "repro"],
-        cwd=second,
-        env={**environment(), "PYTHONPATH": str(second)},
+        cwd=folder,
+        env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    state = second / "artifacts" / "runs" / "fedproto-s0" / "checkpoint" / "state.json"
+    states = [
+        folder / "artifacts" / "runs" / f"{name}-s0" / "checkpoint" / "state.json" for name in ("fedpa", "fedproto")
+    ]
     deadline = time.monotonic() + 300
-    while not state.exists() and time.monotonic() < deadline and process.poll() is None:
+    while not any(state.exists() for state in states) and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.01)
     assert process.poll() is None, "it ended before it could be killed"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    done = repro(second)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert output_hashes(first) == output_hashes(second)
-    assert len(output_hashes(first)) > 15
-    status = subprocess.run([str(BIN / "dvc"), "status", "-q"], cwd=second, env=environment(), check=False)
-    assert status.returncode == 0, "a second repro would have something to do"
+    call(folder, "dvc", "repro")
+    assert output_hashes(folder) == output_hashes(finished)
+    assert {"artifacts/prepared", "artifacts/partitions", "artifacts/runs", "artifacts/runs.json"} < set(
+        output_hashes(finished)
+    )
+    assert is_up_to_date(folder)
 
 
-def test_every_parameter_and_file_that_dvc_yaml_names_exists() -> None:
-    """What dvc.yaml depends on must be there, or the first ``dvc repro`` of a newcomer stops half-way."""
-    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    for name, stage in stages.items():
-        for path in stage["deps"]:
-            assert path.startswith("artifacts") or (ROOT / path).exists(), f"{name}: {path}"
-        for key in stage.get("params", []):
-            value = params
-            for part in key.split("."):
-                assert part in value, f"{name}: {key}"
-                value = value[part]
+@pytest.mark.slow
+def test_a_copy_in_another_folder_has_nothing_to_do_and_gives_the_same_hashes_by_force(
+    copy: Path, finished: Path
+) -> None:
+    assert is_up_to_date(copy)
+    assert trained(copy, "dvc", "repro") == set()
+    shutil.rmtree(copy / "artifacts")
+    shutil.rmtree(copy / ".protofl")
+    call(copy, "dvc", "repro", "--force")
+    assert output_hashes(copy) == output_hashes(finished)
+
+
+@pytest.mark.slow
+def test_after_a_change_only_what_is_new_is_trained(copy: Path) -> None:
+    for edit, expected in (
+        (lambda folder: change(folder, add_seed), {"fedavg-s1", "fedpa-s1", "fedproto-s1"}),
+        (lambda folder: change(folder, change_fedpa), {"fedpa-s0", "fedpa-s1"}),
+        (comment("gfpl"), set()),  # nobody's code here
+    ):
+        edit(copy)
+        assert trained(copy, "dvc", "repro") == expected
+        assert is_up_to_date(copy)
+    # A comment may be anything: the runs that use the file are made again, to the same bytes, and nothing after them.
+    before = output_hashes(copy)
+    comment("fedproto")(copy)
+    assert trained(copy, "dvc", "repro") == {"fedproto-s0", "fedproto-s1"}
+    after = output_hashes(copy)
+    assert {path for path in after if after[path] != before[path]} == {"artifacts/runs.json"}
+
+
+@pytest.mark.slow
+def test_an_experiment_with_another_value_and_what_differs(copy: Path) -> None:
+    call(copy, "dvc", "exp", "run", "-q", "-S", "federation.rounds=3", "-n", "shorter")
+    changed = json.loads(call(copy, "dvc", "params", "diff", "--json"))
+    assert changed == {"params.yaml": {"federation.rounds": {"old": 6, "new": 3, "diff": -3}}}
+    metrics = json.loads(call(copy, "dvc", "metrics", "diff", "HEAD", "shorter", "--json"))
+    (values,) = metrics.values()
+    assert values["fedavg.bytes_up"]["new"] * 2 == values["fedavg.bytes_up"]["old"]
+    assert "fedproto.top1_vote" in values
+    page = call(copy, "dvc", "plots", "diff", "HEAD", "shorter").strip().removeprefix("file://")
+    curves = Path(page).read_text()
+    assert '"rev": "shorter"' in curves and '"rev": "HEAD"' in curves and "mean accuracy over clients" in curves
+    assert not re.search(r"^\?\? dvc_plots", call(copy, "git", "status", "--short"), re.MULTILINE)
+    # Back: DVC brings results without what names a machine. An edit elsewhere makes the stage look at them.
+    call(copy, "git", "checkout", "-q", ".")
+    call(copy, "dvc", "checkout", "-q")
+    assert is_up_to_date(copy)
+    comment("gfpl")(copy)
+    assert trained(copy, "dvc", "repro") == set()
+    described = json.loads((copy / "artifacts" / "runs" / "fedavg-s0" / "config.json").read_text())
+    assert described["config"]["federation"]["rounds"] == 6
+
+
+@pytest.mark.slow
+def test_pulled_results_are_shown_and_added_to(copy: Path, tmp_path: Path) -> None:
+    call(copy, "dvc", "remote", "add", "-q", "-d", "team", str(tmp_path / "remote"))
+    commit(copy)
+    call(copy, "dvc", "push", "-q")
+    fresh = tmp_path / "fresh"
+    call(tmp_path, "git", "clone", "-q", str(copy), str(fresh))
+    call(fresh, "dvc", "pull", "-q")
+    assert not (fresh / "artifacts" / "runs" / "fedavg-s0" / "config.json").exists()
+    assert is_up_to_date(fresh)
+    shown = call(fresh, sys.executable, "-m", "pipelines.cli.make_run")
+    assert "Stage 'train' didn't change, skipping" in shown
+    assert "3 methods on digits, partition dirichlet, 6 rounds, seed 0." in shown
+    assert re.search(r"│ fedproto +│ 1 │", shown)
+    change(fresh, add_seed)
+    assert trained(fresh, "dvc", "repro") == {"fedavg-s1", "fedpa-s1", "fedproto-s1"}
+    assert is_up_to_date(fresh)

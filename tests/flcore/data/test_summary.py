@@ -1,4 +1,4 @@
-"""The table and the heatmap of a partition."""
+"""The table of a partition, and the stage that makes partitions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from flcore.data.imbalance import Imbalance
 from flcore.data.partitioners.classes_per_client import ClassesPerClient
 from flcore.data.partitioners.shards import Shards
 from flcore.data.summary import summarise
-from pipelines import stages
-from pipelines.stages.partition import partition_table
+from pipelines.stages.partition import partition, partition_table
+from pipelines.stages.prepare import prepare
 
 
 def test_table_by_hand(with_labels: Callable[..., Dataset]) -> None:
@@ -46,11 +46,15 @@ def test_table_of_a_long_tail_with_tasks(with_labels: Callable[..., Dataset]) ->
     assert len({line.index(rows[name]) for name, line in zip(rows, lines, strict=True)}) == 1
 
 
-def test_the_stage_draws_the_heatmap_beside_the_folder_and_the_same_again(tmp_path: Path) -> None:
+def test_the_stage_divides_for_each_seed_and_leaves_nothing_else(tmp_path: Path) -> None:
     config = Config.from_mapping({"data": {"limit_per_class": 30}, "partition": {"num_clients": 4, "alpha": 1.0}})
-    stages.prepare(config, tmp_path / "prepared")
-    for place in ("one", "two"):
-        stages.partition(config, tmp_path / "prepared", tmp_path / place)
-    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["indices.safetensors", "manifest.json"]
-    drawn = (tmp_path / "one.svg").read_bytes()
-    assert drawn == (tmp_path / "two.svg").read_bytes() and b"<svg" in drawn
+    prepare(config, tmp_path / "prepared")
+    place = tmp_path / "partitions"
+    made = partition(config, [0, 1], tmp_path / "prepared", place)
+    assert {path.name for path in place.iterdir()} == {"seed-0", "seed-1"}
+    assert made[0].fingerprint != made[1].fingerprint
+    files = {path.name: path.read_bytes() for path in (place / "seed-1").iterdir()}
+    assert files.keys() == {"indices.safetensors", "manifest.json"}
+    partition(config, [1], tmp_path / "prepared", place)
+    assert [path.name for path in place.iterdir()] == ["seed-1"]
+    assert {path.name: path.read_bytes() for path in (place / "seed-1").iterdir()} == files

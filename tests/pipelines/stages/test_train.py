@@ -1,0 +1,162 @@
+"""The stage *train* trains what is new, and takes nothing for a result that is another run's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flcore.config import Config
+from flcore.errors import DataError
+from pipelines.execution.bodies import Operation, comparison_runs
+from pipelines.execution.progress import Silence
+from pipelines.execution.steps import InlineSteps
+from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
+from pipelines.runs.inputs import inputs_of
+from pipelines.stages.partition import partition
+from pipelines.stages.prepare import prepare
+from pipelines.stages.train import train
+
+SMALL: dict[str, Any] = {
+    "data": {"limit_per_class": 20},
+    "partition": {"num_clients": 3, "alpha": 1.0, "min_size": 5},
+    "federation": {"rounds": 1},
+    "compare": {"methods": ["local", "fedavg"], "seeds": [0]},
+    "tracking": {"enabled": False},
+}
+NOT_BY_DVC = ("config.json", "timing.json", "inputs.json")
+
+
+class Counting:
+    """A recorder that remembers which runs were begun."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+
+    def watch(self, directory: Path) -> None:
+        self.begun.append(directory.name)
+
+    def finish(self, _: Path) -> Future[dict[str, Any]]:
+        return Future()
+
+
+def configs(raw: Mapping[str, Any]) -> list[Config]:
+    return [run.config for run in comparison_runs(raw, None, None)]
+
+
+def trained(artifacts: Path, raw: Mapping[str, Any] = SMALL) -> list[str]:
+    """Carry out the stage; returns which runs it trained."""
+    recorder = Counting()
+    operation = Operation(InlineSteps(), Silence(), recorder)  # type: ignore[arg-type]
+    asked: Sequence[Config] = configs(raw)
+    train(asked, artifacts / "prepared", artifacts / "partitions", artifacts / "runs", operation)
+    return sorted(recorder.begun)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the three first stages leave for one and for two rounds: ``1/``, ``2/``."""
+    home = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENVIRONMENT_VARIABLE, str(home / "cache"))
+        config = configs(SMALL)[0]
+        for rounds in (1, 2):
+            artifacts = home / str(rounds)
+            prepare(config, artifacts / "prepared")
+            partition(config, [0], artifacts / "prepared", artifacts / "partitions")
+            raw = {**SMALL, "federation": {"rounds": rounds}}
+            assert trained(artifacts, raw) == ["fedavg-s0", "local-s0"]
+    return home
+
+
+@pytest.fixture
+def artifacts(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of what was left for one round, on a machine whose cache is empty."""
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(tmp_path / "cache"))
+    return Path(shutil.copytree(finished / "1", tmp_path / "artifacts"))
+
+
+def rounds_of(artifacts: Path, run: str) -> tuple[int, int]:
+    """As its results have them, and as it is described."""
+    folder = artifacts / "runs" / run
+    described = json.loads((folder / "config.json").read_text())["config"]["federation"]["rounds"]
+    return len((folder / "history.jsonl").read_text().splitlines()), described
+
+
+def test_what_has_finished_is_not_trained_again_and_folders_of_others_go(artifacts: Path) -> None:
+    (artifacts / "runs" / "fedprox-s7" / "partition").mkdir(parents=True)
+    (artifacts / "runs" / "notes.txt").write_text("")
+    before = (artifacts / "runs.json").read_bytes()
+    assert trained(artifacts) == []
+    assert sorted(path.name for path in (artifacts / "runs").iterdir()) == ["fedavg-s0", "local-s0"]
+    assert (artifacts / "runs.json").read_bytes() == before
+
+
+def test_results_that_came_by_dvc_are_known_and_described(artifacts: Path) -> None:
+    """The ledger says which they are; what names the other machine has stayed there."""
+    for run in ("local-s0", "fedavg-s0"):
+        for name in NOT_BY_DVC:
+            (artifacts / "runs" / run / name).unlink()
+    assert trained(artifacts) == []
+    assert rounds_of(artifacts, "fedavg-s0") == (1, 1)
+    assert inputs_of(artifacts / "runs" / "fedavg-s0").prepared == artifacts / "prepared"
+
+
+def test_results_of_another_revision_are_not_taken_for_the_run_that_was_here(artifacts: Path, finished: Path) -> None:
+    """DVC has put results of two rounds and their ledger below side files of a run of one round."""
+    for run in ("local-s0", "fedavg-s0"):
+        for path in (finished / "2" / "runs" / run).iterdir():
+            if path.is_file() and path.name not in NOT_BY_DVC:
+                shutil.copyfile(path, artifacts / "runs" / run / path.name)
+    shutil.copyfile(finished / "2" / "runs.json", artifacts / "runs.json")
+    other = Path(shutil.copytree(artifacts, artifacts.parent / "other"))
+    assert trained(artifacts) == ["fedavg-s0", "local-s0"]
+    assert rounds_of(artifacts, "fedavg-s0") == (1, 1)
+    # Asked for what lies there, they are described anew, without a page about the other run.
+    (other / "runs" / "fedavg-s0" / "report.html").write_text("of one round")
+    assert trained(other, {**SMALL, "federation": {"rounds": 2}}) == []
+    assert rounds_of(other, "fedavg-s0") == (2, 2)
+    assert not (other / "runs" / "fedavg-s0" / "report.html").exists()
+
+
+def test_the_cache_does_not_give_away_results_that_another_revision_replaced(artifacts: Path, finished: Path) -> None:
+    run = artifacts / "runs" / "fedavg-s0"
+    about = json.loads((run / "config.json").read_text())
+    cache = Cache.here()
+    cache.note_run(run, configs(SMALL)[1])
+    assert cache.finished_run(about["config_hash"], about["code"]) == run
+    shutil.copyfile(finished / "2" / "runs" / "fedavg-s0" / "metrics.json", run / "metrics.json")
+    assert cache.finished_run(about["config_hash"], about["code"]) is None
+
+
+def test_without_the_ledger_side_files_tell(artifacts: Path) -> None:
+    """As after a stop in the middle: what had finished stays, what is of other code or half there is trained."""
+    (artifacts / "runs.json").unlink()
+    assert trained(artifacts) == []
+    (artifacts / "runs.json").write_text("{}")
+    (artifacts / "runs" / "local-s0" / "config.json").unlink()
+    about = artifacts / "runs" / "fedavg-s0" / "config.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"code": "older"}))
+    assert trained(artifacts) == ["fedavg-s0", "local-s0"]
+
+
+def test_what_an_older_layout_left_is_cleared_away(artifacts: Path) -> None:
+    run = artifacts / "runs" / "fedavg-s0"
+    shutil.rmtree(run)
+    (run / "partition").mkdir(parents=True)
+    (run / "config.json").write_text('{"rounds": 3}')
+    (run / "history.jsonl").write_text("{}\n")
+    (artifacts / "runs.json").write_text('{"fedavg-s0": "768f4b02"}')
+    assert trained(artifacts) == ["fedavg-s0"]
+    assert not (run / "partition").exists()
+
+
+def test_a_damaged_ledger_is_named_with_its_cure(artifacts: Path) -> None:
+    (artifacts / "runs.json").write_text("{")
+    with pytest.raises(DataError, match=r"runs\.json: damaged, .*; delete it, and the stage trains again"):
+        trained(artifacts)
