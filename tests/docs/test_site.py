@@ -1,0 +1,119 @@
+"""The site: it builds without a warning and needs no network, its commands are commands, its names are names."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipelines.cli.parser import make_parser
+from pipelines.tracking.metrics import METRICS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(DOCS), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    """Scripts, styles, fonts and images: links that a person follows may lead anywhere."""
+    loaded = re.compile(r"""<(?:script|img|iframe)[^>]+src=["']?(?:https?:)?//|<link[^>]+rel="?stylesheet[^>]+//""")
+    for page in site.rglob("*.html"):
+        assert not loaded.search(page.read_text(encoding="utf-8")), page
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"url\(\s*[\"']?(?:https?:)?//|@import", sheet.read_text(encoding="utf-8")), sheet
+
+
+def test_every_page_is_reached_from_the_first(site: Path) -> None:
+    menu = (site / "index.html").read_text(encoding="utf-8")
+    for page in DOCS.rglob("*.md"):
+        address = page.relative_to(DOCS).with_suffix(".html").as_posix()
+        assert address == "index.html" or f'href="{address}"' in menu, address
+
+
+def test_links_of_the_pages_outside_the_site_lead_somewhere() -> None:
+    for page in ROOT.glob("*.md"):
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            assert target.startswith("http") or (ROOT / target).exists(), (page.name, target)
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Every ``protofl`` line of a shell block, as (page, arguments)."""
+    for page in PAGES:
+        if page.parent.name == "reference":
+            continue  # written from the declarations
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:1] == ["protofl"]:
+                    yield page.relative_to(ROOT).as_posix(), words[1:]
+
+
+@pytest.mark.parametrize(("page", "arguments"), list(commands()), ids=lambda value: " ".join(value)[:60])
+def test_commands_are_accepted(page: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        parsed = make_parser().parse_args(arguments)
+    except SystemExit:
+        pytest.fail(f"{page}: {capsys.readouterr().err}")
+    for assignment in getattr(parsed, "assignments", []):
+        assert known(assignment.partition("=")[0], arguments), (page, assignment)
+
+
+SCHEMA = json.loads((DOCS / "params.schema.json").read_text(encoding="utf-8"))
+
+
+def known(key: str, arguments: list[str]) -> bool:
+    """Whether some section has this key; methods of plug-ins have their own."""
+    section, _, name = key.partition(".")
+    if section not in SCHEMA["properties"]:
+        return False
+    return not name or f'"{name}"' in json.dumps(SCHEMA) or "--plugin" in arguments
+
+
+def test_names_of_mlflow_metrics_are_documented() -> None:
+    text = (DOCS / "reference" / "mlflow-names.md").read_text(encoding="utf-8")
+    for name, meaning in METRICS.items():
+        assert f"| `{name}` | {meaning} |" in text, name
+
+
+def test_figures_of_a_run_are_documented() -> None:
+    text = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
+    tree = ast.parse((ROOT / "flcore" / "evaluation" / "summaries.py").read_text(encoding="utf-8"))
+    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "summarise")
+    (written,) = (node.value for node in ast.walk(function) if isinstance(node, ast.Return))
+    keys = [key.value for node in ast.walk(written) if isinstance(node, ast.Dict) for key in node.keys if key]
+    assert len(keys) > 30
+    assert not [key for key in keys if f"`{key}`" not in text]
+
+
+def test_registered_names_are_in_the_contract() -> None:
+    from flcore.data.partitioners import PARTITIONERS
+    from flcore.data.sources import SOURCES
+    from flcore.methods.registry import METHODS
+
+    text = (DOCS / "explanation" / "contract.md").read_text(encoding="utf-8")
+    for registry in (METHODS, SOURCES, PARTITIONERS):
+        assert not [name for name in registry if f"`{name}`" not in text]
+
+
+def test_the_citation_file_says_what_the_package_says() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+    assert cited["license"] == "Apache-2.0"
+    assert "protofl" in cited["title"]
