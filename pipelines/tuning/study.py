@@ -7,6 +7,7 @@ proposes what an uninterrupted one would have, and nothing of the sampler has to
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -59,6 +60,9 @@ class Trials:
             pruner=_pruner(problem.config) if len(directions) == 1 else NopPruner(),
             load_if_exists=True,
         )
+        if self.study.metric_names is None:
+            with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+                self.study.set_metric_names([problem.metric, "bytes"][: len(directions)])  # for Optuna's dashboard
         if not self.study.trials:
             self.study.enqueue_trial(problem.given_values)
 
