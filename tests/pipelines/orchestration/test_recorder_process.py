@@ -1,0 +1,35 @@
+"""The recorder's own end of the pipe: what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flcore import run
+from pipelines.orchestration.recorder_process import _Desk
+
+TINY: dict[str, Any] = {
+    "data": {"limit_per_class": 20},
+    "partition": {"num_clients": 3, "alpha": 1.0, "min_size": 5},
+    "federation": {"rounds": 1},
+}
+
+
+def test_a_store_that_is_away_is_not_named_as_the_place_of_a_run(tmp_path: Path) -> None:
+    """The page is made, and one line says that nothing was logged; so it is for a request that cannot be met."""
+    run(TINY, tmp_path / "run")
+    answers: list[Mapping[str, Any]] = []
+    desk = _Desk(answers.append)
+    away = {"enabled": True, "uri": "http://127.0.0.1:9", "log_model": True, "register": False}
+    desk._do({"do": "configure", "tracking": away})
+    desk._do({"do": "finish", "run": str(tmp_path / "run"), "number": 4})
+    (said,) = [answer["say"] for answer in answers if "say" in answer]
+    assert "127.0.0.1:9" in said
+    page = str(tmp_path / "run" / "report.html")
+    assert [answer for answer in answers if "say" not in answer] == [
+        {"number": 4, "answer": {"report": page, "store": None}}
+    ]
+    assert Path(page).exists()
+    desk._do({"do": "finish", "run": str(tmp_path / "nowhere"), "number": 5})
+    assert answers[-1]["number"] == 5 and answers[-1]["error"]["kind"] == "DataError"
