@@ -73,10 +73,10 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def killed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, int]:
-    """A folder in which a sweep of two points was killed in the second and then finished by the same command.
+def killed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, set[int]]:
+    """A folder in which a sweep of two points was killed on its way and then finished by the same command.
 
-    Also what that printed, and when the first point's history was written.
+    Also what that printed, and when the points' histories were written.
     """
     folder = tmp_path_factory.mktemp("sweep")
     call = command("--vary", "method.mu=0.01,10")
@@ -84,25 +84,30 @@ def killed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
         call, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 240
-    while len(list(folder.glob("s/runs/*/config.json"))) < 2 and time.monotonic() < deadline:
+    while not list(folder.glob("s/runs/*/checkpoint/state.json")) and time.monotonic() < deadline:
         assert process.poll() is None, "the sweep ended before it was killed"
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    (first,) = folder.glob("s/runs/*/metrics.json")
-    stamp = (first.parent / "history.jsonl").stat().st_mtime_ns
+    finished = {path.parent: _written(path.parent) for path in folder.glob("s/runs/*/metrics.json")}  # perhaps none yet
     done = subprocess.run(call, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert (first.parent / "history.jsonl").stat().st_mtime_ns == stamp, "a finished run was repeated"
-    return folder, done.stdout, stamp
+    assert {run_dir: _written(run_dir) for run_dir in finished} == finished, "a finished run was repeated"
+    written = {_written(path.parent) for path in folder.glob("s/runs/*/metrics.json")}
+    assert len(written) == 2
+    return folder, done.stdout, written
+
+
+def _written(run_dir: Path) -> int:
+    return (run_dir / "history.jsonl").stat().st_mtime_ns
 
 
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_ends_as_runs_made_alone(
-    killed_and_resumed: tuple[Path, str, int], tmp_path: Path
+    killed_and_resumed: tuple[Path, str, set[int]], tmp_path: Path
 ) -> None:
     folder, printed, _ = killed_and_resumed
-    assert "table: s/sweep.md" in printed and "figure: s/sweep.png" in printed
+    assert "report: s/sweep.png" in printed
     planned = plan(override({}, REAL), ["method.mu=0.01,10"], seeds=[0])
     directories = [tmp_path / f"run-{number}" for number in range(2)]
     for planned_run, directory in zip(planned.runs, directories, strict=True):
@@ -114,17 +119,17 @@ def test_a_killed_sweep_goes_on_and_ends_as_runs_made_alone(
 
 @pytest.mark.slow
 def test_another_sweep_finds_the_runs_it_shares_and_outlives_one_that_fails(
-    killed_and_resumed: tuple[Path, str, int],
+    killed_and_resumed: tuple[Path, str, set[int]],
 ) -> None:
     """lr 0.05 with the default mu was a point of the first sweep; with 1e30 training diverges."""
-    folder, _, stamp = killed_and_resumed
+    folder, _, written = killed_and_resumed
     call = command("--vary", "local.lr=1e30,0.05", "--baselines", "local")
     done = subprocess.run(call, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 4
     assert "fedprox seed 0, local.lr = 1e+30 failed: round 1" in done.stderr
     assert "protofl: 2 of 4 runs failed" in done.stderr
     assert "Traceback" not in done.stderr
-    assert stamp in [path.stat().st_mtime_ns for path in folder.glob("s/runs/*/history.jsonl")]
+    assert written & {_written(path.parent) for path in folder.glob("s/runs/*/history.jsonl")}
     assert len(list(folder.glob("s/runs/fedprox-*/history.jsonl"))) == 2
     rows = json.loads((folder / "s" / "sweep.json").read_text())["rows"]
     assert [(row["method"], row["values"]["local.lr"], row["seeds"]) for row in rows] == [
