@@ -186,7 +186,7 @@ def test_a_case_that_fails_stops_the_benchmark_and_says_why(tmp_path: Path) -> N
 
 def test_nothing_heavy_is_imported_with_the_list() -> None:
     code = "import sys, pipelines.bench; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=common.ROOT)
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=common.ROOT).returncode == 0
 
 
 @pytest.mark.parametrize(

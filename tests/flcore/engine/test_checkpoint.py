@@ -515,4 +515,5 @@ def test_stopped_anywhere_while_a_damaged_run_is_thrown_away(lab: Any, stops: An
         lab.run(experiment, folder)
         (folder / "history.jsonl").unlink()
 
-    stops.everywhere(lab, experiment, tmp_path, after=True, before=damaged, restart=True)
+    seen = stops.everywhere(lab, experiment, tmp_path, after=True, before=damaged, restart=True)  # compares the bytes
+    assert seen["replace"] > 0

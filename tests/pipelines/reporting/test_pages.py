@@ -306,4 +306,4 @@ def test_pages_are_made_without_torch(tmp_path: Path) -> None:
         f"compare({{}}, runs, Path({str(tmp_path / 'out')!r})); report(runs[0])\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=PROJECT, check=True, timeout=120)
+    assert subprocess.run([sys.executable, "-c", program], cwd=PROJECT, check=False, timeout=120).returncode == 0

@@ -89,4 +89,4 @@ def test_nothing_heavy_is_imported_for_studies_by_whom_it_does_not_concern() -> 
         "[sys.modules.pop(name) for name in list(sys.modules) if name.startswith('matplotlib')];"
         "import pipelines.tuning.search; assert not {'mlflow', 'matplotlib', 'pandas'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=PROJECT).returncode == 0
