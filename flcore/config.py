@@ -110,11 +110,6 @@ class Config:
         for name in (*self.compare.methods, self.compare.baseline, *self.compare.settings):
             if name not in METHODS:
                 raise ConfigError(f"compare: {unknown_key(name, name, METHODS).replace('key', 'method', 1)}")
-        if self.engine.compile != "none" and self.engine.stack is not False:
-            raise ConfigError(
-                f"engine.compile = {self.engine.compile}: stacked clients are not compiled; use engine.stack=false or "
-                "engine.compile=none"
-            )
         if len(set(self.compare.seeds)) < len(self.compare.seeds):
             raise ConfigError(f"compare.seeds = {list(self.compare.seeds)}: a seed stands twice")
         if len(set(self.compare.methods)) < len(self.compare.methods):

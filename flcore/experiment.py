@@ -25,20 +25,28 @@ from flcore.rng import numpy_stream
 
 
 @dataclass(frozen=True)
+class EngineChoice:
+    """How local training is carried out: what ``engine.stack`` and ``engine.compile`` say, or what they leave to us."""
+
+    stack: bool
+    compile: bool
+
+
+@dataclass(frozen=True)
 class Experiment:
     """Everything a process needs to take part in a run.
 
-    ``stack`` is what was decided where ``engine.stack`` is ``auto`` (`flcore/engine/local/choice.py`); None: nothing
-    yet.
+    ``choice`` is what was decided where ``engine.stack`` or ``engine.compile`` is ``auto``
+    (`flcore/engine/local/choice.py`); None: nothing yet.
     """
 
     config: Config
     dataset: Dataset
     partition: Partition
-    stack: bool | None = None
+    choice: EngineChoice | None = None
 
     @classmethod
-    def open(cls, config: Config, prepared: Path, partition: Path, *, stack: bool | None = None) -> Experiment:
+    def open(cls, config: Config, prepared: Path, partition: Path, *, choice: EngineChoice | None = None) -> Experiment:
         """Load the artefacts of the first two stages.
 
         Raises:
@@ -48,7 +56,7 @@ class Experiment:
         dataset = Dataset.load(prepared)
         division = Partition.load(partition)
         division.check_matches(dataset)
-        experiment = cls(config, dataset, division, stack)
+        experiment = cls(config, dataset, division, choice)
         if config.engine.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("engine.device = cuda: no CUDA device on this machine; use engine.device=cpu")
         experiment._check_tasks()
@@ -114,11 +122,25 @@ class Experiment:
         Raises:
             ValueError: that is to be decided by measuring, and nobody has.
         """
-        if self.config.engine.stack != "auto":
-            return self.config.engine.stack
-        if self.stack is None:
-            raise ValueError("engine.stack = auto is not decided yet")
-        return self.stack
+        return self._chosen.stack
+
+    @property
+    def compiled(self) -> bool:
+        """Whether steps are compiled, or on a GPU recorded.
+
+        Raises:
+            ValueError: that is to be decided by measuring, and nobody has.
+        """
+        return self._chosen.compile
+
+    @property
+    def _chosen(self) -> EngineChoice:
+        engine = self.config.engine
+        if self.choice is not None:
+            return self.choice
+        if engine.stack == "auto" or engine.compile == "auto":
+            raise ValueError("engine.stack or engine.compile = auto is not decided yet")
+        return EngineChoice(engine.stack, engine.compile != "none")
 
     @cached_property
     def resident_train(self) -> Split:

@@ -7,7 +7,7 @@ small model a tenth of its step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -16,7 +16,11 @@ from torch import Tensor
 
 
 class Optimizer(Protocol):
-    """Moves parameters in place; whoever holds it may set ``lr`` between two steps."""
+    """Moves parameters in place; whoever holds it may set ``lr`` between two steps.
+
+    Besides :meth:`step`, which keeps its memory to itself, the same step as a function of tensors alone, for who
+    compiles it or records it: :meth:`memory`, :meth:`rates`, :meth:`move`. Both agree to float32 rounding.
+    """
 
     lr: float
 
@@ -25,6 +29,15 @@ class Optimizer(Protocol):
 
     def keep(self, count: int) -> None:
         """Of a stack [A, ...], only the first ``count`` clients go on."""
+
+    def memory(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """What :meth:`move` has to remember before its first step, in tensors of the parameters' shapes."""
+
+    def rates(self, steps: int) -> Tensor:
+        """Numbers that the first ``steps`` steps of :meth:`move` take, float32 [steps, n]."""
+
+    def move(self, params: Sequence[Tensor], grads: Sequence[Tensor], memory: Sequence[Tensor], rates: Tensor) -> None:
+        """One step, in place of ``params`` and ``memory``; ``rates`` [n] is its row of :meth:`rates`."""
 
 
 @dataclass
@@ -54,6 +67,23 @@ class Sgd:
         """Drop the velocity of clients behind ``count``."""
         if self._velocity is not None:
             self._velocity = [velocity[:count] for velocity in self._velocity]
+
+    def memory(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """Velocities at 0, where there is momentum: the first one is then g, as in :meth:`step`."""
+        return [torch.zeros_like(param, requires_grad=False) for param in params] if self.momentum else []
+
+    def rates(self, steps: int) -> Tensor:
+        """The learning rate, [steps, 1]."""
+        return torch.full((steps, 1), self.lr)
+
+    @torch.no_grad()
+    def move(self, params: Sequence[Tensor], grads: Sequence[Tensor], memory: Sequence[Tensor], rates: Tensor) -> None:
+        """One step."""
+        for index, (param, grad) in enumerate(zip(params, grads, strict=True)):
+            change = grad + self.weight_decay * param if self.weight_decay else grad
+            if self.momentum:
+                change = memory[index].mul_(self.momentum).add_(change)
+            param.sub_(rates[0] * change)
 
 
 @dataclass
@@ -117,6 +147,27 @@ class Adam:
         if self._first is not None and self._second is not None:
             self._first = [moment[:count] for moment in self._first]
             self._second = [moment[:count] for moment in self._second]
+
+    def memory(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """Both moments at 0, those of all parameters behind one another."""
+        return [torch.zeros_like(param, requires_grad=False) for _ in range(2) for param in params]
+
+    def rates(self, steps: int) -> Tensor:
+        """By step the learning rate over 1 - β1^t, and the root of 1 - β2^t, [steps, 2]."""
+        one, two = self.betas
+        counts = range(1, steps + 1)
+        return torch.tensor([[self.lr / (1 - one**t), math.sqrt(1 - two**t)] for t in counts]).reshape(steps, 2)
+
+    @torch.no_grad()
+    def move(self, params: Sequence[Tensor], grads: Sequence[Tensor], memory: Sequence[Tensor], rates: Tensor) -> None:
+        """One step."""
+        one, two = self.betas
+        firsts, seconds = memory[: len(params)], memory[len(params) :]
+        for param, grad, first, second in zip(params, grads, firsts, seconds, strict=True):
+            change = grad + self.weight_decay * param if self.weight_decay else grad
+            first.lerp_(change, 1 - one)
+            second.mul_(two).addcmul_(change, change, value=1 - two)
+            param.sub_(rates[0] * first / (second.sqrt() / rates[1] + self.epsilon))
 
     def state(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The memory that a later round goes on with: ``steps`` int64 [1], ``first/<name>`` and ``second/<name>``.

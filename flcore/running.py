@@ -33,7 +33,7 @@ from flcore.engine.rounds import Observers, single_thread
 from flcore.errors import ConfigError, DataError
 from flcore.evaluation.scoring import Scorer
 from flcore.evaluation.summaries import summarise
-from flcore.experiment import Experiment
+from flcore.experiment import EngineChoice, Experiment
 from flcore.files import read_json
 from flcore.records import Record, load_record
 from flcore.run_folder import RunFiles, refuse_other_run, write_result, write_text
@@ -180,7 +180,9 @@ def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -
     if not files.history.exists():
         raise DataError(f"{directory}: no finished run there (history.jsonl is missing); run the train stage first")
     history = [json.loads(line) for line in files.history.read_text().splitlines()]
-    experiment = Experiment.open(config, prepared, partition, stack=False)  # nothing is trained here
+    experiment = Experiment.open(
+        config, prepared, partition, choice=EngineChoice(False, False)
+    )  # nothing is trained here
     server, _ = load_record(files.server)
 
     def memory(client: int) -> Record:

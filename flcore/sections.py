@@ -140,8 +140,10 @@ class EngineConfig:
     precision: Literal["float32", "tf32", "bf16"] = param(
         "float32", "of matrix products: tf32 on GPUs that have it, bf16 by autocast; weights and messages stay float32"
     )
-    compile: Literal["none", "default", "reduce-overhead"] = param(
-        "none", "torch.compile of the model's parts; reduce-overhead records CUDA graphs"
+    compile: Literal["none", "auto", "default"] = param(
+        "none",
+        "steps of local training as compiled programs, kept on disk (on a GPU as CUDA graphs): none, default, or auto, "
+        "which measures whether that pays",
     )
     ray_address: str | None = param(None, "of a Ray cluster; null starts Ray on this machine")
     gpus_per_worker: float = param(0.0, "ray: share of a GPU that each actor asks for", low=0)

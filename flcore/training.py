@@ -16,7 +16,7 @@ from flcore import plugins
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.energy import machine_meter
-from flcore.engine.local.choice import decide, default_cache
+from flcore.engine.local.choice import EngineDecision, decide, default_cache
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.pool.executors import Executor, InlineExecutor
 from flcore.engine.pool.process import local_pool, set_numerics
@@ -123,7 +123,7 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
     """Make the directory this run's own.
 
     Returns:
-        The experiment with ``engine.stack: auto`` decided and with the folder's copies of its plug-ins.
+        The experiment, with how clients are trained decided and with the folder's copies of its plug-ins.
     """
     if not replace:
         refuse_other_run(experiment.config, files.directory)
@@ -132,7 +132,7 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
                 f"{files.directory}: holds a run on other data; choose another folder, or delete that one"
             )
     files.directory.mkdir(parents=True, exist_ok=True)
-    decision = _stack_decision(files, experiment)
+    decision = _decision(files, experiment)
     config = dataclasses.replace(experiment.config, plugins=plugins.keep(experiment.config.plugins, files.directory))
     for path in (files.history, files.metrics, files.report):
         path.unlink(missing_ok=True)
@@ -148,21 +148,19 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
         "config_hash": experiment.hash,
         "code": code_fingerprint(experiment.config),
         "environment": dict(about),
-        "stack": decision,
+        "decision": vars(decision),
     }
     write_result(files.config, content)
-    return dataclasses.replace(experiment, config=config, stack=None if decision is None else decision["stack"])
+    return dataclasses.replace(experiment, config=config, choice=decision.choice)
 
 
-def _stack_decision(files: RunFiles, experiment: Experiment) -> dict[str, Any] | None:
-    """With ``engine.stack: auto`` the decision this run began with, else one found or measured now."""
-    if experiment.config.engine.stack != "auto":
-        return None
+def _decision(files: RunFiles, experiment: Experiment) -> EngineDecision:
+    """How clients are trained: as this run began, or as is configured, found or measured now."""
     if files.config.exists() and files.checkpoint.exists():
         before = described(files.directory)
-        if before["config_hash"] == experiment.hash and before.get("stack"):
-            return dict(before["stack"])
-    return dict(vars(decide(experiment, default_cache())))
+        if before["config_hash"] == experiment.hash and before.get("decision"):
+            return EngineDecision(**before["decision"])
+    return decide(experiment, default_cache())
 
 
 def _executor(experiment: Experiment, prepared: Path, partition: Path, checkpoint: Checkpoint) -> Executor:

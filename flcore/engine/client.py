@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flcore.engine.client_data import ClientData
 from flcore.engine.failures import TurnError, turn_part
+from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.serial import Outcome, SerialTrainer, Trainer
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.local.step import learning_rate
@@ -32,13 +33,20 @@ Result = tuple[Reply, Record] | Failure
 """A client's reply and what it remembers; or why there is none."""
 
 
+def make_trainer(experiment: Experiment) -> Trainer:
+    """Who trains: one client after the other, in stacks, or by programs."""
+    if experiment.compiled:
+        return CompiledTrainer(experiment)
+    return StackedTrainer(experiment) if experiment.stacked else SerialTrainer(experiment)
+
+
 class TurnRunner:
     """Carries out clients' turns in this process, on one intra-op thread."""
 
     def __init__(self, experiment: Experiment) -> None:
         """Build the modules; the experiment's data are used in place."""
         self.experiment = experiment
-        self._trainer: Trainer = StackedTrainer(experiment) if experiment.stacked else SerialTrainer(experiment)
+        self._trainer = make_trainer(experiment)
         self._forward = Forward(experiment)
         self._server: tuple[Record, Record] = (Record(), Record())
 

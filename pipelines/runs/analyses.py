@@ -65,11 +65,12 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
         from flcore.engine.rounds import single_thread
         from flcore.evaluation.analyses.base import FinishedRun, Result
         from flcore.evaluation.analyses.registry import ANALYSES
-        from flcore.experiment import Experiment
+        from flcore.experiment import EngineChoice, Experiment
         from flcore.records import Record, load_record
 
         single_thread()
-        experiment = Experiment.open(config, prepared, partition, stack=False)  # nothing is trained here
+        nothing_is_trained = EngineChoice(stack=False, compile=False)
+        experiment = Experiment.open(config, prepared, partition, choice=nothing_is_trained)
         if experiment.hash != run:
             raise DataError(
                 f"{directory}: the run has other data, another partition or another configuration than {prepared} and "

@@ -105,6 +105,6 @@ def _describe_again(run: PlacedRun) -> None:
     identity = run.config.identity()
     header = {"config": config, "identity": identity, "config_hash": run.hash, "code": run.code}
     header["environment"] = {"compared_by": compared_by(run.config)}  # of who made it, nothing is known here
-    write_result(files.config, header | {"stack": None})
+    write_result(files.config, header | {"decision": None})
     write_result(files.timing, {"rounds": [], "seconds": {}, "steps_per_second": None, "joules": None})
     write_inputs(run.directory, run.inputs)

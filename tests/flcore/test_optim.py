@@ -240,3 +240,22 @@ def test_nothing_to_keep_before_the_first_step() -> None:
         w = [torch.ones(2)]
         optimizer.step(w, [torch.ones(2)])
         assert w[0].tolist() == pytest.approx([0.9, 0.9])
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Sgd(0.1), lambda: Sgd(0.1, 0.9, 0.01), lambda: Adam(0.1), lambda: Adam(0.1, 0.01)], ids=str
+)
+def test_a_step_of_tensors_alone_is_the_same_step(make: Any) -> None:
+    """Five steps that keep their memory to themselves, and five that are given it, and their numbers, each time."""
+    generator = torch.Generator().manual_seed(0)
+    own = [torch.randn(shape, generator=generator) for shape in ((3, 4), (5,), ())]
+    given_ = [tensor.clone() for tensor in own]
+    ours, other = make(), make()
+    memory, rates = other.memory(given_), other.rates(5)
+    assert rates.dtype == torch.float32
+    for step in range(5):
+        grads = [torch.randn(tensor.shape, generator=generator) for tensor in own]
+        ours.step(own, [grad.clone() for grad in grads])
+        other.move(given_, grads, memory, rates[step])
+        for one, two in zip(own, given_, strict=True):
+            assert torch.allclose(one, two, rtol=1e-5, atol=1e-6)

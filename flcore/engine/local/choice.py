@@ -1,7 +1,9 @@
-"""``engine.stack: auto``: whether stacked clients are trained faster here, measured on the run's own first steps.
+"""``engine.stack: auto`` and ``engine.compile: auto``: how clients are trained fastest here, measured on first steps.
 
-On a CPU stacking helps small models and hurts large convolutions; on a GPU it should win by far for small models. So it
-is measured, per method, model, batch and device, and remembered.
+On a CPU stacking helps small models and hurts large convolutions, and compiled steps help nearly always, once they are
+compiled, which takes a minute; on a GPU stacks should win by far. So it is measured, per method, model, batch and
+device, and remembered. What is compiled already costs nothing; anything else is compiled only where the run is long
+enough to give that time back.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,49 +22,80 @@ import torch
 
 from flcore.engine.client import TurnRunner
 from flcore.engine.client_data import ClientData
-from flcore.engine.cohort import select_cohort, stacks, taking_part
+from flcore.engine.cohort import leg_steps, select_cohort, stacks, taking_part
+from flcore.engine.local.compiled import CompiledTrainer
+from flcore.engine.local.program import Compiler, NotThereError, compiler_missing, default_folder
 from flcore.engine.local.serial import SerialTrainer, Trainer
 from flcore.engine.local.stacked import StackedTrainer
-from flcore.errors import ConfigError
-from flcore.experiment import Experiment
+from flcore.errors import ConfigError, RunError
+from flcore.experiment import EngineChoice, Experiment
 from flcore.files import write_json
+from flcore.methods.vocabulary import Leg, Turn
 from flcore.provenance import code_fingerprint
 from flcore.records import Record
 
-_WORTH = 1.1  # stack only where it clearly pays
+_WORTH = 1.1  # leave the reference only where that clearly pays
 _PROBE_SECONDS = 0.3
+_COMPILE_SECONDS = 60.0  # of one program, until this machine has compiled some
+_LEAST_GAIN = 0.4  # share of the training's time that compiled steps save, at least, where they are taken
 
 
 @dataclass(frozen=True)
-class StackDecision:
-    """Whether to stack, and why.
+class EngineDecision:
+    """How to train, and why.
 
     Attributes:
-        stack: the decision.
-        serial: client steps per second one at a time; ``stacked``: in a stack; None where it was not measured.
+        stack: in stacks. compile: by programs.
+        serial: client steps per second one at a time; ``stacked``: in a stack; ``compiled``: by programs; None where
+            it was not measured.
+        compile_seconds: what compiling took now; None where nothing was compiled.
         reason: for people.
     """
 
     stack: bool
-    serial: float | None
-    stacked: float | None
-    reason: str
+    compile: bool
+    serial: float | None = None
+    stacked: float | None = None
+    compiled: float | None = None
+    compile_seconds: float | None = None
+    reason: str = ""
+
+    @property
+    def choice(self) -> EngineChoice:
+        """What the engine has to know of it."""
+        return EngineChoice(self.stack, self.compile)
 
 
-def decide(experiment: Experiment, cache: Path, clock: Callable[[], float] = time.perf_counter) -> StackDecision:
-    """The decision for a run with ``engine.stack: auto``, measured now or found in ``cache`` (a JSON file)."""
+def decide(
+    experiment: Experiment,
+    cache: Path,
+    clock: Callable[[], float] = time.perf_counter,
+    programs: Path | None = None,
+) -> EngineDecision:
+    """The decision for a run: what its configuration says, or where that is ``auto`` what is measured or remembered.
+
+    Args:
+        experiment: the run.
+        cache: a JSON file of earlier decisions. programs: the folder of compiled steps; None: this machine's.
+        clock: of the measurements.
+    """
+    engine = experiment.config.engine
+    missing = compiler_missing() if engine.compile != "none" and engine.device == "cpu" else None
+    if engine.stack != "auto" and (engine.compile != "auto" or missing):
+        return EngineDecision(engine.stack, engine.compile != "none" and not missing, reason=missing or "as configured")
     key = _key(experiment)
     known = json.loads(cache.read_text()) if cache.exists() else {}
     if key in known:
-        return StackDecision(**known[key])
-    decision = measure(experiment, clock)
-    write_json(cache, known | {key: vars(decision)})
+        return EngineDecision(**known[key])
+    decision, lasting = measure(experiment, clock, programs or default_folder())
+    if lasting:
+        write_json(cache, known | {key: vars(decision)})
     return decision
 
 
 def default_cache() -> Path:
-    """Where decisions of this machine are kept: ``protofl/stack.json`` in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "protofl" / "stack.json"
+    """Where decisions of this machine are kept: ``protofl/engine.json`` in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "protofl" / "engine.json"
 
 
 def _key(experiment: Experiment) -> str:
@@ -74,6 +108,7 @@ def _key(experiment: Experiment) -> str:
         "classes": meta.num_classes,
         "batch_size": config.local.batch_size,
         "stack_size": [config.engine.stack_size, config.engine.stack_memory_mb],
+        "asked": [config.engine.stack, config.engine.compile, compiler_missing()],
         "device": torch.cuda.get_device_name() if cuda else torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "code": code_fingerprint(config),
@@ -81,37 +116,157 @@ def _key(experiment: Experiment) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def measure(experiment: Experiment, clock: Callable[[], float] = time.perf_counter) -> StackDecision:
-    """Train a few steps both ways and compare client steps per second; nothing of it enters the run."""
-    stacked_run, serial_run = replace(experiment, stack=True), replace(experiment, stack=False)
+@dataclass
+class _Probe:
+    """The first steps of a run's first stack, to be trained in different ways; nothing of it enters the run."""
+
+    experiment: Experiment
+    leg: Leg
+    clients: Sequence[int]
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        """Receive as the clients would."""
+        runner = TurnRunner(replace(self.experiment, choice=EngineChoice(False, False)))
+        server = Record(self.experiment.method.start_server(self.experiment.setting))
+        self.turns: list[Turn] = [runner.receive(1, self.leg, client, server, Record()) for client in self.clients]
+        self.starts = [turn.with_statistics(self.experiment.method.begin(turn)) for turn in self.turns]
+        self.data = ClientData.of(self.experiment, self.clients, 1)
+
+    def seconds(self, trainer: Trainer, count: int, steps: int) -> float:
+        """Of so many steps of the first ``count`` clients."""
+        phases = [replace(self.leg.phases[0], steps=steps, epochs=None)]
+        begin = self.clock()
+        trainer.train(self.turns[:count], self.data[:count], self.starts[:count], phases, 0, {})
+        return self.clock() - begin
+
+
+def measure(
+    experiment: Experiment, clock: Callable[[], float] = time.perf_counter, programs: Path | None = None
+) -> tuple[EngineDecision, bool]:
+    """Train a few steps in every way that is open and compare client steps per second.
+
+    Returns:
+        The decision, and whether it holds for longer and shorter runs too.
+    """
+    engine = experiment.config.engine
+    stack, compile_ = engine.stack is True, engine.compile == "default"
     # A leg before it, such as a report of counts, may have nothing to train.
     leg = next((leg for leg in experiment.method.legs(1, experiment.setting) if leg.phases), None)
     if leg is None:
-        return StackDecision(False, None, None, "nothing is trained in the first round")
-    group = stacks(stacked_run, 1, leg, taking_part(experiment, leg, select_cohort(experiment, 1), ()))
-    if not group or len(group[0]) < 2:
-        return StackDecision(False, None, None, "no two clients fit into a stack")
-    runner = TurnRunner(serial_run)
-    server = Record(experiment.method.start_server(experiment.setting))
-    turns = [runner.receive(1, leg, client, server, Record()) for client in group[0]]
-    starts = [turn.with_statistics(experiment.method.begin(turn)) for turn in turns]
-    data = ClientData.of(experiment, group[0], 1)
+        return EngineDecision(stack, compile_, reason="nothing is trained in the first round"), True
+    stacked_run = replace(experiment, choice=EngineChoice(True, False))
+    cohort = taking_part(experiment, leg, select_cohort(experiment, 1), ())
+    group = stacks(stacked_run, 1, leg, cohort)
+    if not group:
+        return EngineDecision(stack, compile_, reason="nobody trains in the first round"), True
+    probe = _Probe(experiment, leg, group[0], clock)
+    serial = SerialTrainer(replace(experiment, choice=EngineChoice(False, False)))
+    probe.seconds(serial, 1, 2)
+    a_step = max(probe.seconds(serial, 1, 2) / 2, 1e-6)
+    steps = max(1, min(50, int(_PROBE_SECONDS / a_step / len(group[0]))))
+    trainers: dict[str, Trainer] = {"serial": serial}
+    reasons: list[str] = []
+    if engine.stack == "auto":
+        trainers |= _stacked(stacked_run, probe, reasons)
+    compile_seconds, lasting = None, True
+    if engine.compile == "auto" and engine.device == "cuda":
+        trainers |= _recorded(experiment, probe, stack=engine.stack is not False, reasons=reasons)
+    elif engine.compile == "auto":
+        total = sum(leg_steps(experiment, 1, leg, client) for client in cohort) * experiment.config.federation.rounds
+        folder = programs or default_folder()
+        found, compile_seconds, lasting = _compiled(experiment, probe, folder, total * a_step, reasons)
+        trainers |= found
+    if len(trainers) == 1:
+        return EngineDecision(stack, compile_, reason="; ".join(reasons)), lasting
+    measured = [[probe.seconds(one, len(group[0]), steps) for one in trainers.values()] for _ in range(3)]
+    times = dict(zip(trainers, map(min, zip(*measured, strict=True)), strict=True))
+    rates = {name: len(group[0]) * steps / max(seconds, 1e-9) for name, seconds in times.items()}
+    best = max(rates, key=lambda name: rates[name])
+    taken = best if rates[best] / rates["serial"] > _WORTH else "serial"
+    told = {"stacked": f"stacks of {len(group[0])}", "compiled": "compiled steps"}
+    compared = [
+        f"{told[name]} take {rate / rates['serial']:.2f} times the serial steps per second"
+        for name, rate in rates.items()
+        if name != "serial"
+    ]
+    decision = EngineDecision(
+        stack or taken == "stacked" or (taken == "compiled" and engine.device == "cuda" and engine.stack is not False),
+        compile_ or taken == "compiled",
+        rates["serial"],
+        rates.get("stacked"),
+        rates.get("compiled"),
+        compile_seconds,
+        "; ".join([*compared, *reasons]),
+    )
+    return decision, lasting
 
-    def seconds(trainer: Trainer, count: int, steps: int) -> float:
-        phases = [replace(leg.phases[0], steps=steps, epochs=None)]
-        begin = clock()
-        trainer.train(turns[:count], data[:count], starts[:count], phases, 0, {})
-        return clock() - begin
 
-    serial, stacked = SerialTrainer(serial_run), StackedTrainer(stacked_run)
-    seconds(serial, 1, 2)
-    steps = max(1, min(50, int(_PROBE_SECONDS / max(seconds(serial, 1, 2) / 2, 1e-6) / len(turns))))
+def _stacked(experiment: Experiment, probe: _Probe, reasons: list[str]) -> dict[str, Trainer]:
+    """The stacked trainer, tried out; nothing where it cannot be, with the reason."""
+    if len(probe.clients) < 2:
+        reasons.append("no two clients fit into a stack")
+        return {}
+    trainer = StackedTrainer(experiment)
     try:
-        seconds(stacked, len(turns), 1)
+        probe.seconds(trainer, len(probe.clients), 1)
     except ConfigError as error:
-        return StackDecision(False, None, None, str(error))
-    pairs = [(seconds(serial, len(turns), steps), seconds(stacked, len(turns), steps)) for _ in range(3)]
-    rates = [len(turns) * steps / min(times) for times in zip(*pairs, strict=True)]
-    faster = rates[1] / rates[0]
-    reason = f"stacks of {len(turns)} take {faster:.2f} times the serial steps per second"
-    return StackDecision(faster > _WORTH, rates[0], rates[1], reason)
+        reasons.append(str(error))
+        return {}
+    return {"stacked": trainer}
+
+
+def _compiled(
+    experiment: Experiment, probe: _Probe, folder: Path, training: float, reasons: list[str]
+) -> tuple[dict[str, Trainer], float | None, bool]:
+    """The trainer by programs, compiled now if that is given back by ``training`` seconds of the run.
+
+    Returns:
+        The trainer, or nothing; what compiling took; whether all that holds for other lengths of run.
+    """
+    missing = compiler_missing()
+    if missing:
+        reasons.append(missing)
+        return {}, None, True
+    run = replace(experiment, choice=EngineChoice(False, True))
+    begin, compiled_now = probe.clock(), False
+    try:
+        trainer = CompiledTrainer(run, Compiler(folder, new=False))
+        try:
+            probe.seconds(trainer, 1, 1)
+        except NotThereError:
+            expected = _expected_seconds(folder)
+            if training * _LEAST_GAIN < expected:
+                reasons.append(
+                    f"compiling takes about {expected:.0f} s, which {training:.0f} s of training do not repay"
+                )
+                return {}, None, False
+            compiled_now, trainer = True, CompiledTrainer(run, Compiler(folder))
+            probe.seconds(trainer, 1, 1)
+    except RunError as error:
+        reasons.append(str(error))
+        return {}, None, False
+    if trainer.refused:
+        reasons.append(f"not compiled: {'; '.join(sorted(trainer.refused))}")
+        return {}, None, True
+    return {"compiled": trainer}, probe.clock() - begin if compiled_now else None, True
+
+
+def _recorded(experiment: Experiment, probe: _Probe, *, stack: bool, reasons: list[str]) -> dict[str, Trainer]:
+    """The trainer by recorded kernels, tried out; nothing where it cannot be, with the reason."""
+    trainer = CompiledTrainer(replace(experiment, choice=EngineChoice(stack, True)))
+    try:
+        probe.seconds(trainer, len(probe.clients), 1)
+    except ConfigError as error:
+        reasons.append(str(error))
+        return {}
+    if trainer.refused:
+        reasons.append(f"not recorded: {'; '.join(sorted(trainer.refused))}")
+        return {}
+    return {"compiled": trainer}
+
+
+def _expected_seconds(folder: Path) -> float:
+    """What a program takes to compile here, from those that are there."""
+    known = [json.loads(path.read_text()).get("seconds") for path in folder.glob("*.json")]
+    return statistics.median([seconds for seconds in known if seconds] or [_COMPILE_SECONDS])

@@ -16,7 +16,6 @@ from flcore.engine.local.samples import Samples, drawn_labels, phase_samples
 from flcore.engine.local.step import (
     added,
     augmented,
-    compile_parts,
     loss_context,
     make_optimizer,
     precision,
@@ -93,8 +92,6 @@ class SerialTrainer:
         self.experiment = experiment
         self.module = experiment.new_module()
         self.model = ModuleView(self.module, experiment.setting.network, dict(self.module.named_parameters()))
-        if experiment.config.engine.compile != "none":
-            compile_parts(self.module, experiment.config.engine.compile)
         refuse_single_batches(experiment, self.module)
 
     def train(

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flcore.engine.client_data import ClientData
-from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable, refuse_single_batches, uses_batch_statistics
+from flcore.engine.local.batchnorm import refuse_single_batches, uses_batch_statistics
+from flcore.engine.local.client_loss import ClientLoss
 from flcore.engine.local.samples import drawn_labels, phase_samples
 from flcore.engine.local.serial import Outcome, Tables
 from flcore.engine.local.stacked_inputs import StackedBatch, StackedBatches, StackedContext
@@ -36,36 +35,12 @@ from flcore.engine.local.tape import record_tape
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
 from flcore.messages import Weights
-from flcore.methods.vocabulary import Batch, Phase, Turn
-from flcore.models.base import Backbone, Drops
-from flcore.models.network import Bound, Network, Values
-from flcore.models.view import ModuleView
+from flcore.methods.vocabulary import Phase, Turn
 from flcore.optim import clip_gradients
 from flcore.prototypes.class_means import class_sums
 
-
-class _StackedView(ModuleView):
-    """One client of a stack as its loss sees it."""
-
-    def __init__(
-        self,
-        module: Backbone,
-        network: Network,
-        params: Values,
-        drops: Drops | None,
-        layers: Sequence[MaskedBatchNorm],
-        mask: Tensor | None,
-    ) -> None:
-        super().__init__(module, network, params, drops)
-        self._layers, self._mask = layers, mask
-
-    def ask(self, part: str, inputs: Tensor, weights: Values | None) -> Tensor:
-        for layer in self._layers:
-            layer.mask = self._mask
-        return super().ask(part, inputs, weights)
-
-    def beside(self) -> ModuleView:
-        return _StackedView(self._module, self._network, self.params, None, self._layers, None)
+Noted = tuple[Tensor, Tensor]
+"""Sums of noted features by client and class, float64 [A, C, d], and how many they are, [A, C]."""
 
 
 class StackedTrainer:
@@ -74,10 +49,8 @@ class StackedTrainer:
     def __init__(self, experiment: Experiment) -> None:
         """Build the module whose values each step swaps for the stack's."""
         self.experiment = experiment
-        self.module = deepcopy(experiment.new_module())
-        self._bound = Bound(self.module)
-        maskable(self.module)
-        self._batchnorm_layers = [layer for layer in self.module.modules() if isinstance(layer, MaskedBatchNorm)]
+        self.loss = ClientLoss(experiment)
+        self.module = self.loss.module
         refuse_single_batches(experiment, self.module)
 
     def train(
@@ -160,7 +133,7 @@ class StackedTrainer:
         values: dict[str, Tensor],
         batches: StackedBatches,
         context: StackedContext,
-    ) -> tuple[dict[str, list[float]], tuple[Tensor, Tensor] | None]:
+    ) -> tuple[dict[str, list[float]], Noted | None]:
         """Train one phase in place.
 
         Returns:
@@ -171,7 +144,7 @@ class StackedTrainer:
         moving = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
         optimizer = make_optimizer(config.local, round_number, config.federation.rounds)
         sums: dict[str, Tensor] = {}
-        noted: tuple[Tensor, Tensor] | None = None
+        noted: Noted | None = None
         active = len(batches)
         for step in range(batches.steps):
             still = batches.active(step)
@@ -182,7 +155,7 @@ class StackedTrainer:
             batch, augmentation = batches.read(step)
             images = augmented(self.experiment, batch["images"], augmentation)
             batch["images"] = images.reshape(active, -1, *images.shape[1:])
-            noting = batches.noting(step)
+            noting = batches.noting(step, active)
             with precision(self.experiment):
                 terms, features = self._losses(phase, leaves, batch, context, active, noting=noting is not None)
             total = torch.stack(tuple(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values())).sum()
@@ -220,25 +193,11 @@ class StackedTrainer:
 
         Running statistics in ``values`` move in place.
         """
-        method = self.experiment.method
-        loss = phase.loss or method.loss
-        network = self.experiment.setting.network
-        parameters = [name for name, _ in self.module.named_parameters()]
 
         def one_client(
             values: Mapping[str, Tensor], batch: StackedBatch, own: Sequence[Tensor]
         ) -> tuple[dict[str, Tensor], list[Tensor]]:
-            (weight,) = batch["weight"] or (None,)
-            params = {name: values[name] for name in parameters}
-            seen = Batch(batch["images"], batch["labels"], weight, batch["draws"], batch["frozen"])
-
-            def run(module: Any) -> tuple[dict[str, Tensor], list[Tensor]]:
-                drops = batch["drops"] or None
-                view = _StackedView(module, network, params, drops, self._batchnorm_layers, weight)
-                terms = loss(view, seen, context.rebuild(own))
-                return terms, [view.take_noted(method.name)] if noting else []
-
-            return self._bound.call(values, run)
+            return self.loss(phase, values, batch, context.rebuild(own), noting=noting)
 
         try:
             found: tuple[dict[str, Tensor], list[Tensor]] = torch.vmap(one_client)(
@@ -253,8 +212,7 @@ class StackedTrainer:
                 f"{self.experiment.config.model_spec.name} ({first}); use engine.stack=false"
             ) from error
         finally:
-            for layer in self._batchnorm_layers:
-                layer.mask = None
+            self.loss.forget_masks()
         return found
 
 

@@ -17,6 +17,10 @@ StackedBatch = dict[str, Any]
 """Images, labels, drops, draws, frozen, and ``weight`` as a list of one tensor or none: vmap takes tensors only."""
 
 
+Path = tuple[str, ...]
+"""Where a value stands in nested mappings."""
+
+
 class StackedBatches:
     """The mini-batches of a phase for a stack whose clients are ordered by their number of steps, a step at a time."""
 
@@ -49,7 +53,12 @@ class StackedBatches:
         return int((self._sizes[:, step] > 0).sum())
 
     def read(self, step: int) -> tuple[StackedBatch, dict[str, Tensor]]:
-        """Images [A·W, ...], the rest by client ([A, W, ...], draws [A, ...]), and draws for images [A·W, ...]."""
+        """Of the clients that still have this step, as wide as the widest: ``images`` [A·W, ...], the rest by client.
+
+        Returns:
+            The batch ([A, W, ...], draws [A, ...]; a weight only where something is padded), and draws for images
+            [A·W, ...].
+        """
         active = self.active(step)
         sizes = self._sizes[:active, step]
         width = int(sizes.max())
@@ -74,9 +83,42 @@ class StackedBatches:
         augmentation = {name: draw[step, :active, :width].flatten(0, 1) for name, draw in self._augmentation.items()}
         return batch, augmentation
 
-    def noting(self, step: int) -> Tensor | None:
-        """Float [A, 1], 1 for the clients whose features of this step are averaged; None where nobody's are."""
-        wanted = self._noted_from[: self.active(step)] <= step
+    def read_whole(self, start: int, stop: int) -> tuple[StackedBatch, dict[str, Tensor]]:
+        """Steps of all clients, as wide as a mini-batch may be: ``images`` [T·A·B, ...], the rest [T, A, B, ...].
+
+        Returns:
+            The batches (draws [T, A, ...]; always a weight, [T, A, B]), and draws for images [T·A·B, ...].
+        """
+        chosen = slice(start, stop)
+        rows = self._rows[chosen]
+        flat = rows.reshape(-1)
+
+        def by_step(values: Tensor) -> Tensor:
+            return values.reshape(*rows.shape, *values.shape[1:])
+
+        weight = torch.arange(rows.shape[2]) < self._sizes.t()[chosen].unsqueeze(2)
+        batch = {
+            "images": self._samples.inputs(flat),
+            "labels": by_step(self._samples.labels.index_select(0, flat)),
+            "drops": {site: values[chosen] for site, values in self._drops.items()},
+            "draws": {name: values[chosen] for name, values in self._draws.items()},
+            "frozen": {name: by_step(table.index_select(0, flat)) for name, table in self._samples.tables.items()},
+            "weight": [weight.to(torch.float32).to(self._device)],
+        }
+        return batch, {name: draw[chosen].flatten(0, 2) for name, draw in self._augmentation.items()}
+
+    @property
+    def width(self) -> int:
+        """B, the most samples of a mini-batch."""
+        return int(self._rows.shape[2])
+
+    def going_on(self) -> Tensor:
+        """Bool [S, A]: who still has which step."""
+        return (self._sizes > 0).t().contiguous().to(self._device)
+
+    def noting(self, step: int, clients: int) -> Tensor | None:
+        """Float [clients, 1], 1 for those of the first ones whose features of this step are averaged; or None."""
+        wanted = self._noted_from[:clients] <= step
         return wanted.to(torch.float32).unsqueeze(1).to(self._device) if bool(wanted.any()) else None
 
 
@@ -89,7 +131,12 @@ def _padded(parts: Sequence[Tensor]) -> Tensor:
 
 
 class StackedContext:
-    """Contexts of a stack: tensors are stacked, tensors that all clients share and plain numbers are not.
+    """Contexts of a stack: tensors are stacked, tensors that all clients share and plain values are not.
+
+    Attributes:
+        plain: values that are no tensors, by path.
+        shared: tensors that are the same for all clients, by path.
+        own: tensors [A, ...] that are not, by path.
 
     Raises:
         ConfigError: contexts of two clients differ in names, types or shapes.
@@ -105,16 +152,16 @@ class StackedContext:
                     f"{self._refusal} client {turn.client}'s loss needs {sorted(flat)}, client {turns[0].client}'s "
                     f"{sorted(first)}; use engine.stack=false"
                 )
-        self._constants: dict[tuple[str, ...], Any] = {}
-        self._names: list[tuple[str, ...]] = []
-        self._tensors: list[Tensor] = []
+        self.plain: dict[Path, Any] = {}
+        self.shared: dict[Path, Tensor] = {}
+        self.own: dict[Path, Tensor] = {}
         for name, value in first.items():
             values = [flat[name] for flat in self._flat]
             if not isinstance(value, Tensor):
                 self._refuse_unless_equal(name, values)
-                self._constants[name] = value
+                self.plain[name] = value
             elif all(other is value or _same(other, value) for other in values):
-                self._constants[name] = value
+                self.shared[name] = value
             else:
                 if any(other.shape != value.shape for other in values):
                     shapes = sorted({tuple(other.shape) for other in values})
@@ -122,10 +169,9 @@ class StackedContext:
                         f"{self._refusal} {'.'.join(name)} of the loss has different shapes {shapes} at different "
                         "clients; use engine.stack=false"
                     )
-                self._names.append(name)
-                self._tensors.append(torch.stack(values))
+                self.own[name] = torch.stack(values)
 
-    def _refuse_unless_equal(self, name: tuple[str, ...], values: Sequence[Any]) -> None:
+    def _refuse_unless_equal(self, name: Path, values: Sequence[Any]) -> None:
         if any(other != values[0] for other in values):
             raise ConfigError(
                 f"{self._refusal} {'.'.join(name)} of the loss is a number that differs between clients; "
@@ -134,25 +180,30 @@ class StackedContext:
 
     def stacked(self, active: int) -> list[Tensor]:
         """What differs between clients, [A, ...] each."""
-        return [tensor[:active] for tensor in self._tensors]
+        return [tensor[:active] for tensor in self.own.values()]
 
     def rebuild(self, own: Sequence[Tensor]) -> Context:
         """One client's context, inside vmap."""
-        context: dict[str, Any] = {}
-        for name, value in (*self._constants.items(), *zip(self._names, own, strict=True)):
-            place = context
-            for part in name[:-1]:
-                place = place.setdefault(part, {})
-            place[name[-1]] = value
-        return context
+        return nested({**self.plain, **self.shared, **dict(zip(self.own, own, strict=True))})
+
+
+def nested(values: Mapping[Path, Any]) -> Context:
+    """A context of values by path."""
+    context: dict[str, Any] = {}
+    for path, value in values.items():
+        place = context
+        for part in path[:-1]:
+            place = place.setdefault(part, {})
+        place[path[-1]] = value
+    return context
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
     return first.shape == second.shape and first.dtype == second.dtype and torch.equal(first, second)
 
 
-def _flatten(context: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    flat: dict[tuple[str, ...], Any] = {}
+def _flatten(context: Mapping[str, Any], prefix: Path = ()) -> dict[Path, Any]:
+    flat: dict[Path, Any] = {}
     for name, value in context.items():
         if isinstance(value, Mapping):
             flat |= _flatten(value, (*prefix, name))

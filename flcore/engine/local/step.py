@@ -70,13 +70,6 @@ def precision(experiment: Experiment) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def compile_parts(module: Backbone, mode: str) -> None:
-    """Compile the model's parts (`torch.compile`; ``reduce-overhead`` records CUDA graphs)."""
-    for name in ("encode", "project", "classify"):
-        compiled = torch.compile(getattr(module, name), mode=None if mode == "default" else mode)
-        setattr(module, name, compiled)
-
-
 def added(first: tuple[Tensor, Tensor] | None, second: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
     """Sums and counts of both; None is nothing."""
     if first is None or second is None:

@@ -27,7 +27,7 @@ from flcore.engine.pool.groups import Group, StoppedError, train_group
 from flcore.engine.pool.workers import worker_count
 from flcore.engine.run_state import RunState
 from flcore.evaluation.scoring import Part, Request, Scorer
-from flcore.experiment import Experiment
+from flcore.experiment import EngineChoice, Experiment
 from flcore.records import Record
 
 _SECONDS_TO_LEAVE = 5
@@ -43,7 +43,8 @@ def local_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoi
     config = experiment.config
     # Not fork: the parent has threads (and perhaps CUDA), which a forked child inherits in an unknown state.
     context = multiprocessing.get_context("spawn")
-    arguments = (config.to_mapping(), experiment.stacked, str(prepared), str(partition), str(checkpoint.directory))
+    choice = (experiment.stacked, experiment.compiled)
+    arguments = (config.to_mapping(), choice, str(prepared), str(partition), str(checkpoint.directory))
     return PoolExecutor(
         lambda place: _Process(context, (place, *arguments)), worker_count(config.engine), experiment, checkpoint
     )
@@ -152,9 +153,15 @@ class _Worker:
     """What a worker process keeps between requests; loaded with the first one, whose errors go back like any."""
 
     def __init__(
-        self, place: int, config: Mapping[str, Any], stacked: bool, prepared: str, partition: str, folder: str
+        self,
+        place: int,
+        config: Mapping[str, Any],
+        choice: tuple[bool, bool],
+        prepared: str,
+        partition: str,
+        folder: str,
     ) -> None:
-        self._place, self._config, self._stacked = place, config, stacked
+        self._place, self._config, self._choice = place, config, EngineChoice(*choice)
         self._data = Path(prepared), Path(partition)
         self._checkpoint = Checkpoint(Path(folder))
         self._runner: TurnRunner | None = None
@@ -166,7 +173,7 @@ class _Worker:
     def _experiment(self) -> Experiment:
         config = Config.from_mapping(self._config)
         prepare_process(self._place, config.engine.precision)
-        return Experiment.open(config, *self._data, stack=self._stacked)
+        return Experiment.open(config, *self._data, choice=self._choice)
 
     def score(self, folder: str, number: int, request: Request, part: Part) -> dict[str, Any]:
         with located("scoring"):

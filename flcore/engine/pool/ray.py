@@ -28,7 +28,7 @@ from flcore.engine.pool.process import prepare_process
 from flcore.engine.pool.workers import worker_count
 from flcore.engine.run_state import RunState
 from flcore.errors import ConfigError
-from flcore.experiment import Experiment
+from flcore.experiment import EngineChoice, Experiment
 from flcore.files import replace_file
 from flcore.plugins import brought
 
@@ -47,11 +47,11 @@ def ray_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint
     shared = _Shared(ray, checkpoint, {"prepared": prepared, "partition": partition})
     engine = experiment.config.engine
     actor = ray.remote(num_cpus=1, num_gpus=engine.gpus_per_worker, max_restarts=0)(RayWorker)
-    config, stacked = experiment.config.to_mapping(), experiment.stacked
+    config, choice = experiment.config.to_mapping(), (experiment.stacked, experiment.compiled)
     sources = {plugin.name: plugin.source for plugin in experiment.config.plugins}
 
     def start(place: int) -> WorkerHandle:
-        return _Actor(ray, actor.remote(place, config, stacked, sources), shared)
+        return _Actor(ray, actor.remote(place, config, choice, sources), shared)
 
     return PoolExecutor(start, worker_count(engine), experiment, checkpoint)
 
@@ -179,9 +179,10 @@ def _write(directory: Path, files: Files) -> None:
 class RayWorker:
     """What runs in an actor: a worker with a checkpoint folder of its own."""
 
-    def __init__(self, place: int, config: Mapping[str, Any], stacked: bool, plugins: Files) -> None:
+    def __init__(self, place: int, config: Mapping[str, Any], choice: tuple[bool, bool], plugins: Files) -> None:
         """Keep what it is told; whatever may fail comes later, with a request that can answer."""
-        self._place, self._config, self._stacked, self._plugins = place, config, stacked, plugins
+        self._place, self._config, self._plugins = place, config, plugins
+        self._choice = EngineChoice(*choice)
         self._folder = tempfile.TemporaryDirectory(prefix="protofl-ray-")
         self._root = Path(self._folder.name)
         self._data: Mapping[str, Path] = {}
@@ -227,7 +228,7 @@ class RayWorker:
                 config = Config.from_mapping(brought(self._config, self._plugins, self._root))
                 prepare_process(self._place, config.engine.precision)
                 experiment = Experiment.open(
-                    config, self._data["prepared"], self._data["partition"], stack=self._stacked
+                    config, self._data["prepared"], self._data["partition"], choice=self._choice
                 )
                 self._runner = TurnRunner(experiment)
         return self._runner

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from flcore.errors import ConfigError
 from flcore.experiment import Experiment
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ for CPUs")
 
 
 def furthest(one: Any, other: Any) -> float:
@@ -34,18 +32,6 @@ def test_bf16_changes_the_last_bits_and_not_the_kind_of_weights(lab: Any, tmp_pa
         rough = one_round(lab, tmp_path / f"bf16-{stack}", engine__precision="bf16", engine__stack=stack)
         assert 0 < furthest(rough, exact) < 0.05  # bf16 has 8 bits: 0.4 % per product
         assert all(value.dtype == torch.float32 for value in rough.state.server["model"].params.values())
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_a_compiled_model_trains_the_same(lab: Any, tmp_path: Path) -> None:
-    exact = one_round(lab, tmp_path / "eager")
-    assert furthest(one_round(lab, tmp_path / "compiled", engine__compile="default"), exact) < 1e-4
-
-
-def test_stacked_clients_are_not_compiled(lab: Any) -> None:
-    with pytest.raises(ConfigError, match=r"engine\.compile = default: .*engine\.stack"):
-        lab.config(engine__compile="default", engine__stack=True)
 
 
 def test_a_missing_gpu_is_said_before_data_are_used(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:

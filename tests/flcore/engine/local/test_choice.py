@@ -1,4 +1,4 @@
-"""engine.stack = auto: measured with a clock that is an argument, remembered, and without influence on the run."""
+"""engine.stack and engine.compile = auto: measured with a clock that is an argument, and harmless to the run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from flcore.engine.local import choice as stacking
-from flcore.engine.local.choice import StackDecision, decide, default_cache, measure
-from flcore.experiment import Experiment
+from flcore.engine.local.choice import EngineDecision, decide, default_cache, measure
+from flcore.engine.local.program import Compiler, DirectMaker, NotThereError
+from flcore.errors import RunError
+from flcore.experiment import EngineChoice, Experiment
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.vocabulary import Leg
 
@@ -61,8 +63,9 @@ def test_the_faster_one_is_taken(
     lab: Any, stacked: float, expected: bool, faster: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four clients at one second per client and step, or so many seconds per step of all four."""
-    decision = measure(auto(lab), Speeds(monkeypatch, 1.0, stacked))
-    assert decision.stack is expected
+    decision, lasting = measure(auto(lab), Speeds(monkeypatch, 1.0, stacked))
+    assert lasting
+    assert (decision.stack, decision.compile) == (expected, False)
     assert decision.serial == pytest.approx(1.0)
     assert decision.stacked == pytest.approx(4 / stacked)
     assert decision.reason == f"stacks of 4 take {faster:.2f} times the serial steps per second"
@@ -70,7 +73,7 @@ def test_the_faster_one_is_taken(
 
 def test_a_decision_is_remembered(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the given file; another method, model or batch size is measured for itself."""
-    cache, clock = tmp_path / "deep" / "stack.json", Speeds(monkeypatch, 1.0, 1.0)
+    cache, clock = tmp_path / "deep" / "engine.json", Speeds(monkeypatch, 1.0, 1.0)
     first = decide(auto(lab), cache, clock)
     measured = clock.measured
     assert measured > 0
@@ -85,7 +88,7 @@ def test_a_decision_is_remembered(lab: Any, tmp_path: Path, monkeypatch: pytest.
         decide(lab.experiment(**{"engine__stack": "auto", **changes}), cache, clock)
         assert clock.measured > before, changes
     assert len(json.loads(cache.read_text())) == 5
-    assert [path.name for path in cache.parent.iterdir()] == ["stack.json"]
+    assert [path.name for path in cache.parent.iterdir()] == ["engine.json"]
     # What does not change the speed of a step is not measured again.
     before = clock.measured
     assert decide(auto(lab, seed=7, federation__rounds=9, local__lr=0.5), cache, clock) == first
@@ -93,12 +96,12 @@ def test_a_decision_is_remembered(lab: Any, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_what_is_remembered_is_believed(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, clock = tmp_path / "stack.json", Speeds(monkeypatch, 1.0, 1.0)
+    cache, clock = tmp_path / "engine.json", Speeds(monkeypatch, 1.0, 1.0)
     assert decide(auto(lab), cache, clock).stack
     known = json.loads(cache.read_text())
     (key,) = known
-    cache.write_text(json.dumps({key: {"stack": False, "serial": 1.0, "stacked": 2.0, "reason": "by hand"}}))
-    assert decide(auto(lab), cache, clock) == StackDecision(False, 1.0, 2.0, "by hand")
+    cache.write_text(json.dumps({key: {"stack": False, "compile": False, "serial": 1.0, "reason": "by hand"}}))
+    assert decide(auto(lab), cache, clock) == EngineDecision(False, False, 1.0, reason="by hand")
 
 
 @dataclass(frozen=True)
@@ -127,51 +130,145 @@ class Mute(FedAvg):
 
 
 def test_what_cannot_be_stacked_is_not(lab: Any) -> None:
-    decision = measure(auto(lab, algorithm=Branching()))
+    decision, _ = measure(auto(lab, algorithm=Branching()))
     assert (decision.stack, decision.serial, decision.stacked) == (False, None, None)
     assert "branching cannot be trained on stacked clients" in decision.reason
-    alone = measure(auto(lab, method__name="central"))
-    assert alone == StackDecision(False, None, None, "no two clients fit into a stack")
-    one = measure(lab.experiment(engine={"stack": "auto", "stack_size": 1}))
-    assert one == StackDecision(False, None, None, "no two clients fit into a stack")
-    mute = measure(auto(lab, algorithm=Mute()))
-    assert mute == StackDecision(False, None, None, "nothing is trained in the first round")
+    alone, _ = measure(auto(lab, method__name="central"))
+    assert alone == EngineDecision(False, False, reason="no two clients fit into a stack")
+    one, _ = measure(lab.experiment(engine={"stack": "auto", "stack_size": 1}))
+    assert one == EngineDecision(False, False, reason="no two clients fit into a stack")
+    mute, _ = measure(auto(lab, algorithm=Mute()))
+    assert mute == EngineDecision(False, False, reason="nothing is trained in the first round")
 
 
 def test_a_leg_that_trains_nothing_is_passed_over(lab: Any) -> None:
     """What is measured is the training behind it, as behind FedMLP's report of counts."""
-    assert measure(auto(lab, algorithm=Silent())).serial is not None
+    assert measure(auto(lab, algorithm=Silent()))[0].serial is not None
 
 
 def test_a_round_without_clients_decides_nothing(lab: Any) -> None:
-    assert not measure(auto(lab, federation__dropout=0.999)).stack
+    assert not measure(auto(lab, federation__dropout=0.999))[0].stack
 
 
 @pytest.mark.parametrize("stack", [False, True])
 def test_measuring_changes_nothing_of_the_run(lab: Any, stack: bool, tmp_path: Path) -> None:
     """The bytes of a run decided after measuring are those of one that was told so, but for the name of the run."""
     changes = {"method__name": "fedproto", "data__augmentation": "crop_flip", "model": {"name": "fedproto_cnn"}}
-    told = lab.run(replace(auto(lab, **changes), stack=stack), tmp_path / "told").bytes
+    told = lab.run(replace(auto(lab, **changes), choice=EngineChoice(stack, False)), tmp_path / "told").bytes
     experiment = auto(lab, **changes)
     generator = torch.random.get_rng_state()
-    decide(experiment, tmp_path / "stack.json")
+    decide(experiment, tmp_path / "engine.json")
     assert torch.equal(torch.random.get_rng_state(), generator)
-    assert lab.run(replace(experiment, stack=stack), tmp_path / "measured").bytes == told
+    assert lab.run(replace(experiment, choice=EngineChoice(stack, False)), tmp_path / "measured").bytes == told
     direct = lab.run(lab.experiment(engine__stack=stack, **changes), tmp_path / "direct").bytes
     assert direct["history.jsonl"] == told["history.jsonl"]
 
 
 def test_auto_has_to_be_decided_before_training(lab: Any) -> None:
-    with pytest.raises(ValueError, match=r"^engine\.stack = auto is not decided yet$"):
-        auto(lab).stacked  # noqa: B018
-    assert replace(auto(lab), stack=True).stacked
-    assert not replace(auto(lab), stack=False).stacked
-    assert replace(lab.experiment(), stack=True).stacked is False  # what the file says goes before
+    for undecided in (auto(lab), lab.experiment(engine__compile="auto")):
+        with pytest.raises(ValueError, match=r"^engine\.stack or engine\.compile = auto is not decided yet$"):
+            undecided.stacked  # noqa: B018
+        for choice in (EngineChoice(True, False), EngineChoice(False, True)):
+            decided = replace(undecided, choice=choice)
+            assert (decided.stacked, decided.compiled) == (choice.stack, choice.compile)
+
+
+# ---- compiled steps ----------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """A machine whose compiler takes no time of ours: programs are called as they are, at so many seconds a step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, *, compiled: float, there: bool) -> None:
+        self.speeds, self.folder, self.made = Speeds(monkeypatch, 1.0, 1.0), folder, 0
+        machine = self
+
+        class Fake(Compiler):
+            def make(self, function: Any, example: Any, moved: int, facts: Any) -> Any:
+                if not there and not self._new:
+                    raise NotThereError
+                machine.made += self._new
+                return DirectMaker().make(function, example, moved, facts)
+
+        class Compiled(stacking.CompiledTrainer):
+            def train(self, *arguments: Any) -> Any:
+                outcomes = super().train(*arguments)
+                machine.speeds.now += compiled * sum(outcome.steps for outcome in outcomes)
+                return outcomes
+
+        monkeypatch.setattr(stacking, "Compiler", Fake)
+        monkeypatch.setattr(stacking, "CompiledTrainer", Compiled)
+        monkeypatch.setattr(stacking, "compiler_missing", lambda: None)
+
+    def measure(self, lab: Any, **changes: Any) -> tuple[EngineDecision, bool]:
+        return measure(lab.experiment(engine__compile="auto", **changes), self.speeds, self.folder)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.25, True), (0.95, False), (3.0, False)])
+def test_compiled_steps_are_taken_where_they_are_faster(
+    lab: Any, seconds: float, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One second a step serially, so many compiled; 0.95 is 1.05 times as fast, which is not worth it."""
+    decision, lasting = Machine(monkeypatch, tmp_path, compiled=seconds, there=True).measure(lab)
+    assert (decision.stack, decision.compile, lasting) == (False, expected, True)
+    assert decision.compiled == pytest.approx(1 / seconds)
+    assert decision.compile_seconds is None
+    assert decision.reason == f"compiled steps take {1 / seconds:.2f} times the serial steps per second"
+
+
+@pytest.mark.parametrize(("known", "rounds", "expected"), [(None, 20, True), (None, 5, False), (2000.0, 20, False)])
+def test_compiling_is_waited_for_where_the_run_gives_it_back(
+    lab: Any, known: float | None, rounds: int, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four clients of 30 images, two steps of 16 each, one second a step: 8 s a round, of which 40 % is hoped for.
+
+    20 rounds give 64 s, more than the 60 s that compiling takes as far as anybody knows, or less than the 2,000 s that
+    it is known to take; 5 rounds give 16 s. What a short run decides does not hold for a longer one.
+    """
+    clients = [range(end - 30, end) for end in (30, 60, 90, 120)]
+    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
+    if known is not None:
+        (tmp_path / "one.json").write_text(json.dumps({"terms": ["cross_entropy"], "seconds": known}))
+    machine = Machine(monkeypatch, tmp_path, compiled=0.25, there=False)
+    changes = {"federation": {"rounds": rounds}, "local": {"epochs": 1, "batch_size": 16}}
+    decision, lasting = machine.measure(lab, partition=partition, **changes)
+    assert (decision.compile, lasting, machine.made > 0) == (expected, expected, expected)
+    if not expected:
+        about = f"{known or 60:.0f} s, which {8 * rounds} s of training do not repay"
+        assert decision.reason == f"compiling takes about {about}"
+
+
+def test_without_a_compiler_nothing_is_compiled(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said in one line, whether it was asked for or left to be measured; and that decision is the run's."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    for asked in ("default", "auto"):
+        decision = decide(lab.experiment(engine__compile=asked), tmp_path / "engine.json")
+        assert decision == EngineDecision(False, False, reason="no C++ compiler (no-such-compiler) on this machine")
+
+
+def test_a_loss_that_cannot_be_traced_is_left_as_it_is(lab: Any, tmp_path: Path) -> None:
+    """Tracing is real here; it ends before anything would be compiled."""
+    changes = {"algorithm": Branching(), "federation__rounds": 100_000}
+    decision, lasting = measure(lab.experiment(engine__compile="auto", **changes), programs=tmp_path)
+    assert (decision.compile, lasting) == (False, True)
+    assert decision.reason.startswith("not compiled: ")
+
+
+def test_a_failing_compiler_decides_against_compiling(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: Any) -> Any:
+        raise RunError("engine.compile: the compiler failed (by hand)")
+
+    monkeypatch.setattr(Compiler, "make", failing)
+    decision, lasting = measure(lab.experiment(engine__compile="auto"), programs=tmp_path)
+    assert (decision.compile, lasting) == (False, False)
+    assert decision.reason == "engine.compile: the compiler failed (by hand)"
 
 
 def test_where_decisions_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache() == tmp_path / "protofl" / "stack.json"
+    assert default_cache() == tmp_path / "protofl" / "engine.json"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert default_cache() == tmp_path / "home" / ".cache" / "protofl" / "stack.json"
+    assert default_cache() == tmp_path / "home" / ".cache" / "protofl" / "engine.json"

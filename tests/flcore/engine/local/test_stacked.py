@@ -17,7 +17,9 @@ from torch import nn
 
 from flcore.engine.client import TurnRunner
 from flcore.engine.client_data import ClientData
+from flcore.engine.local import compiled
 from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
+from flcore.engine.local.program import DirectMaker
 from flcore.engine.local.samples import GivenSamples
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.turns import Failure
@@ -42,9 +44,24 @@ def model_of(method: str) -> str:
     return "projection" if method == "fedcspc" else "batchnorm"
 
 
-def pair(lab: Any, **changes: Any) -> tuple[Any, Any]:
-    """The same experiment, trained one client after the other and in stacks of up to eight."""
-    return lab.experiment(**changes), lab.experiment(engine__stack=True, **changes)
+STACKED = {"stack": True}
+ENGINES = {
+    "stacked": STACKED,
+    "program": {"compile": "default"},
+    "program of a stack": {**STACKED, "compile": "default"},
+}
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Ways to train that agree with one client after the other; programs are called as they are, not compiled."""
+    monkeypatch.setattr(compiled, "Compiler", lambda folder: DirectMaker())
+    return ENGINES[request.param]
+
+
+def pair(lab: Any, engine: dict[str, Any] = STACKED, **changes: Any) -> tuple[Any, Any]:
+    """The same experiment, trained one client after the other and in stacks of up to eight, or in another way."""
+    return lab.experiment(**changes), lab.experiment(engine=engine, **changes)
 
 
 def replies(lab: Any, experiment: Any, state: Any = None, memory: Any = None, number: int = 1) -> dict[int, Any]:
@@ -84,13 +101,15 @@ def assert_close(
         *itertools.product(["fedavg", "fedproto"], ["dropout", "projection"]),
     ],
 )
-def test_one_step_of_every_method(lab: Any, distance: Any, method: str, model: str, tmp_path: Path) -> None:
+def test_one_step_of_every_method(
+    lab: Any, distance: Any, method: str, model: str, engine: dict[str, Any], tmp_path: Path
+) -> None:
     """In round 2, so that anchors and prototypes are there: 1e-5 of each array's largest value."""
     changes = {"method__name": method, "model": MODELS[model], "local__lr": 0.1}
     before = lab.run(lab.experiment(**changes, federation__rounds=1), tmp_path / "one")
     found = [
         replies(lab, experiment, before.state, before.memory, number=2)
-        for experiment in pair(lab, **changes, local__steps=1)
+        for experiment in pair(lab, engine, **changes, local__steps=1)
     ]
     initial = lab.experiment(**changes).setting.initial
     assert_close(*found, initial, distance, 1e-5)
@@ -112,22 +131,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def unequal(lab: Any, sizes: Sequence[int] = UNEQUAL, **changes: Any) -> tuple[Any, Any]:
+def unequal(
+    lab: Any, engine: dict[str, Any] = STACKED, sizes: Sequence[int] = UNEQUAL, **changes: Any
+) -> tuple[Any, Any]:
     """Clients of so many samples: other numbers of steps, and a last mini-batch of another size, each."""
     ends = np.cumsum(sizes)
     clients = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
     partition = lab.by_hand(lab.dataset, clients, [range(60)] * len(sizes))
-    return pair(lab, partition=partition, **changes)
+    return pair(lab, engine, partition=partition, **changes)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_turn_of_unequal_clients(lab: Any, distance: Any, variant: str) -> None:
+def test_a_turn_of_unequal_clients(lab: Any, distance: Any, variant: str, engine: dict[str, Any]) -> None:
     """Two passes over 2 to 37 samples in batches of 16: up to six steps, the last of 2 to 5 samples: 1e-4.
 
     A rounding of 6e-8 grows with each step; Adam divides a gradient by its size, which enlarges small ones.
     """
     changes = {"local__epochs": 2, **VARIANTS[variant]}
-    serial, stacked = unequal(lab, **changes)
+    serial, stacked = unequal(lab, engine, **changes)
     tolerance = 1e-3 if variant == "adam" else 1e-4
     assert_close(replies(lab, serial), replies(lab, stacked), serial.setting.initial, distance, tolerance)
 
@@ -188,10 +209,10 @@ class HeadThenBody(Local):
 
 
 @pytest.mark.parametrize("model", [FEDGEN, MODELS["projection"]], ids=["batchnorm", "projection"])
-def test_phases_of_unequal_clients(lab: Any, distance: Any, model: Any) -> None:
+def test_phases_of_unequal_clients(lab: Any, distance: Any, model: Any, engine: dict[str, Any]) -> None:
     """Momentum, clipping and decay start afresh in each phase; frozen parts and their statistics do not move at all."""
     changes = {"local": {"lr": 0.05, "batch_size": 16, "momentum": 0.9, "clip": 1.0, "weight_decay": 0.01}}
-    serial, stacked = unequal(lab, algorithm=HeadThenBody(), model=model, **changes)
+    serial, stacked = unequal(lab, engine, algorithm=HeadThenBody(), model=model, **changes)
     first, second = replies(lab, serial), replies(lab, stacked)
     assert_close(first, second, serial.setting.initial, distance, 1e-4)
     assert set(second[4][0].losses) == {"cross_entropy", "vectors"}

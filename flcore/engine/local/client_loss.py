@@ -1,0 +1,89 @@
+"""One client's loss as a function of values alone: what stacks map over clients, and what is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from torch import Tensor
+
+from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
+from flcore.experiment import Experiment
+from flcore.methods.vocabulary import Batch, Context, Phase
+from flcore.models.base import Backbone, Drops
+from flcore.models.network import Bound, Network, Values
+from flcore.models.view import ModuleView
+
+
+class MaskedView(ModuleView):
+    """A client as its loss sees it, whose mini-batch may be padded."""
+
+    def __init__(
+        self,
+        module: Backbone,
+        network: Network,
+        params: Values,
+        drops: Drops | None,
+        layers: Sequence[MaskedBatchNorm],
+        mask: Tensor | None,
+    ) -> None:
+        """View ``module``; ``mask`` [B] is 1 for samples that count, None where all do; ``layers`` have to know it."""
+        super().__init__(module, network, params, drops)
+        self._layers, self._mask = layers, mask
+
+    def ask(self, part: str, inputs: Tensor, weights: Values | None) -> Tensor:
+        """As :class:`ModuleView`, with the mask in every BatchNorm layer."""
+        for layer in self._layers:
+            layer.mask = self._mask
+        return super().ask(part, inputs, weights)
+
+    def beside(self) -> ModuleView:
+        """For inputs none of which is padded."""
+        return MaskedView(self._module, self._network, self.params, None, self._layers, None)
+
+
+class ClientLoss:
+    """The loss terms of a client's mini-batch, of any phase; the module is a shell for the values that are given."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        """Build the module."""
+        self.experiment = experiment
+        self.module = deepcopy(experiment.new_module())
+        self._bound = Bound(self.module)
+        maskable(self.module)
+        self._layers = [layer for layer in self.module.modules() if isinstance(layer, MaskedBatchNorm)]
+        self._parameters = [name for name, _ in self.module.named_parameters()]
+
+    def __call__(
+        self, phase: Phase, values: Values, batch: Mapping[str, Any], context: Context, *, noting: bool
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Every loss term, and if asked the features that were noted, [B, d].
+
+        Args:
+            phase: whose loss it is.
+            values: parameters and buffers; running statistics among them move in place.
+            batch: ``images`` [B, ...], ``labels`` [B], ``weight`` as a list of one mask [B] or none, ``drops``,
+                ``draws`` and ``frozen`` by name.
+            context: constants of the loss.
+            noting: whether features are asked for.
+        """
+        method = self.experiment.method
+        loss = phase.loss or method.loss
+        (weight,) = batch["weight"] or (None,)
+        params = {name: values[name] for name in self._parameters}
+        seen = Batch(batch["images"], batch["labels"], weight, batch["draws"], batch["frozen"])
+
+        def run(module: Any) -> tuple[dict[str, Tensor], list[Tensor]]:
+            view = MaskedView(
+                module, self.experiment.setting.network, params, batch["drops"] or None, self._layers, weight
+            )
+            terms = loss(view, seen, context)
+            return terms, [view.take_noted(method.name)] if noting else []
+
+        return self._bound.call(values, run)
+
+    def forget_masks(self) -> None:
+        """Leave nothing of a step in the module."""
+        for layer in self._layers:
+            layer.mask = None

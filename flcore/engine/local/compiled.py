@@ -1,0 +1,240 @@
+"""Local training by programs: one client's step, or a stack's, compiled to one piece of machine code.
+
+On a CPU a program is one client's step: its intermediate tensors stay in the cache, clients with fewer steps cost
+nothing, and a call costs microseconds, so that stacking would add passes over larger tensors and nothing else. On a GPU
+it is the step of a stack, recorded.
+
+Results agree with the serial trainer to float32 rounding, and are the same bytes wherever the same program runs. A
+step that cannot be a program is carried out as without: serially, or in a stack as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flcore.engine.client_data import ClientData
+from flcore.engine.local.convolution import by_columns
+from flcore.engine.local.program import Compiler, Maker, NotCompilableError, Program, Recorder, default_folder
+from flcore.engine.local.serial import Outcome, SerialTrainer, Tables
+from flcore.engine.local.stacked import Noted, StackedTrainer
+from flcore.engine.local.stacked_inputs import Path, StackedBatches, StackedContext
+from flcore.engine.local.step import augmented, make_optimizer
+from flcore.engine.local.step_function import StepFunction
+from flcore.experiment import Experiment
+from flcore.messages import Weights
+from flcore.methods.vocabulary import Phase, Turn
+from flcore.prototypes.class_means import class_sums
+from flcore.provenance import code_fingerprint
+
+logger = logging.getLogger(__name__)
+
+_MOST_BYTES = 16 * 2**20
+"""Mini-batches that are gathered at once."""
+
+
+class CompiledTrainer(StackedTrainer):
+    """Trains by programs: clients one after the other, or where the run stacks them, those of a stack at once."""
+
+    def __init__(self, experiment: Experiment, maker: Maker | None = None) -> None:
+        """Build the module.
+
+        Args:
+            experiment: the run. maker: of programs; None: the compiler, with this machine's folder.
+        """
+        super().__init__(experiment)
+        by_columns(self.module)
+        self._maker = maker or (Recorder() if experiment.config.engine.device == "cuda" else Compiler(default_folder()))
+        self._programs: dict[str, Program] = {}
+        self.refused: set[str] = set()
+        self._otherwise = StackedTrainer(experiment) if experiment.stacked else SerialTrainer(experiment)
+        self._run_facts = _facts(experiment)
+
+    def train(
+        self,
+        turns: Sequence[Turn],
+        data: Sequence[ClientData],
+        starts: Sequence[Weights],
+        phases: Sequence[Phase],
+        first_phase: int,
+        tables: Tables,
+    ) -> list[Outcome]:
+        """One outcome per turn, in order."""
+        if self.experiment.stacked:
+            return self._train(turns, data, starts, phases, first_phase, tables)
+        outcomes: list[Outcome] = []
+        for index, (turn, own, start) in enumerate(zip(turns, data, starts, strict=True)):
+            looked_up = {name: [values[index]] for name, values in tables.items()}
+            outcomes += self._train([turn], [own], [start], phases, first_phase, looked_up)
+        return outcomes
+
+    def _train(
+        self,
+        turns: Sequence[Turn],
+        data: Sequence[ClientData],
+        starts: Sequence[Weights],
+        phases: Sequence[Phase],
+        first_phase: int,
+        tables: Tables,
+    ) -> list[Outcome]:
+        try:
+            return super().train(turns, data, starts, phases, first_phase, tables)
+        except NotCompilableError as error:
+            # Nothing of the turn is kept: all its phases are done again in the other way, which depends on the
+            # method's code alone and so is the same in every process.
+            reason = str(error)
+            if reason not in self.refused:
+                self.refused.add(reason)
+                logger.warning("engine.compile: %s is not compiled (%s)", self.experiment.method.name, reason)
+            return self._otherwise.train(turns, data, starts, phases, first_phase, tables)
+
+    def _run_phase(
+        self,
+        phase: Phase,
+        round_number: int,
+        values: dict[str, Tensor],
+        batches: StackedBatches,
+        context: StackedContext,
+    ) -> tuple[dict[str, list[float]], Noted | None]:
+        if batches.steps == 0:
+            return {}, None
+        config, stacked = self.experiment.config, self.experiment.stacked
+        moving = tuple(name for name, parameter in self.module.named_parameters() if parameter.requires_grad)
+        optimizer = make_optimizer(config.local, round_number, config.federation.rounds)
+        noting = phase.note != "none"
+        plain, constant = _constants(context, self.experiment.config.engine.device)
+        # In place of the stack's own rows: the program moves them.
+        held: dict[Path, Tensor] = {("value", name): value if stacked else value[0] for name, value in values.items()}
+        memory = optimizer.memory([held["value", name] for name in moving])
+        held |= {("memory", str(number)): tensor for number, tensor in enumerate(memory)} | constant
+        rates = optimizer.rates(batches.steps).to(config.engine.device)
+        fixed, number = list(held.values()), 0
+        program: Program | None = None
+        outputs: list[list[Tensor]] = []
+        noted: Noted | None = None
+        for paths, moments in self._moments(batches, rates):
+            if program is None:
+                step_function = StepFunction(self.loss, phase, moving, optimizer, plain, stacked, noting)
+                moved = len(values) + len(memory)
+                program = self._program(step_function, held | dict(zip(paths, moments[0], strict=True)), moved)
+            for moment in moments:
+                found = program.run(fixed, moment)
+                outputs.append(found[: len(program.terms)])
+                wanted = batches.noting(number, len(batches)) if noting else None
+                if wanted is not None:
+                    noted = self._note(noted, found[-1], dict(zip(paths, moment, strict=True)), wanted)
+                number += 1
+        assert program is not None
+        program.finish()
+        return self._sums(program.terms, outputs, batches), noted
+
+    def _moments(self, batches: StackedBatches, rates: Tensor) -> Iterator[tuple[list[Path], list[tuple[Tensor, ...]]]]:
+        """What is each step's own, some steps at a time: in what order, and by step the tensors."""
+        alive = batches.going_on()
+        a_step = 4 * len(batches) * batches.width * math.prod(self.experiment.dataset.meta.shape)
+        at_once = max(1, _MOST_BYTES // a_step)
+        for start in range(0, batches.steps, at_once):
+            chosen = slice(start, min(start + at_once, batches.steps))
+            batch, augmentation = batches.read_whole(chosen.start, chosen.stop)
+            images = augmented(self.experiment, batch["images"], augmentation)
+            labels = batch["labels"]
+            found: dict[Path, Tensor] = {
+                ("images",): images.reshape(*labels.shape, *images.shape[1:]),
+                ("labels",): labels,
+                ("weight",): batch["weight"][0],
+            }
+            for kind, name in (("drop", "drops"), ("draw", "draws"), ("frozen", "frozen")):
+                found |= {(kind, key): tensor for key, tensor in batch[name].items()}
+            if self.experiment.stacked:
+                found["alive",] = alive[chosen]
+            else:
+                found = {path: tensor[:, 0] for path, tensor in found.items()}
+            found["rates",] = rates[chosen]
+            by_path = [tensor.contiguous().unbind(0) for tensor in found.values()]
+            yield list(found), list(zip(*by_path, strict=True))
+
+    def _program(self, function: StepFunction, example: Mapping[Path, Tensor], moved: int) -> Program:
+        """The program of a phase, whose name says all that its step depends on besides tensors.
+
+        Raises:
+            NotCompilableError: it cannot be one.
+        """
+        facts = self._facts(function, list(example))
+        name = repr((facts, [(tensor.dtype, tuple(tensor.shape)) for tensor in example.values()]))
+        if name not in self._programs:
+            paths = list(example)
+
+            def by_position(tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+                return function(dict(zip(paths, tensors, strict=True)))
+
+            try:
+                self._programs[name] = self._maker.make(by_position, list(example.values()), moved, facts)
+            finally:
+                self.loss.forget_masks()
+        return self._programs[name]
+
+    def _facts(self, function: StepFunction, paths: list[Path]) -> dict[str, Any]:
+        phase = function.phase
+        plain = {".".join(path): repr(value) for path, value in function.plain.items()}
+        for name, text in plain.items():
+            if " at 0x" in text:
+                raise NotCompilableError(f"{name} of its context is an object without a name of its own")
+        loss = phase.loss or self.experiment.method.loss
+        return {
+            **self._run_facts,
+            "phase": [list(phase.trainable), phase.source, phase.note, getattr(loss, "__qualname__", repr(loss))],
+            "training": [name for name, module in self.module.named_modules() if module.training],
+            "plain": plain,
+            "stacked": function.stacked,
+            "inputs": [list(path) for path in paths],
+        }
+
+    def _note(self, noted: Noted | None, features: Tensor, moment: Mapping[Path, Tensor], wanted: Tensor) -> Noted:
+        """With what a step noted added, [A, C, d] and [A, C]."""
+        labels, weight = moment["labels",], moment["weight",]
+        if not self.experiment.stacked:
+            features, labels, weight = (tensor.unsqueeze(0) for tensor in (features, labels, weight))
+        found = class_sums(features, labels, self.experiment.setting.num_classes, wanted * weight)
+        return found if noted is None else (noted[0] + found[0], noted[1] + found[1])
+
+    def _sums(
+        self, terms: Sequence[str], outputs: Sequence[Sequence[Tensor]], batches: StackedBatches
+    ) -> dict[str, list[float]]:
+        sums: dict[str, list[float]] = {}
+        for name, values in zip(terms, zip(*outputs, strict=True), strict=True):
+            by_step = torch.stack(values).float().reshape(batches.steps, len(batches))
+            if self.experiment.stacked:
+                by_step = torch.where(batches.going_on(), by_step, 0.0)
+            sums[name] = by_step.sum(0).tolist()
+        return sums
+
+
+def _facts(experiment: Experiment) -> dict[str, Any]:
+    """What every step of a run depends on besides tensors."""
+    mapping = experiment.config.to_mapping()
+    chosen = ("optimizer", "momentum", "weight_decay", "clip", "batch_size")
+    return {
+        "code": code_fingerprint(experiment.config),
+        "method": mapping["method"],
+        "model": mapping["model"],
+        "batchnorm": experiment.batchnorm,
+        "local": {name: mapping["local"][name] for name in chosen},
+        "precision": experiment.config.engine.precision,
+        "setting": [experiment.setting.num_classes, list(experiment.setting.image_shape)],
+    }
+
+
+def _constants(context: StackedContext, device: str) -> tuple[dict[Path, Any], dict[Path, Tensor]]:
+    """Of a context what a program is made for, and what it is given: numbers too, which change from round to round."""
+    numbers = {path: value for path, value in context.plain.items() if isinstance(value, float)}
+    plain = {path: value for path, value in context.plain.items() if path not in numbers}
+    found = {
+        ("number", *path): torch.tensor(value, dtype=torch.float32, device=device) for path, value in numbers.items()
+    }
+    found |= {("shared", *path): tensor.contiguous() for path, tensor in context.shared.items()}
+    return plain, found | {("own", *path): tensor.contiguous() for path, tensor in context.own.items()}

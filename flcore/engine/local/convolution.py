@@ -1,0 +1,142 @@
+"""Small convolutions as matrix products, for steps that are compiled.
+
+A convolution of a few channels spends its time in the layouts that a library's kernels want, backwards more than
+forwards. As one product of the weights [O, C·h·w] with the columns [C·h·w, B·H·W] of a mini-batch everything lies
+channel by channel: the passes of bias, BatchNorm and activation over it are contiguous, and the compiler fuses the
+columns with whatever was in front of them. Columns that no cache holds lose that again, hence :data:`MOST_BYTES`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+MOST_BYTES = 3 * 2**20
+"""Columns of a mini-batch above which the library's convolution is used."""
+
+Pair = tuple[int, int]
+
+
+class _Columns(nn.Conv2d):
+    """A two-dimensional convolution that may be computed by columns."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Images [B, C, H, W] to [B, O, H', W']."""
+        stride, padding, kernel = cast(Pair, self.stride), cast(Pair, self.padding), cast(Pair, self.kernel_size)
+        rows, columns = output_size((input.shape[2], input.shape[3]), kernel, stride, padding)
+        held = 4 * input.shape[0] * input.shape[1] * math.prod(kernel) * rows * columns
+        if held > MOST_BYTES:
+            return super().forward(input)
+        found, _ = _ByColumns.apply(input, self.weight, kernel, stride, padding)
+        return found if self.bias is None else found + self.bias.reshape(-1, 1, 1)
+
+
+def by_columns(module: nn.Module) -> nn.Module:
+    """Have every plain convolution of a module, in place, computed by columns where these are small."""
+    for layer in module.modules():
+        plain = type(layer) is nn.Conv2d and layer.groups == 1 and layer.dilation == (1, 1)
+        if plain and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+            layer.__class__ = _Columns
+    return module
+
+
+def output_size(size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
+    """Rows and columns that a convolution yields."""
+    rows, columns = (
+        (length + 2 * pad - width) // step + 1
+        for length, width, step, pad in zip(size, kernel, stride, padding, strict=True)
+    )
+    return rows, columns
+
+
+class _ByColumns(torch.autograd.Function):
+    """Convolution of [B, C, H, W] with weights [O, C, h, w]; the second result, the columns, is for the way back."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(images: Tensor, weight: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
+        columns = unfolded(images.transpose(0, 1), kernel, stride, padding)
+        size = output_size((images.shape[2], images.shape[3]), kernel, stride, padding)
+        product = weight.reshape(weight.shape[0], -1) @ columns
+        return product.reshape(weight.shape[0], images.shape[0], *size).transpose(0, 1), columns
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        images, weight, *ctx.geometry = inputs
+        ctx.shape = tuple(images.shape)
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(weight, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None, None, None]:
+        weight, columns = ctx.saved_tensors
+        gradient = gradients[0].transpose(0, 1).reshape(weight.shape[0], -1)
+        of_weight = (gradient @ columns.t()).reshape(weight.shape)
+        of_images = None
+        if ctx.needs_input_grad[0]:
+            batch, channels, *size = ctx.shape
+            spread = weight.reshape(weight.shape[0], -1).t() @ gradient
+            of_images = folded(spread, (channels, batch, *size), *ctx.geometry).transpose(0, 1)
+        return of_images, of_weight, None, None, None
+
+
+def unfolded(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """Columns [C·h·w, B·H'·W'] of images [C, B, H, W]: what each weight is multiplied with at each place."""
+    channels, batch, *size = images.shape
+    rows, columns = output_size((size[0], size[1]), kernel, stride, padding)
+    padded = F.pad(images, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else images
+    taps = [
+        padded[:, :, i : i + stride[0] * (rows - 1) + 1 : stride[0], j : j + stride[1] * (columns - 1) + 1 : stride[1]]
+        for i in range(kernel[0])
+        for j in range(kernel[1])
+    ]
+    return torch.stack(taps, dim=1).reshape(channels * math.prod(kernel), batch * rows * columns)
+
+
+def folded(spread: Tensor, shape: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """The adjoint of :func:`unfolded`: gradients by column to those of images [C, B, H, W].
+
+    Pixels fall into stride·stride lattices, each of which only some weights reach; shifted, these are added up, which
+    one fused pass does.
+    """
+    channels, batch, height, width = shape
+    rows, columns = output_size((height, width), kernel, stride, padding)
+    taps = spread.reshape(channels, *kernel, batch, rows, columns)
+    # Rows and columns of a lattice, padding included.
+    high, wide = (
+        -(-(length + 2 * pad) // step) for length, pad, step in zip((height, width), padding, stride, strict=True)
+    )
+
+    def lattice(first: int, second: int) -> Tensor:
+        parts = [
+            F.pad(
+                taps[:, i, j],
+                (j // stride[1], wide - columns - j // stride[1], i // stride[0], high - rows - i // stride[0]),
+            )
+            for i in range(first, kernel[0], stride[0])
+            for j in range(second, kernel[1], stride[1])
+        ]
+        if not parts:
+            return taps.new_zeros(channels, batch, high, wide)
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    lines = [_interleaved([lattice(first, second) for second in range(stride[1])], dim=4) for first in range(stride[0])]
+    whole = _interleaved(lines, dim=3)
+    return whole[:, :, padding[0] : padding[0] + height, padding[1] : padding[1] + width]
+
+
+def _interleaved(parts: list[Tensor], dim: int) -> Tensor:
+    """Tensors one between the other: along the dimension in front of ``dim``, element by element."""
+    if len(parts) == 1:
+        return parts[0]
+    shape = list(parts[0].shape)
+    shape[dim - 1] *= len(parts)
+    return torch.stack(parts, dim=dim).reshape(shape)

@@ -1,0 +1,305 @@
+"""Steps as programs: compiled once per machine and kept on disk, or recorded once per process on a GPU.
+
+On a CPU a step is traced to a graph of tensor operations (`torch.fx`), compiled to machine code by PyTorch's
+ahead-of-time compiler, and loaded from then on without the compiler: importing that alone takes longer than many runs.
+A program's name is a hash of all that it was made from; there is no other way for one to be out of date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from flcore.errors import RunError
+from flcore.files import replace_file, write_json
+from flcore.locks import take_lock
+
+logger = logging.getLogger(__name__)
+
+MOST_KEPT = 200
+"""Programs on disk, of about 2 MB each; above that those go that were not loaded for longest."""
+
+Function = Callable[[Sequence[Tensor]], tuple[dict[str, Tensor], list[Tensor]]]
+"""Tensors in, loss terms by name and noted features out; some of the tensors are moved in place."""
+
+
+class NotCompilableError(Exception):
+    """A step that cannot be a program; says why."""
+
+
+class NotThereError(Exception):
+    """A program that would have to be compiled, where nobody wants to wait for that."""
+
+
+class Program(Protocol):
+    """A step that is ready to be carried out again and again, with tensors of the same shapes, contiguous."""
+
+    @property
+    def terms(self) -> Sequence[str]:
+        """Names of the loss terms."""
+
+    def run(self, fixed: list[Tensor], moment: Sequence[Tensor]) -> list[Tensor]:
+        """The loss terms in order, then noted features if any.
+
+        Args:
+            fixed: what is the same, or moves in place, from step to step; the same list for all steps of a phase.
+            moment: what is the step's own.
+        """
+
+    def finish(self) -> None:
+        """After the last step of a phase: whatever moved is where it was given."""
+
+
+class Maker(Protocol):
+    """Makes programs."""
+
+    def make(self, function: Function, example: Sequence[Tensor], moved: int, facts: Mapping[str, Any]) -> Program:
+        """A program for tensors like those of ``example``.
+
+        Args:
+            function: the step. example: what it is called with; not changed.
+            moved: how many of them, the first ones, the step moves.
+            facts: all that the function depends on besides, as JSON values.
+
+        Raises:
+            NotCompilableError: the function cannot be one.
+        """
+
+
+# ---- as it is ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Direct:
+    """The function itself, called: for tests of what programs are made from."""
+
+    function: Function
+    terms: Sequence[str] = ()
+
+    def run(self, fixed: list[Tensor], moment: Sequence[Tensor]) -> list[Tensor]:
+        """Call it."""
+        terms, noted = self.function([*fixed, *moment])
+        self.terms = tuple(terms)
+        return [*terms.values(), *noted]
+
+    def finish(self) -> None:
+        """Nothing: all moved in place."""
+
+
+class DirectMaker:
+    """Makes :class:`Direct` programs."""
+
+    def make(self, function: Function, example: Sequence[Tensor], moved: int, facts: Mapping[str, Any]) -> Direct:
+        """The function."""
+        return Direct(function)
+
+
+# ---- on a CPU: machine code --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """A shared library, loaded."""
+
+    terms: Sequence[str]
+    runner: Any
+
+    def run(self, fixed: list[Tensor], moment: Sequence[Tensor]) -> list[Tensor]:
+        """Carry it out in this thread."""
+        return list(self.runner.run([*fixed, *moment]))
+
+    def finish(self) -> None:
+        """Nothing: all moved in place."""
+
+
+class Compiler:
+    """Makes :class:`CompiledProgram`, or finds them in a folder that all processes of a machine share."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.perf_counter, *, new: bool = True) -> None:
+        """Keep programs in ``folder``; ``new``: compile those that are not there, instead of raising NotThereError."""
+        self.folder, self._clock, self._new = folder, clock, new
+
+    def make(self, function: Function, example: Sequence[Tensor], moved: int, facts: Mapping[str, Any]) -> Program:
+        """As :meth:`Maker.make`; while another process makes the same program, wait for that."""
+        path = self.path(example, facts)
+        if not path.exists() and not self._new:
+            raise NotThereError
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with path.with_suffix(".lock").open("w") as file:
+                take_lock(file, wait=True)
+                if not path.exists():
+                    self._compile(function, example, path)
+        known = json.loads(path.read_text())
+        if known.get("refused") is not None:
+            raise NotCompilableError(known["refused"])
+        os.utime(path)
+        return CompiledProgram(tuple(known["terms"]), _loaded(path.with_suffix(".so")))
+
+    def path(self, example: Sequence[Tensor], facts: Mapping[str, Any]) -> Path:
+        """Where the program is described, once it is there."""
+        shapes = [[str(tensor.dtype), list(tensor.shape)] for tensor in example]
+        content = {"facts": facts, "tensors": shapes, "torch": torch.__version__, "processor": _processor()}
+        text = json.dumps(content, sort_keys=True)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+    def _compile(self, function: Function, example: Sequence[Tensor], path: Path) -> None:
+        begin = self._clock()
+        names: list[str] = []
+
+        def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+            terms, noted = function(tensors)
+            names[:] = terms
+            return (*terms.values(), *noted)
+
+        try:
+            library = _machine_code(flat, example)
+        except NotCompilableError as error:
+            write_json(path, {"refused": str(error)})
+            return
+        replace_file(path.with_suffix(".so"), lambda file: file.write(library.read_bytes()))
+        write_json(path, {"terms": names, "seconds": self._clock() - begin})
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        """Keep :data:`MOST_KEPT`; one that a process has loaded goes on working there."""
+        found = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for path in found[:-MOST_KEPT]:
+            for suffix in (".json", ".so", ".lock"):
+                path.with_suffix(suffix).unlink(missing_ok=True)
+
+
+# ---- on a GPU: a recording ---------------------------------------------------------------------------------------
+
+
+class RecordedProgram:
+    """The kernels of a step as a CUDA graph: launched at once, whatever Python would have taken to launch them."""
+
+    def __init__(self, function: Function, example: Sequence[Tensor], moved: int) -> None:
+        """Record; tensors of its own stand for those that it will be given."""
+        self._static = [tensor.clone() for tensor in example]
+        self._moved = moved
+        self._fixed: list[Tensor] | None = None
+        self.terms: Sequence[str] = ()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # libraries choose their kernels and workspaces before anything is recorded
+            for _ in range(3):
+                function(self._static)
+        torch.cuda.current_stream().wait_stream(aside)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            terms, noted = function(self._static)
+            self._found = [*terms.values(), *noted]
+        self.terms = tuple(terms)
+
+    def run(self, fixed: list[Tensor], moment: Sequence[Tensor]) -> list[Tensor]:
+        """Launch it; the host waits for nothing."""
+        if self._fixed is not fixed:
+            torch._foreach_copy_(self._static[: len(fixed)], fixed)
+            self._fixed = fixed
+        torch._foreach_copy_(self._static[len(fixed) :], list(moment))
+        self._graph.replay()
+        return [tensor.clone() for tensor in self._found]
+
+    def finish(self) -> None:
+        """Give back what has moved."""
+        if self._fixed is not None:
+            torch._foreach_copy_(self._fixed[: self._moved], self._static[: self._moved])
+            self._fixed = None
+
+
+class Recorder:
+    """Makes :class:`RecordedProgram`; a recording is quickly made and belongs to its process."""
+
+    def make(
+        self, function: Function, example: Sequence[Tensor], moved: int, facts: Mapping[str, Any]
+    ) -> RecordedProgram:
+        """As :meth:`Maker.make`."""
+        try:
+            return RecordedProgram(function, example, moved)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # a kernel that waits for the host, for one, cannot be recorded
+            raise NotCompilableError((str(error).strip().splitlines() or ["no reason given"])[0][:200]) from error
+
+
+def compiler_missing() -> str | None:
+    """Why nothing can be compiled on this machine; None where it can."""
+    name = os.environ.get("CXX", "g++")
+    if shutil.which(name) is None:
+        return f"no C++ compiler ({name}) on this machine"
+    return None
+
+
+def default_folder() -> Path:
+    """Where this machine's programs are kept: ``protofl/steps`` in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "protofl" / "steps"
+
+
+def _machine_code(function: Callable[..., tuple[Tensor, ...]], example: Sequence[Tensor]) -> Path:
+    """A shared library of the function.
+
+    Raises:
+        NotCompilableError: the function asks for a tensor's values, or does what cannot be traced.
+        RunError: the compiler failed.
+    """
+    import torch._inductor
+    from torch._inductor import config
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with FakeTensorMode() as mode:
+        shapes = [mode.from_tensor(tensor) for tensor in example]
+        try:
+            graph = make_fx(function)(*shapes)
+        except Exception as error:  # whatever a loss does that has no graph
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise NotCompilableError(first[:200]) from error
+    options = {
+        "cpp.threads": 1,
+        "compile_threads": 1,  # or it keeps processes of its own
+        # Convolutions would be turned to channels-last, and every pass over a handful of channels be strided: 2 to 4
+        # times as long as the same pass over rows.
+        "layout_optimization": False,
+        # What several places read is written down once: recomputed in every column of a convolution, a maximum of four
+        # values takes longer than all products together.
+        "realize_reads_threshold": 1,
+        "realize_opcount_threshold": 5,
+    }
+    try:
+        with config.patch(options):
+            return Path(str(torch._inductor.aot_compile(graph, tuple(example))))
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RunError(
+            f"engine.compile: the compiler failed ({first[:200]}); use engine.compile=none, or mend what it says"
+        ) from error
+
+
+def _loaded(library: Path) -> Any:
+    return torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+
+
+@cache
+def _processor() -> str:
+    """What machine code is made for: the instructions of this processor, and the compiler's name for it."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return capability
+    told = sorted({line for line in lines if line.startswith(("flags", "model name", "Features", "CPU part"))})
+    return f"{capability} {hashlib.sha256(''.join(told).encode()).hexdigest()[:16]}"

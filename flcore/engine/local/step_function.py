@@ -1,0 +1,122 @@
+"""A step of local training as a function of tensors alone: losses, gradients, optimiser, running statistics.
+
+What a compiler or a recorder of kernels is given: everything that differs between two steps comes in as a tensor, and
+everything that a step leaves is moved in place, so that one recording serves all steps of all clients and rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flcore.engine.local.client_loss import ClientLoss
+from flcore.engine.local.stacked_inputs import Path, nested
+from flcore.engine.local.step import precision
+from flcore.methods.vocabulary import Phase
+from flcore.optim import Optimizer, clip_gradients
+
+Inputs = Mapping[Path, Tensor]
+"""What a step reads, by path; the first part of a path is its kind:
+
+``value`` (parameters and buffers by name, moved), ``memory`` (of the optimiser by number, moved), ``rates``,
+``images``, ``labels``, ``weight``, ``drop``, ``draw``, ``frozen``; of the context ``own``, ``shared`` and ``number``;
+in a stack ``alive``, bool [A], who moves at all.
+"""
+
+
+@dataclass(frozen=True)
+class StepFunction:
+    """One step of a phase, for one client or, with a leading dimension A in what is each client's own, for a stack.
+
+    Attributes:
+        loss: of a client.
+        phase: what is done. moving: names of the parameters that move, in the optimiser's order.
+        optimizer: whose :meth:`~flcore.optim.Optimizer.move` is the update.
+        plain: values of the context that are no tensors.
+        stacked: whether there is a leading dimension.
+        noting: whether features are noted.
+    """
+
+    loss: ClientLoss
+    phase: Phase
+    moving: tuple[str, ...]
+    optimizer: Optimizer
+    plain: Mapping[Path, Any]
+    stacked: bool
+    noting: bool
+
+    def __call__(self, inputs: Inputs) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Make one step.
+
+        Returns:
+            Every loss term, [A] in a stack, and if noted the features, [B, d] or [A, B, d].
+        """
+        values, memory = kind(inputs, "value"), list(kind(inputs, "memory").values())
+        # Who has no step of its own any more is computed and thrown away: shapes stay as they are.
+        work = {name: value.clone() for name, value in values.items()} if self.stacked else values
+        leaves = {name: value.detach().requires_grad_(name in self.moving) for name, value in work.items()}
+        with precision(self.loss.experiment):
+            terms, noted = (self._of_all if self.stacked else self._of_one)(leaves, inputs)
+        total = torch.stack(tuple(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values())).sum()
+        asked = [leaves[name] for name in self.moving]
+        grads = list(torch.autograd.grad(total, asked, allow_unused=True, materialize_grads=True))
+        limit = self.loss.experiment.config.local.clip
+        with torch.no_grad():
+            if limit is not None:
+                clip_gradients(grads, limit, stacked=self.stacked)
+            kept = [tensor.clone() for tensor in memory] if self.stacked else memory
+            self.optimizer.move([work[name] for name in self.moving], grads, kept, inputs["rates",])
+            if self.stacked:
+                alive = inputs["alive",]
+                _replace(memory, kept, alive)
+                _replace(list(values.values()), list(work.values()), alive)
+        return {name: term.detach() for name, term in terms.items()}, noted
+
+    def _of_one(self, leaves: Mapping[str, Tensor], inputs: Inputs) -> tuple[dict[str, Tensor], list[Tensor]]:
+        context = nested({**self.plain, **kind(inputs, "shared", "number")})
+        return self.loss(self.phase, leaves, _batch(inputs), context, noting=self.noting)
+
+    def _of_all(self, leaves: Mapping[str, Tensor], inputs: Inputs) -> tuple[dict[str, Tensor], list[Tensor]]:
+        common = {**self.plain, **kind(inputs, "shared", "number")}
+        mine = {path: tensor for path, tensor in inputs.items() if path[0] in _BY_CLIENT}
+
+        def one_client(
+            leaves: Mapping[str, Tensor], tensors: Sequence[Tensor]
+        ) -> tuple[dict[str, Tensor], list[Tensor]]:
+            own = dict(zip(mine, tensors, strict=True))
+            context = nested({**common, **kind(own, "own")})
+            return self.loss(self.phase, leaves, _batch(own), context, noting=self.noting)
+
+        found: tuple[dict[str, Tensor], list[Tensor]] = torch.vmap(one_client)(leaves, list(mine.values()))
+        return found
+
+
+_BY_CLIENT = ("images", "labels", "weight", "drop", "draw", "frozen", "own")
+
+
+def kind(inputs: Mapping[Path, Tensor], *kinds: str) -> dict[Any, Tensor]:
+    """Tensors of some kinds by the rest of their path; by name where one kind is asked for whose paths are names."""
+    found = {path[1:]: tensor for path, tensor in inputs.items() if path[0] in kinds}
+    named = kinds[0] in ("value", "memory", "drop", "draw", "frozen")
+    return {path[0]: tensor for path, tensor in found.items()} if named else found
+
+
+def _batch(inputs: Mapping[Path, Tensor]) -> dict[str, Any]:
+    return {
+        "images": inputs["images",],
+        "labels": inputs["labels",],
+        "weight": [inputs["weight",]],
+        "drops": kind(inputs, "drop"),
+        "draws": kind(inputs, "draw"),
+        "frozen": kind(inputs, "frozen"),
+    }
+
+
+def _replace(places: Sequence[Tensor], values: Sequence[Tensor], alive: Tensor) -> None:
+    """Put [A, ...] values into their places for those who are alive."""
+    for place, value in zip(places, values, strict=True):
+        place.copy_(torch.where(alive.reshape((-1,) + (1,) * (value.ndim - 1)), value, place))

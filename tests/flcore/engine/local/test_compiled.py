@@ -1,0 +1,217 @@
+"""Programs: made once, found again, refused with a reason; and compiled training beside every other way to train."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flcore.engine.local import compiled, program
+from flcore.engine.local.program import Compiler, NotCompilableError, NotThereError
+from flcore.engine.run_state import RunState
+from flcore.errors import RunError
+from flcore.methods import METHODS
+from flcore.methods.vocabulary import Context
+from flcore.run_folder import RunFiles
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++) on this machine")
+
+
+def halving(tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Halve the first tensor in place; the losses are its sum before and the second's largest value."""
+    before = tensors[0].sum()
+    tensors[0].mul_(0.5)
+    return {"sum": before, "most": tensors[1].max()}, [tensors[1] * 2]
+
+
+def asking(tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+    return {"loss": tensors[0].sum() if tensors[0][0] > 0 else tensors[0].mean()}, []
+
+
+EXAMPLE = [torch.ones(4), torch.arange(3.0)]
+
+
+@needs_compiler
+def test_a_program_is_compiled_once_and_does_what_the_function_does(tmp_path: Path) -> None:
+    """[2, 2, 2, 2] halved is ones, its sum was 8; [0, 1, 2] has 2 at most, and doubled is [0, 2, 4]."""
+    Compiler(tmp_path).make(halving, EXAMPLE, 1, {"code": 1})
+    assert EXAMPLE[0].tolist() == [1, 1, 1, 1]  # what it was shown is not touched
+    known = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert known["terms"] == ["sum", "most"]
+    assert known["seconds"] > 0
+    found = Compiler(tmp_path, new=False).make(asking, EXAMPLE, 1, {"code": 1})  # by its name: not made again
+    values = torch.full((4,), 2.0)
+    total, most, noted = found.run([values], [torch.arange(3.0)])
+    found.finish()
+    assert (total.item(), most.item(), noted.tolist(), values.tolist()) == (8, 2, [0, 2, 4], [1, 1, 1, 1])
+
+
+def test_another_program_has_another_name(tmp_path: Path) -> None:
+    compiler = Compiler(tmp_path)
+    paths = {
+        compiler.path(example, facts)
+        for example in (EXAMPLE, [torch.ones(5), EXAMPLE[1]], [torch.ones(4, dtype=torch.float64), EXAMPLE[1]])
+        for facts in ({"code": 1}, {"code": 2})
+    }
+    assert len(paths) == 6
+    assert compiler.path([torch.zeros(4), torch.zeros(3)], {"code": 1}) in paths  # shapes, not values
+    with pytest.raises(NotThereError):
+        Compiler(tmp_path, new=False).make(halving, EXAMPLE, 1, {"code": 1})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_asks_for_values_is_refused_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        with pytest.raises(NotCompilableError) as refused:
+            Compiler(tmp_path).make(asking, EXAMPLE, 0, {})
+        assert len(str(refused.value).splitlines()) == 1
+        monkeypatch.setattr(program, "_machine_code", None)  # not traced again
+    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".json", ".lock"]
+
+
+def test_a_compiler_that_fails_says_so_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "failing++"
+    compiler.write_text("#!/bin/sh\necho 'internal compiler error' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    from torch._inductor import config
+
+    with monkeypatch.context() as patch, config.patch({"cpp.cxx": (str(compiler),)}):
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+        with pytest.raises(RunError, match=r"^engine\.compile: the compiler failed \(.*use engine\.compile=none"):
+            Compiler(tmp_path / "steps").make(halving, EXAMPLE, 1, {})
+    assert not list((tmp_path / "steps").glob("*.json"))
+
+
+def test_the_oldest_programs_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "MOST_KEPT", 2)
+    library = tmp_path / "library"
+    library.write_bytes(b"code")
+    monkeypatch.setattr(program, "_machine_code", lambda function, example: library)
+    monkeypatch.setattr(program, "_loaded", lambda path: None)
+    compiler = Compiler(tmp_path / "steps")
+    paths = [compiler.path(EXAMPLE, {"code": code}) for code in range(3)]
+    for code, path in enumerate(paths):
+        compiler.make(halving, EXAMPLE, 1, {"code": code})
+        os.utime(path, (code, code))
+    assert [path.exists() for path in paths] == [False, True, True]
+    assert not paths[0].with_suffix(".so").exists()
+
+
+# ---- training ----------------------------------------------------------------------------------------------------
+
+
+class Unnamed:
+    """An object that has no name of its own."""
+
+
+def test_a_context_that_has_no_name_is_trained_as_without(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same bytes as the serial trainer's, and one line that says why, however many turns there are."""
+    from dataclasses import dataclass
+
+    from flcore.methods.fedavg import FedAvg
+
+    @dataclass(frozen=True)
+    class Odd(FedAvg):
+        name = "odd"
+
+        def context(self, turn: Any) -> Context:
+            return {"odd": Unnamed()}
+
+    monkeypatch.setattr(compiled, "default_folder", lambda: tmp_path / "steps")
+    serial = lab.run(lab.experiment(algorithm=Odd()), tmp_path / "serial").bytes
+    other = lab.run(lab.experiment(algorithm=Odd(), engine__compile="default"), tmp_path / "compiled").bytes
+    models = [name for name in serial if name.endswith(".safetensors")]
+    assert models
+    assert all(serial[name] == other[name] for name in models)
+    said = [record.getMessage() for record in caplog.records if "engine.compile" in record.getMessage()]
+    assert said == ["engine.compile: odd is not compiled (odd of its context is an object without a name of its own)"]
+
+
+def furthest(one: RunState, other: RunState, distance: Any) -> float:
+    """How far two servers are apart, but for what a server makes in many steps of its own."""
+    left_out = ("calibrated", "exemplars", "generator", "generator_optimizer")
+    servers = [
+        {name: payload for name, payload in state.server.items() if name not in left_out} for state in (one, other)
+    ]
+    return float(distance(*servers))
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "fedpg"])
+def test_compiled_training_of_every_method(lab: Any, distance: Any, method: str, tmp_path: Path) -> None:
+    """Two rounds of up to six steps, really compiled, against one client after the other: 1e-3."""
+    model = {"name": "fedcspc_cnn", "projection_dim": 16} if method == "fedcspc" else {"name": "fedgen_cnn"}
+    changes = {"method__name": method, "model": model, "federation": {"rounds": 2, "participation": 0.75}}
+    serial = lab.run(lab.experiment(**changes), tmp_path / "serial")
+    other = lab.run(lab.experiment(**changes, engine__compile="default"), tmp_path / "compiled")
+    assert furthest(serial.state, other.state, distance) < 1e-2
+    for client in range(4):
+        assert distance(serial.memory(client), other.memory(client)) < 1e-2
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("stack", [False, True])
+def test_compiled_training_gives_the_same_bytes_whoever_trains(lab: Any, stack: bool, tmp_path: Path) -> None:
+    """In this process, again, and by one and two workers."""
+    engine = {"compile": "default", "stack": stack, "stack_size": 2}
+    first = lab.run(lab.experiment(engine=engine), tmp_path / "first").bytes
+    assert lab.run(lab.experiment(engine=engine), tmp_path / "again").bytes == first
+    for workers in (1, 2):
+        found = lab.run_in_pool(tmp_path / f"{workers}", engine={**engine, "workers": workers}).bytes
+        assert {name: found[name] for name in first if name.endswith(".safetensors")} == {
+            name: content for name, content in first.items() if name.endswith(".safetensors")
+        }
+
+
+KILLED = """
+import sys
+from flcore import run
+out = sys.argv[1]
+run({"data": {"name": "digits"}, "partition": {"num_clients": 4}, "model": {"name": "fedgen_cnn"},
+     "method": {"name": "fedproto"}, "federation": {"rounds": 60}, "local": {"lr": 0.05, "batch_size": 16},
+     "engine": {"compile": "default"}}, out)
+"""
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_killed_compiled_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    """Killed after some rounds, and started again: model, server and history are those of a run left in peace."""
+    script = tmp_path / "run.py"
+    script.write_text(KILLED)
+
+    def command(folder: str) -> list[str]:
+        return [sys.executable, str(script), str(tmp_path / folder)]
+
+    subprocess.run(command("whole"), check=True, timeout=600)
+    history = tmp_path / "killed" / "checkpoint" / "history.jsonl"
+    process = subprocess.Popen(command("killed"))
+    try:
+        deadline = time.monotonic() + 300
+        while not (history.exists() and len(history.read_text().splitlines()) >= 5):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait()
+    assert not RunFiles(tmp_path / "killed").metrics.exists()
+    subprocess.run(command("killed"), check=True, timeout=600)
+    for name in ("model.safetensors", "server.safetensors", "history.jsonl"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
