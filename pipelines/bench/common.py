@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from flcore.config import Config
 from flcore.data.dataset import Dataset, Meta, Split
 from flcore.data.dividing import make_partition
 from flcore.errors import ConfigError, RunError
-from pipelines.bench.workload import CLASSES, MEAN, STD, make_images
+from pipelines.bench.work import CLASSES, MEAN, STD
+from pipelines.bench.workload import make_images
 from pipelines.runs.layout import RunFiles, read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,12 +84,14 @@ class Measurement:
         series: by case, its timings by repetition.
         ratios: by name, figures of interest.
         rates: by case, further keys of its JSON object, computed from the median of its seconds.
+        facts: by case, further keys of its JSON object that seconds have nothing to do with.
     """
 
     settings: Mapping[str, Any]
     series: Series
     ratios: Mapping[str, float]
     rates: Mapping[str, Callable[[float], Mapping[str, float]]] = field(default_factory=dict)
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class Bench:
@@ -111,6 +115,11 @@ class Bench:
                     series.setdefault(timed, []).append(timing)
         return series
 
+    def environment(self, further: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Variables of a process that finds our packages and has one thread; ``further`` ones win."""
+        kept = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON}
+        return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(further or {})}
+
     def execute(self, case: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Execution:
         """Run a command in the benchmark's folder; its processes have one thread each and find our packages.
 
@@ -118,11 +127,10 @@ class Bench:
             RunError: it failed; with the end of what it said.
         """
         report = self.folder / "launched.json"
-        kept = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON}
         done = subprocess.run(
             [sys.executable, "-I", "-S", str(_LAUNCHER), str(report), *command],
             cwd=self.folder,
-            env={**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(environment or {})},
+            env=self.environment(environment),
             capture_output=True,
             text=True,
             check=False,
@@ -187,13 +195,28 @@ class Federation:
         )
         write_json(self._folder / "params.yaml", params)  # JSON is YAML
 
-    def train(self, case: str, *assignments: str, environment: Mapping[str, str] | None = None) -> TrainedRun:
-        """One training from the start, in a process of its own; ``assignments`` are as for ``--set``."""
-        out = self._folder / "run"
-        shutil.rmtree(out, ignore_errors=True)
-        places = [str(place) for place in (self._folder / "params.yaml", self.prepared, self._partition, out)]
-        command = [sys.executable, "-m", "pipelines.bench.training", *places, *assignments]
-        return TrainedRun(self._bench.execute(case, command, environment), read_rounds(out))
+        self.out = self._folder / "run"
+
+    def train(
+        self, case: str, *assignments: str, environment: Mapping[str, str] | None = None, go_on: bool = False
+    ) -> TrainedRun:
+        """One training, in a process of its own; ``assignments`` are as for ``--set``.
+
+        It starts anew, or with ``go_on`` from what is in :attr:`out`.
+        """
+        if not go_on:
+            self.clear()
+        execution = self._bench.execute(case, self.command(*assignments), environment)
+        return TrainedRun(execution, read_rounds(self.out))
+
+    def clear(self) -> None:
+        """Throw away what is in :attr:`out`."""
+        shutil.rmtree(self.out, ignore_errors=True)
+
+    def command(self, *assignments: str) -> list[str]:
+        """What trains into :attr:`out`."""
+        places = [str(place) for place in (self._folder / "params.yaml", self.prepared, self._partition, self.out)]
+        return [sys.executable, "-m", "pipelines.bench.training", *places, *assignments]
 
 
 def read_rounds(run: Path) -> list[Mapping[str, float]]:
@@ -226,6 +249,21 @@ def synthetic_dataset(name: str, shape: tuple[int, int, int], train_size: int, t
         fingerprint="",
     )
     return Dataset.sealed(train, test, meta)
+
+
+def write_mnist(dataset: Dataset, folder: Path) -> None:
+    """Images as MNIST's files in ``folder``: a header of big-endian numbers, then bytes."""
+    raw = made(folder / "MNIST" / "raw")
+    for prefix, split in (("train", dataset.train), ("t10k", dataset.test)):
+        images, labels = split.images.squeeze(1).numpy(), split.labels.numpy().astype(np.uint8)
+        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+            header = np.array([0x800 + array.ndim, *array.shape], dtype=">i4")
+            (raw / f"{prefix}-{name}-ubyte").write_bytes(header.tobytes() + np.ascontiguousarray(array).tobytes())
+
+
+def engine_assignments(given: Sequence[str] | None) -> tuple[str, ...]:
+    """What ``--engine`` says, as for ``--set``: ``stack=true`` and ``engine.stack=true`` mean the same."""
+    return tuple(text if text.startswith("engine.") else f"engine.{text}" for text in given or ())
 
 
 def paired(series: Series, case: str, other: str) -> float:
@@ -274,6 +312,7 @@ def _case(name: str, timings: Sequence[Timing], found: Measurement) -> dict[str,
         "steps_per_second": timings[0].steps / median,
         "peak_mb": max(timing.peak_mb for timing in timings),
         **(found.rates[name](median) if name in found.rates else {}),
+        **found.facts.get(name, {}),
     }
 
 

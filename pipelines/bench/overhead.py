@@ -8,8 +8,16 @@ CPU, one thread per process. Cases:
   that are prepared already, from start to exit; ``run_2_workers``: likewise with two worker processes. Each with
   ``..._rounds``, the phases of the rounds, one evaluation included, and ``..._training``, the part of them that trains
   clients.
-- ``flower``, ``pfl`` (with ``--peers``): Flower's simulation, which may use two cores, and Apple's pfl, in one process:
-  the whole process; ``flower_rounds``, ``pfl_rounds``: the rounds. They evaluate nothing.
+- ``run_engine``, ``run_2_workers_engine`` (with ``--engine``): the same two with those assignments. One run of each
+  comes before all that is measured, with an empty cache of compiled code: ``..._first`` is what it took.
+- With ``--peers``, the others (`pipelines/bench/peers/environment.py`), each in an environment of its own: the whole
+  process, and ``..._rounds``. They evaluate nothing. Flower and BlazeFL may train two clients at once, the rest train
+  in one process. One that cannot be had or fails stops nobody else: the settings say of each how it went.
+
+``bits`` of a case: whether the final weights are the same when it is repeated (over the repetitions, so with two or
+more), with one worker or core instead of two (one more run of those that have any; ours: ``run`` beside
+``run_2_workers``), and after SIGKILL and the same command again (ours: `pipelines/bench/training.py`, which stands for
+all of ours with its engine; the others' scripts keep nothing that they could go on from). Each is tried once.
 
 All ``rounds`` are those after the first, scaled to all: what has to start first is seen in the processes' times. Part
 of that is PyTorch's own: ``torch.optim``, which all use but we, imports its compiler at first use, which takes seconds.
@@ -22,17 +30,15 @@ import json
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flcore.config import Config
-from flcore.data.dataset import Dataset
-from flcore.errors import RunError
+from flcore.errors import ConfigError, RunError
+from pipelines.bench.bits import ONE_PROCESS, STARTS_OVER, Bits, Verdict, compared, kill_and_start_again, run_digest
 from pipelines.bench.common import (
     Bench,
     BenchOptions,
@@ -42,15 +48,20 @@ from pipelines.bench.common import (
     Series,
     Timing,
     TrainedRun,
+    engine_assignments,
     made,
     paired,
     protofl,
     read_rounds,
     steady,
     synthetic_dataset,
+    write_mnist,
 )
-from pipelines.bench.peers.environment import PEERS, copy_scripts, peer_python
-from pipelines.bench.workload import SHAPE, Work
+from pipelines.bench.peers.environment import PEERS, copy_scripts
+from pipelines.bench.peers.roster import Roster
+from pipelines.bench.work import SHAPE, Work
+from pipelines.bench.workload import write_inputs
+from pipelines.config.params import override
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
 from pipelines.runs.layout import write_json
 
@@ -60,46 +71,85 @@ _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # pfl, for one, would take it
 
 @dataclass(frozen=True)
 class Options(BenchOptions):
-    """``peers``: measure Flower and pfl too, in environments that are made when they are not there."""
+    """What ``overhead`` can be told.
+
+    Attributes:
+        peers: measure the other simulators too, in environments that are made when they are not there.
+        only_peers: some of them, by name.
+        engine: assignments such as ``engine.stack=true`` (or ``stack=true``), for our cases beside those without.
+    """
 
     rounds: int = Work.rounds
     peers: bool = False
+    only_peers: tuple[str, ...] | None = None
+    engine: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse assignments that the engine refuses."""
+        super().__post_init__()
+        if any(assignment.startswith("engine.workers=") for assignment in self.assignments):
+            raise ConfigError("bench overhead: --engine workers: the cases have their own; leave it out")
+        Config.from_mapping(override(_params(Work()), self.assignments))
+
+    @property
+    def assignments(self) -> tuple[str, ...]:
+        """What ``engine`` says, with full keys; none where it says nothing."""
+        return engine_assignments(self.engine)
+
+    @property
+    def named_peers(self) -> list[str]:
+        """Who is asked for."""
+        return list(self.only_peers or (PEERS if self.peers else ()))
+
+
+OWN = {"run": 0, "run_2_workers": 2}
+"""The whole command, by number of workers."""
 
 
 def measure(options: Options, bench: Bench) -> Measurement:
-    """All cases in turn."""
+    """All cases in turn, then what is tried once."""
     work = Work(rounds=options.rounds)
-    # Before anything is measured: making them may take minutes, or fail.
-    pythons = {name: peer_python(name, bench.say) for name in PEERS} if options.peers else {}
+    # Before anything is measured: making their environments may take minutes.
+    roster = Roster(options.named_peers, bench.say)
     measured = Overhead(bench, work)
+    engine = {f"{case}_engine": workers for case, workers in OWN.items()} if options.assignments else {}
+    first = {f"{case}_first": [measured.first(case, workers, options.assignments)] for case, workers in engine.items()}
     cases: dict[str, Case] = {
         "bare": measured.bare,
         "train": measured.train,
-        "run": partial(measured.run, "run", 0),
-        "run_2_workers": partial(measured.run, "run_2_workers", 2),
-        **{name: partial(measured.peer, name, python) for name, python in pythons.items()},
+        **{case: partial(measured.run, case, workers) for case, workers in OWN.items()},
+        **{case: partial(measured.run, case, workers, options.assignments) for case, workers in engine.items()},
+        **{
+            name: partial(roster.attempt, name, partial(measured.peer, name, python))
+            for name, python in roster.pythons.items()
+        },
     }
     series = bench.alternate(cases, options.repetitions)
+    bits = {**measured.own_bits(options.assignments), **measured.peers_bits(roster)}
+    left_out = set(roster.pythons) - set(roster.measured)
+    kept = {case: timings for case, timings in series.items() if case.removesuffix("_rounds") not in left_out}
     settings = {
         **dataclasses.asdict(work),
         "model": "fedgen_cnn",
         "images": "1x28x28 uint8, random",
-        "peers": {name: list(PEERS[name].requirements) for name in pythons},
+        "engine": list(options.assignments),
+        "peers": roster.settings(),
     }
-    return Measurement(settings, series, _ratios(series, list(pythons)))
+    facts = {case: found.fact() for case, found in bits.items() if case in kept}
+    return Measurement(settings, {**kept, **first}, _ratios(kept, [*OWN, *engine], roster.measured), facts=facts)
 
 
-def _ratios(series: Series, peers: list[str]) -> dict[str, float]:
+def _ratios(series: Series, own: list[str], peers: list[str]) -> dict[str, float]:
     ratios = {f"{case}/bare": paired(series, case, "bare") for case in series if case != "bare"}
-    for case in ("train", "run", "run_2_workers"):
+    for case in ("train", *own):
         shares = zip(series[case], series[f"{case}_training"], strict=True)
         ratios[f"{case} beyond its training/{case}"] = statistics.median(
             1 - training.seconds / whole.seconds for whole, training in shares
         )
     for peer in peers:
-        for own in ("run", "run_2_workers"):
-            ratios[f"{peer}/{own}"] = paired(series, peer, own)
-            ratios[f"{peer}_rounds/{own}_rounds"] = paired(series, f"{peer}_rounds", f"{own}_rounds")
+        for case in own:
+            ratios[f"{peer}/{case}"] = paired(series, peer, case)
+            ratios[f"{peer}_rounds/{case}_rounds"] = paired(series, f"{peer}_rounds", f"{case}_rounds")
     return ratios
 
 
@@ -113,55 +163,130 @@ class Overhead:
         self._dataset = synthetic_dataset("mnist", SHAPE, work.clients * work.samples, TEST_SIZE)
         self._federation = Federation(bench, self._params, self._dataset)
         self._scripts = copy_scripts(bench.folder / "scripts")
+        self._inputs = bench.folder / "inputs.npz"
+        write_inputs(work, self._inputs)
+        self.digests: dict[str, list[str]] = {}
+        """By case, of the final weights of every repetition."""
 
     def bare(self) -> dict[str, Timing]:
         """The plain loop."""
         return self._timed("bare", "pipelines.bench.workload", sys.executable, "bare_process", "bare")
 
-    def peer(self, name: str, python: str) -> dict[str, Timing]:
-        """Another simulator, with the interpreter of its environment."""
-        return self._timed(name, PEERS[name].module, python, name, f"{name}_rounds")
+    def peer(self, name: str, python: str, cores: int = Work.cores) -> dict[str, Timing]:
+        """Another simulator, with the interpreter of its environment.
 
-    def _timed(self, case: str, module: str, python: str, process_case: str, rounds_case: str) -> dict[str, Timing]:
-        """Run the ``main`` of a module that prints the seconds of its rounds.
+        Raises:
+            RunError: it failed, or has not done what was asked of it.
+        """
+        case = name if cores == self._work.cores else f"{name}, {cores} core"
+        return self._timed(case, PEERS[name].module, python, case, f"{case}_rounds", cores)
+
+    def _timed(
+        self, case: str, module: str, python: str, process_case: str, rounds_case: str, cores: int = Work.cores
+    ) -> dict[str, Timing]:
+        """Run the ``main`` of a module that prints the seconds of its rounds and the digest of its weights.
 
         Not with ``-m``: Ray's workers must find the module's functions under the module's own name.
         """
         start = f"from {module} import main; main()"
         places = {"PYTHONPATH": str(self._scripts), "FLWR_HOME": str(self._bench.folder / "flower")}
-        command = [python, "-c", start, json.dumps(dataclasses.asdict(self._work))]
-        done = self._bench.execute(case, command, _NO_GPU | places)
-        printed, steps = done.printed, self._work.total_steps
-        if len(printed["rounds"]) != self._work.rounds:
-            raise RunError(f"bench overhead, {case}: {len(printed['rounds'])} rounds instead of {self._work.rounds}")
+        work = json.dumps(dataclasses.asdict(dataclasses.replace(self._work, cores=cores)))
+        device = {} if case in PEERS and PEERS[case].cuda else _NO_GPU
+        done = self._bench.execute(case, [python, "-c", start, work, str(self._inputs)], device | places)
+        try:
+            rounds, digest = done.printed["rounds"], done.printed["digest"]
+        except (ValueError, LookupError) as error:
+            raise RunError(f"bench overhead, {case}: it did not say what it had done") from error
+        steps = self._work.total_steps
+        if len(rounds) != self._work.rounds:
+            raise RunError(f"bench overhead, {case}: {len(rounds)} rounds instead of {self._work.rounds}")
+        self.digests.setdefault(case, []).append(digest)
         return {
-            rounds_case: Timing(steady(printed["rounds"]), steps, done.peak_mb),
+            rounds_case: Timing(steady(rounds), steps, done.peak_mb),
             process_case: Timing(done.seconds, steps, done.peak_mb),
         }
 
     def train(self) -> dict[str, Timing]:
         """The library alone."""
-        return self._parts("train", self._federation.train("train", environment=_NO_GPU))
+        trained = self._federation.train("train", environment=self._environment("train"))
+        return self._parts("train", trained, self._federation.out)
 
-    def run(self, case: str, workers: int) -> dict[str, Timing]:
-        """The whole command, as a user types it, on data that are prepared already.
+    def run(self, case: str, workers: int, engine: Sequence[str] = ()) -> dict[str, Timing]:
+        """The whole command, as a user types it, on data that are prepared already; ``engine`` as for ``--set``.
 
         The first one of a benchmark also makes MLflow's database, as a user's first run does.
         """
         folder = self._bench.folder / "whole"
         shutil.rmtree(folder, ignore_errors=True)
         files = made(folder / "files")
-        _write_mnist(self._dataset, files)
+        write_mnist(self._dataset, files)
         data = {**self._params["data"], "root": str(files)}
-        params = {**self._params, "data": data, "engine": {"workers": workers}}
+        params = override({**self._params, "data": data, "engine": {"workers": workers}}, engine)
         write_json(folder / "params.yaml", params)
         cache = folder / "cache"
         Cache(cache).prepared(Config.from_mapping(params))
         command = protofl("run", "--json", "--params", str(folder / "params.yaml"), "--out", str(folder / "out"))
-        done = self._bench.execute(case, command, _NO_GPU | {ENVIRONMENT_VARIABLE: str(cache)})
-        return self._parts(case, TrainedRun(done, read_rounds(folder / "out")))
+        done = self._bench.execute(case, command, self._environment(case) | {ENVIRONMENT_VARIABLE: str(cache)})
+        return self._parts(case, TrainedRun(done, read_rounds(folder / "out")), folder / "out")
 
-    def _parts(self, case: str, trained: TrainedRun) -> dict[str, Timing]:
+    def first(self, case: str, workers: int, engine: Sequence[str]) -> Timing:
+        """A run with no compiled code in the cache, which it leaves there for the others of its case."""
+        self._bench.say(f"first run of {case}, which is not one of its repetitions")
+        return self.run(f"{case}_first", workers, engine)[f"{case}_first"]
+
+    def _environment(self, case: str) -> dict[str, str]:
+        """Variables of our own cases: each with compiled code of its own, so that its first run is one."""
+        compiled = self._bench.folder / "compiled" / case.removesuffix("_first")
+        return _NO_GPU | {"TORCHINDUCTOR_CACHE_DIR": str(compiled)}
+
+    def own_bits(self, engine: Sequence[str]) -> dict[str, Bits]:
+        """Of the bare loop and our cases; kills a training, and one with ``engine``, and has them go on."""
+        cases, others = list(OWN), [f"{case}_engine" for case in OWN]
+        found = {"bare": Bits(compared(self.digests["bare"]), ONE_PROCESS, STARTS_OVER)}
+        found |= self._alike(["train", *cases], cases, self._killed(()))
+        if engine:
+            found |= self._alike(others, others, self._killed(engine))
+        return found
+
+    def _alike(self, cases: Sequence[str], by_workers: Sequence[str], killed: str | None) -> dict[str, Bits]:
+        workers = compared([self.digests[case][0] for case in by_workers])
+        return {case: Bits(compared(self.digests[case]), workers, killed) for case in cases}
+
+    def _killed(self, engine: Sequence[str]) -> str | None:
+        """What a kill does to a training; a failure is an answer too, and costs nothing that has been measured."""
+        variables = self._environment("run_engine" if engine else "run")
+        try:
+            undisturbed = self.digests["train"][0]
+            if engine:
+                self._bench.say("a training with other engine settings, which nobody kills")
+                self._federation.train("train_engine", *engine, environment=variables)
+                undisturbed = run_digest(self._federation.out)
+            killed = kill_and_start_again(self._bench, self._federation, self._work.rounds, engine, variables)
+        except RunError as error:
+            self._bench.say(str(error))
+            return "failed"
+        return None if killed is None else killed.verdict(undisturbed)
+
+    def peers_bits(self, roster: Roster) -> dict[str, Bits]:
+        """Of the peers that were measured; runs those again, with one core, that can use more."""
+        found = {}
+        for name in roster.measured:
+            workers: str | None = ONE_PROCESS
+            if PEERS[name].several:
+                workers = self._with_one_core(name, roster.pythons[name])
+            found[name] = Bits(compared(self.digests[name]), workers, STARTS_OVER)
+        return found
+
+    def _with_one_core(self, name: str, python: str) -> Verdict | None:
+        self._bench.say(f"{name}, with one core")
+        try:
+            self.peer(name, python, 1)
+        except RunError as error:
+            self._bench.say(f"not to be compared: {error}")
+        return compared([self.digests[name][0], *self.digests.get(f"{name}, 1 core", ())])
+
+    def _parts(self, case: str, trained: TrainedRun, run: Path) -> dict[str, Timing]:
+        self.digests.setdefault(case, []).append(run_digest(run))
         parts: Mapping[str, Callable[[], float]] = {
             case: lambda: trained.execution.seconds,
             f"{case}_rounds": lambda: trained.steady(evaluation=True),
@@ -183,13 +308,3 @@ def _params(work: Work) -> dict[str, Any]:
         "local": {"steps": work.steps, "batch_size": work.batch_size, "lr": work.lr},
         "evaluation": {"every": work.rounds},
     }
-
-
-def _write_mnist(dataset: Dataset, folder: Path) -> None:
-    """Images as MNIST's files: a header of big-endian numbers, then bytes."""
-    raw = made(folder / "MNIST" / "raw")
-    for prefix, split in (("train", dataset.train), ("t10k", dataset.test)):
-        images, labels = split.images.squeeze(1).numpy(), split.labels.numpy().astype(np.uint8)
-        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
-            header = np.array([0x800 + array.ndim, *array.shape], dtype=">i4")
-            (raw / f"{prefix}-{name}-ubyte").write_bytes(header.tobytes() + np.ascontiguousarray(array).tobytes())

@@ -1,7 +1,7 @@
 """The work of ``overhead`` in plain PyTorch, and ``bare``: the loop that one would write by hand around it.
 
 Also loaded in the peers' environments, so that everybody trains the same network on the same images with the same
-steps; it may import torch and nothing of ours.
+steps; it may import torch, and of ours `work` alone.
 """
 
 from __future__ import annotations
@@ -9,33 +9,30 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CLASSES, SHAPE, MEAN, STD = 10, (1, 28, 28), 0.5, 0.3
+from pipelines.bench.work import CLASSES, MEAN, SHAPE, STD, Work, report
 
-
-@dataclass(frozen=True)
-class Work:
-    """How much: ``cohort`` of ``clients`` clients a round, each ``steps`` steps of ``batch_size`` of its samples."""
-
-    clients: int = 20
-    samples: int = 640
-    cohort: int = 10
-    steps: int = 20
-    batch_size: int = 32
-    lr: float = 0.05
-    rounds: int = 50
-    cores: int = 2
-
-    @property
-    def total_steps(self) -> int:
-        """Mini-batches of the whole run."""
-        return self.rounds * self.cohort * self.steps
+__all__ = [
+    "CLASSES",
+    "MEAN",
+    "SHAPE",
+    "STD",
+    "Work",
+    "bare_rounds",
+    "client_data",
+    "make_images",
+    "make_model",
+    "train_client",
+    "write_inputs",
+]
 
 
 def make_model(seed: int = 0) -> nn.Sequential:
@@ -57,12 +54,19 @@ def make_images(number: int, shape: tuple[int, ...] = SHAPE) -> tuple[Tensor, Te
 
 
 @cache
-def client_data(work: Work) -> list[tuple[Tensor, Tensor]]:
-    """Each client's normalised images float32 [n, 1, 28, 28] and labels int64 [n]; made once per process."""
-    images, labels = make_images(work.clients * work.samples)
+def client_data(work: Work, shape: tuple[int, ...] = SHAPE) -> list[tuple[Tensor, Tensor]]:
+    """Each client's normalised images float32 [n, C, H, W] and labels int64 [n]; made once per process."""
+    images, labels = make_images(work.clients * work.samples, shape)
     normalised = (images.float() / 255 - MEAN) / STD
     parts = (torch.split(tensor, work.samples) for tensor in (normalised, labels))
     return list(zip(*parts, strict=True))
+
+
+def write_inputs(work: Work, path: Path) -> None:
+    """A file ``.npz`` for those who have no torch: the initial weights by name, and all clients' images and labels."""
+    images, labels = (torch.stack(tensors).numpy() for tensors in zip(*client_data(work), strict=True))
+    weights: dict[str, Any] = {name: tensor.numpy() for name, tensor in make_model().state_dict().items()}
+    np.savez(path, images=images, labels=labels, **weights)
 
 
 def train_client(module: nn.Module, images: Tensor, labels: Tensor, work: Work, generator: torch.Generator) -> None:
@@ -80,9 +84,16 @@ def train_client(module: nn.Module, images: Tensor, labels: Tensor, work: Work, 
                 return
 
 
-def bare_rounds(work: Work) -> list[float]:
-    """Seconds of each round: load the weights, loop over clients and batches, average what comes back."""
-    data, module = client_data(work), make_model()
+def bare_rounds(
+    work: Work, module: nn.Module | None = None, shape: tuple[int, ...] = SHAPE
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Seconds of each round, and the final weights: load, loop over clients and batches, average what comes back.
+
+    Args:
+        work: how much. module: images [B, C, H, W] of ``shape`` to logits [B, K]; None: :func:`make_model`'s.
+        shape: of an image.
+    """
+    data, module = client_data(work, shape), module or make_model()
     generator = torch.Generator().manual_seed(0)
     server = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     seconds = []
@@ -98,10 +109,10 @@ def bare_rounds(work: Work) -> list[float]:
                 total[name] = total[name] + share if name in total else share
         server = {name: total[name].to(tensor.dtype) for name, tensor in server.items()}
         seconds.append(time.perf_counter() - begin)
-    return seconds
+    return seconds, server
 
 
 def main() -> None:
-    """The case ``bare``: the work as JSON on the command line, the seconds of the rounds as JSON on standard output."""
+    """The case ``bare``: the work as JSON on the command line, what came of it on standard output."""
     torch.set_num_threads(1)
-    print(json.dumps({"rounds": bare_rounds(Work(**json.loads(sys.argv[1])))}))
+    report(*bare_rounds(Work(**json.loads(sys.argv[1]))))

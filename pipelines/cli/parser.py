@@ -295,11 +295,15 @@ def _add_machine(add: _Commands) -> None:
         "--peers",
         action="store_true",
         default=None,
-        help="overhead: also Flower and pfl, in environments of their own that are made in the cache folder",
+        help="overhead: also other simulators, in environments of their own that are made in the cache folder",
     )
+    measured.add_argument("--only-peers", type=names, metavar="A,B,...", help="overhead: some of them, by name")
     measured.add_argument("--clients", type=whole_numbers, metavar="N,N,...", help="population: how many clients")
     measured.add_argument(
-        "--workers", type=whole_numbers, metavar="N,N,...", help="workers, cifar10-cross-device: worker processes"
+        "--workers",
+        type=whole_numbers,
+        metavar="N,N,...",
+        help="workers, models, cifar10-cross-device: worker processes",
     )
     measured.add_argument("--group-sizes", type=whole_numbers, metavar="N,N,...", help="stack: clients in a stack")
     measured.add_argument(
@@ -307,7 +311,25 @@ def _add_machine(add: _Commands) -> None:
     )
     measured.add_argument("--model", metavar="NAME", help="stack: see 'protofl list models'")
     measured.add_argument(
+        "--models", type=names, metavar="A,B,...", help="models: default: all of 'protofl list models'"
+    )
+    measured.add_argument(
         "--scale", type=positive, metavar="F", help="cifar10-cross-device: this share of it, for trying out"
+    )
+    measured.add_argument("--methods", type=names, metavar="A,B,...", help="comparison: default: eight of them")
+    measured.add_argument("--seeds", type=whole_numbers, metavar="0,1,...", help="comparison: of each method")
+    measured.add_argument("--cores", type=whole_numbers, metavar="N,N,...", help="comparison: how many it may use")
+    measured.add_argument(
+        "--engine",
+        type=names,
+        metavar="KEY=VALUE,...",
+        help="comparison: of the section engine, such as stack=true; overhead: cases with these, beside those without",
+    )
+    measured.add_argument(
+        "--data-root", type=Path, metavar="DIR", help="comparison: MNIST's files; default: random images of that shape"
+    )
+    measured.add_argument(
+        "--baseline", type=Path, metavar="DIR", help="comparison: sources of another version, measured in turn"
     )
 
     epilog = "bash:  protofl completion bash > ~/.local/share/bash-completion/completions/protofl"

@@ -5,7 +5,7 @@ Nothing here knows whether a step is a plain call or a task (:class:`Operation`)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,10 +20,11 @@ from flcore.errors import ConfigError, ProtoflError, RunError
 from flcore.run_folder import RunFiles, refuse_other_run
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry
+from pipelines.execution.admission import Admission, most_at_once
 from pipelines.execution.one_run import PlacedRun, analyses_left, carry_out, fetch, placed
 from pipelines.execution.progress import Watcher
 from pipelines.execution.recorder import Recorder
-from pipelines.execution.run_pool import RunPool, room_for
+from pipelines.execution.run_pool import RunPool
 from pipelines.execution.steps import Steps
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
@@ -216,7 +217,11 @@ def carry_out_all(
 
 
 def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart: bool = False) -> dict[str, str]:
-    """Carry out runs whose data are there, side by side, the longest first; returns by label why some failed."""
+    """Carry out runs whose data are there, side by side, the longest first of those that fit the machine.
+
+    Returns:
+        By label why some failed.
+    """
     cache, watcher, recorder = Cache.here(), operation.watcher, operation.recorder
     waiting = [run for run in runs if not fetch(run, cache)]
     watcher.runs(len(runs), len(runs) - len(waiting))
@@ -225,7 +230,7 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
     def record(run: PlacedRun) -> None:
         recorder.finish(run.directory).add_done_callback(partial(_tell_of_failure, watcher, run))
 
-    def work(run: PlacedRun, pool: RunPool) -> None:
+    def work(run: PlacedRun, pool: RunPool, admission: Admission) -> None:
         recorder.watch(run.directory)
         try:
             pool.carry_out(run, restart=restart)
@@ -238,15 +243,17 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
         else:
             record(run)
         finally:
+            admission.ended(run)
             watcher.run_ended(run.label)
 
     for run in runs:
         if run not in waiting and not RunFiles(run.directory).report.exists():
             record(run)
     if waiting:
-        at_once = min(min(room_for(run.config) for run in waiting), len(waiting))
+        at_once = most_at_once(waiting)
         with RunPool(at_once, watcher) as pool:
-            works = [(_short(run), partial(work, run, pool)) for run in _longest_first(waiting, cache)]
+            admission = Admission(waiting, cache, pool)
+            works = ((_short(run), partial(work, run, pool, admission)) for run in admission)
             operation.steps.together(works, at_once)
     return failed
 
@@ -268,12 +275,6 @@ def _placed(planned: Sequence[PlannedRun], home: Path, cache: Cache, operation: 
             known[key] = _inputs(run.config, cache, operation)
         runs.append(placed(run.config, known[key], home, label=run.label))
     return runs
-
-
-def _longest_first(runs: Iterable[PlacedRun], cache: Cache) -> list[PlacedRun]:
-    """By what the same took before; what was never run comes first, since it may be long."""
-    times = {run.label: cache.seconds(run.config) for run in runs}
-    return sorted(runs, key=lambda run: -(times[run.label] or float("inf")))
 
 
 def _short(run: PlacedRun) -> str:

@@ -18,7 +18,7 @@ from flcore.experiment import Experiment
 from flcore.provenance import code_fingerprint
 from flcore.run_folder import RunFiles, described, refuse_other_run
 from flcore.running import evaluate
-from pipelines.runs import analyses
+from pipelines.runs import analyses, memory
 from pipelines.runs.cache import Cache, has_finished, place
 from pipelines.runs.inputs import Inputs, write_inputs
 from pipelines.runs.provenance import environment
@@ -96,7 +96,7 @@ def carry_out(
 
     Args:
         run: what, and where.
-        cache: is told where it has finished.
+        cache: is told where it has finished, and what it took.
         orchestrator: how the pieces of a round are carried out; None: plain calls.
         observers: who is told of progress.
         restart: throw away a checkpoint that cannot be used; one that can is gone on with.
@@ -106,7 +106,9 @@ def carry_out(
     """
     files, steps = RunFiles(run.directory), orchestrator or InlineOrchestrator()
     folders = (run.inputs.prepared, run.inputs.partition, run.directory)
-    if not run.is_finished:
+    is_new = not run.is_finished
+    if is_new:
+        memory.reset_peak()
         _forget_other_code(run)
         write_inputs(run.directory, run.inputs)
         training.train(
@@ -125,6 +127,8 @@ def carry_out(
     if missing:
         steps.call("analyse", analyses.compute, run.config, *folders, missing)
         files.report.unlink(missing_ok=True)  # it shows them
+    if is_new:
+        cache.note_peak(run.config, memory.peak())
 
 
 def analyses_left(run: PlacedRun) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import queue
 import signal
 import threading
 import traceback
@@ -20,54 +19,30 @@ from typing import Any
 
 from flcore.config import Config
 from flcore.engine.pool.groups import StoppedError
-from flcore.engine.pool.workers import physical_cores, worker_count
 from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 from pipelines.execution.one_run import PlacedRun, carry_out
 from pipelines.execution.progress import Watcher
+from pipelines.runs import memory
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 
 _TRIES = 2  # a process that was killed costs nothing but time: the run goes on where it was
-_MEMORY_OF_A_RUN = 800 * 2**20  # bytes: torch, the model, a client's images
 _PLAIN = ("ConfigError", "DataError")
 _TOLD = ("top1_global", "mean_local", "tasks")
-
-
-def room_for(config: Config) -> int:
-    """How many runs of a configuration this machine carries out at the same time; at least one.
-
-    As many as cores, or as sets of workers where a run asks for some; on GPUs one run each.
-    """
-    if config.engine.device == "cuda":
-        import torch
-
-        return max(torch.cuda.device_count(), 1)
-    fitting = int(_free_memory() // (_MEMORY_OF_A_RUN * (1 + worker_count(config.engine))))
-    return max(min(physical_cores() // max(worker_count(config.engine), 1), fitting), 1)
-
-
-def _free_memory() -> float:
-    """Bytes that can be had without swapping; plenty where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return float("inf")
-    return next((float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), float("inf"))
 
 
 class RunPool:
     """Processes that carry out runs; they end with this one, however it ends."""
 
     def __init__(self, size: int, watcher: Watcher) -> None:
-        """Start them; they import while the first runs are still being prepared."""
-        self._watcher = watcher
-        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        """Have so many at most, each of which is started when a run is the first one that needs it."""
+        self._size, self._watcher = size, watcher
+        self._idle: list[_Worker] = []
+        self._at: dict[str, _Worker] = {}
         self._all: list[_Worker] = []
-        self._lock = threading.Lock()
+        self._changed = threading.Condition(threading.RLock())
         self._closed = False
-        for place in range(size):
-            self._idle.put(self._new(place))
 
     def __enter__(self) -> RunPool:
         """Use it until the end of the block."""
@@ -84,7 +59,7 @@ class RunPool:
             StoppedError: the pool was closed meanwhile.
             ProtoflError: as the run raised it; or RunError, its process was killed, twice.
         """
-        worker = self._idle.get()
+        worker = self._take(run.label)
         try:
             for attempt in range(1, _TRIES + 1):
                 try:
@@ -92,20 +67,45 @@ class RunPool:
                     return
                 except _DiedError as death:
                     worker = self._new(worker.place)
+                    self._at[run.label] = worker
                     if attempt == _TRIES:
                         raise RunError(
                             f"{run.label}: the process that carried it out was ended from outside ({death}), perhaps "
                             "because memory was short; the same command goes on where it stopped"
                         ) from death
         finally:
-            self._idle.put(worker)
+            with self._changed:
+                self._idle.append(self._at.pop(run.label))
+                self._changed.notify()
+
+    def held_by(self, label: str) -> int:
+        """Bytes that the process of a run holds, its own workers included; 0 before it has one."""
+        worker = self._at.get(label)
+        return 0 if worker is None else memory.resident(worker.number)
+
+    def held_idle(self) -> int:
+        """Bytes that the process holds which takes the next run; 0 where it is still to be started."""
+        with self._changed:
+            return memory.resident(self._idle[-1].number) if self._idle else 0
 
     def close(self) -> None:
         """End them; what they were at stays on disk, to be gone on with."""
-        with self._lock:
+        with self._changed:
             self._closed = True
+            self._changed.notify_all()
             for worker in self._all:
                 worker.end()
+
+    def _take(self, label: str) -> _Worker:
+        """A process for a run: one that is idle, a new one, or the first to become idle.
+
+        Raises:
+            StoppedError: the pool is closed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._idle or len(self._all) < self._size)
+            self._at[label] = self._idle.pop() if self._idle else self._new(len(self._all))
+            return self._at[label]
 
     def _new(self, place: int) -> _Worker:
         """Start a process; under the lock, or one that is started while the others are ended would outlive them.
@@ -113,11 +113,11 @@ class RunPool:
         Raises:
             StoppedError: the pool is closed.
         """
-        with self._lock:
+        with self._changed:
             if self._closed:
                 raise StoppedError
             worker = _Worker(place)
-            self._all.append(worker)
+            self._all = [other for other in self._all if other.place != place] + [worker]
         return worker
 
 
@@ -134,6 +134,7 @@ class _Worker:
         self._pipe, theirs = context.Pipe()
         self._process: BaseProcess = context.Process(target=_work, args=(theirs, place), daemon=False)
         self._process.start()
+        self.number = self._process.pid or 0
         theirs.close()
 
     def carry_out(self, run: PlacedRun, watcher: Watcher, *, restart: bool) -> None:

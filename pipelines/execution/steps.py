@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol, TypeVar
 
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
@@ -16,11 +16,12 @@ Work = tuple[str, Callable[[], Result]]
 class Steps(Orchestrator, Protocol):
     """Carries out the steps of a body; results must not depend on it."""
 
-    def together(self, works: Sequence[Work[Result]], at_once: int) -> list[Result]:
+    def together(self, works: Iterable[Work[Result]], at_once: int) -> list[Result]:
         """Carry out pieces of work side by side.
 
         Args:
-            works: begun in this order; none of them raises what is not a mistake of ours.
+            works: begun in this order, each asked for when there is room for it: which one comes next may depend on
+                what has ended. None of them raises what is not a mistake of ours.
             at_once: so many at a time.
 
         Returns:
@@ -31,10 +32,28 @@ class Steps(Orchestrator, Protocol):
 class InlineSteps(InlineOrchestrator):
     """Plain calls, and threads that wait for other processes."""
 
-    def together(self, works: Sequence[Work[Result]], at_once: int) -> list[Result]:
+    def together(self, works: Iterable[Work[Result]], at_once: int) -> list[Result]:
         """Call them on threads; the first error, or Ctrl-C, is raised at once, and nothing new is begun."""
         threads = ThreadPoolExecutor(at_once)
+        begun: list[Future[Result]] = []
+        running: set[Future[Result]] = set()
+        asked = iter(works)
         try:
-            return list(threads.map(lambda work: work[1](), works))
+            while (work := next(asked, None)) is not None:
+                begun.append(threads.submit(work[1]))
+                running.add(begun[-1])
+                while len(running) == at_once:
+                    running = _after_an_end(running)
+            while running:
+                running = _after_an_end(running)
+            return [future.result() for future in begun]
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _after_an_end(running: set[Future[Result]]) -> set[Future[Result]]:
+    """Wait until some have ended, raise their errors, and return the others."""
+    ended, others = wait(running, return_when=FIRST_COMPLETED)
+    for future in ended:
+        future.result()
+    return others

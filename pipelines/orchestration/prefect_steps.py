@@ -84,7 +84,7 @@ class PrefectSteps(Steps):
         futures: list[PrefectFuture[Result]] = [_task(name, partial(function, item)).submit() for item in items]
         return [future.result() for future in futures]
 
-    def together(self, works: Sequence[Work[Result]], at_once: int) -> list[Result]:
+    def together(self, works: Iterable[Work[Result]], at_once: int) -> list[Result]:
         """A task per piece of work; the next one appears when another has ended."""
         room = threading.Semaphore(at_once)
 
@@ -95,7 +95,9 @@ class PrefectSteps(Steps):
                 room.release()
 
         futures: list[PrefectFuture[Result]] = []
-        for name, work in works:
+        asked = iter(works)
+        room.acquire()
+        while (piece := next(asked, None)) is not None:
+            futures.append(_task(piece[0], partial(and_make_room, piece[1])).submit())
             room.acquire()
-            futures.append(_task(name, partial(and_make_room, work)).submit())
         return [future.result() for future in futures]

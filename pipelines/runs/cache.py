@@ -4,7 +4,7 @@ Below ``.protofl/cache`` (or the folder that the environment variable PROTOFL_CA
 
     prepared/<fingerprint>/      data as `flcore` writes them
     partitions/<fingerprint>/    partitions
-    index/                       which request gave which of them; where runs have finished; how long they took
+    index/                       which request gave which of them; where runs have finished; their time and memory
 
 A request is everything that can change the answer: the section of the configuration, the source code that carries it
 out, and size and time of the files that are read. So nothing is prepared, divided or trained twice, nothing is copied
@@ -19,12 +19,14 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flcore.config import Config
 from flcore.data.dataset import Dataset
 from flcore.data.partition import Partition
+from flcore.engine.pool.workers import worker_count
 from flcore.errors import DataError
 from flcore.files import read_json, write_json
 from flcore.locks import take_lock
@@ -37,6 +39,19 @@ DEFAULT_FOLDER = Path(".protofl") / "cache"
 _DIGITS = 16  # of a fingerprint, in names of folders
 _LISTED = 5000  # entries of a folder of images that are looked at to see whether it has changed
 _CURE = "delete it, nothing but time is lost"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run took; None: nobody knows.
+
+    Attributes:
+        seconds: of training on one core: with workers inside, those of all of them.
+        peak: bytes of memory of a process that trains inline.
+    """
+
+    seconds: float | None = None
+    peak: int | None = None
 
 
 class Cache:
@@ -140,7 +155,13 @@ class Cache:
             known = _read_or_empty(entry)
             write_json(entry, known | {about["code"]: [str(directory.absolute()), _results(directory)]})
         seconds = sum(read_json(RunFiles(directory).timing, _CURE)["seconds"].values())
-        write_json(self._times(config), {"seconds": seconds, "method": config.method.name})
+        cores = max(worker_count(config.engine), 1)
+        write_json(self._known("seconds", kind_of(config)), {"seconds": seconds * cores, "method": config.method.name})
+
+    def note_peak(self, config: Config, peak: int) -> None:
+        """Remember the bytes of memory that a run's process took at most; with workers inside, it is none of it all."""
+        if worker_count(config.engine) == 0:
+            write_json(self._known("memory", kind_of(config)), {"peak": peak, "method": config.method.name})
 
     def finished_run(self, run_hash: str, code: str) -> Path | None:
         """The folder in which a run has finished under the same code; None if there is none any more."""
@@ -150,15 +171,21 @@ class Cache:
                 return Path(folder) if _results(Path(folder)) == results else None
         return None
 
-    def seconds(self, config: Config) -> float | None:
-        """How long training took where the same was done before, with whichever seed; None where it was not."""
-        found = _read_or_empty(self._times(config)).get("seconds")
-        return None if found is None else float(found)
+    def cost(self, kind: str) -> Cost:
+        """What the same took before, by :func:`kind_of`."""
+        seconds = _read_or_empty(self._known("seconds", kind)).get("seconds")
+        peak = _read_or_empty(self._known("memory", kind)).get("peak")
+        return Cost(None if seconds is None else float(seconds), None if peak is None else int(peak))
 
-    def _times(self, config: Config) -> Path:
-        identity = config.identity()
-        identity["partition"] = {key: value for key, value in identity["partition"].items() if key != "seed"}
-        return self.root / "index" / "seconds" / f"{_digest(identity | {'seed': None})[:32]}.json"
+    def _known(self, what: str, kind: str) -> Path:
+        return self.root / "index" / what / f"{kind}.json"
+
+
+def kind_of(config: Config) -> str:
+    """What all runs share that take as long and as much memory: everything that can change a result, but for seeds."""
+    identity = config.identity()
+    identity["partition"] = {key: value for key, value in identity["partition"].items() if key != "seed"}
+    return _digest(identity | {"seed": None})[:32]
 
 
 _NOT_PREPARED = ("augmentation", "download")

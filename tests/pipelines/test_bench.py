@@ -5,13 +5,16 @@ Nothing here has a time limit: how long things take is what the benchmarks are f
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,10 +22,20 @@ from flcore.errors import ConfigError, RunError
 from flcore.models import MODELS, build_model
 from pipelines import bench
 from pipelines.bench import common, launch
+from pipelines.bench.bits import Bits, Killed, compared, kill_and_start_again, run_digest
 from pipelines.bench.common import Bench, BenchOptions, Execution, Timing, TrainedRun, paired, steady
-from pipelines.bench.overhead import Overhead
-from pipelines.bench.peers.environment import PEERS, copy_scripts, environment_folder, peer_python
-from pipelines.bench.workload import Work, bare_rounds, client_data, make_model, train_client
+from pipelines.bench.overhead import Options, Overhead
+from pipelines.bench.peers.environment import (
+    PEERS,
+    NoEnvironmentError,
+    Peer,
+    copy_scripts,
+    environment_folder,
+    peer_python,
+)
+from pipelines.bench.peers.roster import Roster
+from pipelines.bench.work import Work, digest
+from pipelines.bench.workload import bare_rounds, client_data, make_model, train_client, write_inputs
 from pipelines.cli import app as cli
 
 
@@ -112,6 +125,23 @@ def test_overhead(protofl_bench: Callable[..., Any], monkeypatch: pytest.MonkeyP
     assert cases.keys() == {"bare", "bare_process", *(f"{c}{p}" for c in whole for p in ("", "_rounds", "_training"))}
     training, run = (cases[case]["seconds"]["median"] for case in ("run_training", "run"))
     assert result["ratios"]["run beyond its training/run"] == pytest.approx(1 - training / run)
+    for case in whole:
+        assert cases[case]["bits"] == {"repeated": None, "workers": "same", "killed": "same, went on"}
+    assert cases["bare"]["bits"] == {"repeated": None, "workers": "one process", "killed": "starts over"}
+    assert {case for case in cases if "bits" in cases[case]} == {"bare", *whole}
+
+
+@pytest.mark.slow
+def test_overhead_with_other_engine_settings() -> None:
+    """The same cases once more, and what their first runs took; those are no repetitions and in no ratio."""
+    result = bench.run("overhead", {"rounds": 2, "repetitions": 2, "engine": ("engine.stack=true",)})
+    cases = check_contract(json.loads(json.dumps(result)), "overhead")
+    engine = ("run_engine", "run_2_workers_engine")
+    assert {f"{case}{part}" for case in engine for part in ("", "_rounds", "_training", "_first")} <= cases.keys()
+    assert not any("_first" in ratio for ratio in result["ratios"])
+    for case in ("train", "run", "run_2_workers", *engine):
+        assert cases[case]["bits"] == {"repeated": "same", "workers": "same", "killed": "same, went on"}
+    assert result["settings"]["engine"] == ["engine.stack=true"]
 
 
 @pytest.mark.slow
@@ -119,10 +149,163 @@ def test_overhead_beside_the_peers() -> None:
     """Makes the peers' environments if they are not there, which needs a package registry."""
     result = bench.run("overhead", {"rounds": 3, "repetitions": 1, "peers": True})
     cases = check_contract(json.loads(json.dumps(result)), "overhead")
-    assert {"flower", "flower_rounds", "pfl", "pfl_rounds"} <= cases.keys()
+    peers = result["settings"]["peers"]
+    assert peers.keys() == PEERS.keys()
+    measured = {name for name, peer in peers.items() if peer["status"] == "measured"}
+    assert measured >= PEERS.keys() - {"torch_cuda_graph", "blazefl"}  # a device, and another Python
     assert {"flower/run", "pfl/run", "flower_rounds/run_2_workers_rounds"} <= result["ratios"].keys()
-    for peer in ("flower", "pfl"):
+    for peer in measured:
         assert cases[f"{peer}_rounds"]["seconds"]["median"] < cases[peer]["seconds"]["median"]
+        assert cases[peer]["bits"]["killed"] == "starts over"
+
+
+@pytest.mark.slow
+def test_the_network_in_jax_takes_the_same_step(tmp_path: Path) -> None:
+    """The first step of the first client, there and here; float32 with sums in other orders."""
+    write_inputs(Work(), tmp_path / "inputs.npz")
+    code = (
+        "import sys; from pipelines.bench.peers.jax_network import *; from pipelines.bench.work import Work; "
+        "import numpy as np; weights, statistics, images, labels = read_inputs('inputs.npz'); "
+        "after = step(weights, statistics, images[0, :32], labels[0, :32], Work()); "
+        "np.savez('after.npz', **after[0], **after[1])"
+    )
+    copy_scripts(tmp_path)
+    subprocess.run([peer_python("jax", print), "-c", code], cwd=tmp_path, check=True)
+    module, (images, labels) = make_model(), client_data(Work())[0]
+    optimizer = torch.optim.SGD(module.train().parameters(), lr=Work().lr)
+    torch.nn.functional.cross_entropy(module(images[:32]), labels[:32]).backward()
+    optimizer.step()
+    with np.load(tmp_path / "after.npz") as after:
+        assert set(after.files) == set(module.state_dict())
+        for name, tensor in module.state_dict().items():
+            np.testing.assert_allclose(after[name], tensor.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on(tmp_path: Path) -> None:
+    """Killed after 2 of 5 rounds at the earliest; what is in the folder then is of that training."""
+    measured = Overhead(Bench("overhead", tmp_path), Work(rounds=5))
+    measured.train()
+    undisturbed = run_digest(measured._federation.out)
+    killed = kill_and_start_again(Bench("overhead", tmp_path), measured._federation, 5, (), {})
+    assert killed is not None
+    assert killed.verdict(undisturbed) == "same, went on"
+    assert measured._killed(["engine.stack=perhaps"]) == "failed"  # and not the end of the benchmark
+
+
+def test_a_digest_is_of_the_values_in_the_order_of_names() -> None:
+    """1, 3, 2, 4 by rows of the transposed [[1, 2], [3, 4]], then the counter 7: five float32 of four bytes."""
+    expected = hashlib.sha256(struct.pack("<5f", 1, 3, 2, 4, 7)).hexdigest()
+    tensors = {"b": torch.tensor(7), "a": torch.tensor([[1.0, 2.0], [3.0, 4.0]]).T}
+    assert digest(tensors) == expected
+    assert digest({name: tensor.numpy() for name, tensor in tensors.items()}) == expected
+    assert digest({"a": tensors["b"], "b": tensors["a"]}) != expected
+
+
+def test_bits_are_the_same_or_differ_or_are_not_known() -> None:
+    assert [compared(digests) for digests in ([], ["x"], ["x", "x", "x"], ["x", "x", "y"])] == [
+        None,
+        None,
+        "same",
+        "differ",
+    ]
+    assert Killed("x", went_on=True).verdict("x") == "same, went on"
+    assert Killed("x", went_on=False).verdict("y") == "differ, started over"
+
+
+def test_bits_and_peers_have_their_lines() -> None:
+    seconds = {"median": 1.0, "min": 1.0, "max": 1.0}
+    case = {"case": "run", "seconds": seconds, "steps_per_second": 400.0, "peak_mb": 500.0}
+    text = bench.describe(
+        {
+            "name": "overhead",
+            "machine": {"cores": 2, "torch": "2", "cpu_capability": "any"},
+            "settings": {"peers": {"jax": {"version": "jax 1", "status": "measured"}}},
+            "cases": [{**case, **Bits("same", None, "same, went on").fact()}, {**case, "case": "run_rounds"}],
+            "ratios": {},
+        }
+    )
+    assert text.splitlines()[3:] == [
+        "  same bits   repeated       other workers  after a kill",
+        "  run         same           -              same, went on",
+        "  jax (jax 1): measured",
+    ]
+
+
+@pytest.fixture
+def no_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing can be fetched, and nothing is there yet; the folder of all that is made."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    return tmp_path
+
+
+def test_a_peer_that_cannot_be_had_has_a_line_all_the_same(no_registry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PEERS, "nobody", Peer("nobody", ("protofl-nobody-has-this==1",), torch=False))
+    monkeypatch.setitem(PEERS, "ancient", Peer("ancient", ("numpy==1",), python="2.0"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    said: list[str] = []
+    roster = Roster(["nobody", "ancient", "torch_cuda_graph"], said.append)
+    assert roster.pythons == {}
+    assert roster.measured == []
+    settings = roster.settings()
+    assert settings["nobody"]["status"].startswith("cannot be installed: the package registry cannot be reached or ")
+    assert "protofl-nobody-has-this" in settings["nobody"]["status"]
+    assert "\n" not in settings["nobody"]["status"]
+    assert settings["ancient"]["status"].startswith("cannot be installed: it needs Python 2.0, of which there is none")
+    assert settings["torch_cuda_graph"]["status"] == "no CUDA device"
+    assert settings["nobody"]["version"] == "protofl-nobody-has-this 1"
+    assert [text for text in said if "ancient is left out" in text]
+
+
+def test_a_peer_that_fails_stops_nobody_and_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("good", "bad"):
+        monkeypatch.setitem(PEERS, name, Peer(name, ()))
+    roster = Roster(["good", "bad"], lambda text: None)
+    assert roster.pythons == {"good": sys.executable, "bad": sys.executable}
+    tried = []
+
+    def fail() -> dict[str, Timing]:
+        tried.append("bad")
+        raise RunError("bad: failed\nwith exit code 1")
+
+    for _ in range(2):
+        assert roster.attempt("bad", fail) == {}
+        assert roster.attempt("good", lambda: {"good": Timing(1.0, 1, 1.0)}) == {"good": Timing(1.0, 1, 1.0)}
+    assert tried == ["bad"]
+    assert roster.measured == ["good"]
+    assert roster.settings()["bad"]["status"] == "failed: bad: failed with exit code 1"
+
+
+def test_which_peers_are_asked_for() -> None:
+    assert Options().named_peers == []
+    assert Options(peers=True).named_peers == list(PEERS)
+    assert Options(only_peers=("pfl", "jax")).named_peers == ["pfl", "jax"]
+    with pytest.raises(ConfigError, match="--only-peers nobody: expected some of torch_cuda_graph, jax, fedjax, "):
+        bench.run("overhead", {"only_peers": ("nobody",)})
+
+
+def test_assignments_for_the_engine_may_leave_its_name_out() -> None:
+    assert Options().assignments == ()
+    given = Options(engine=("stack=true", "engine.stack_size=4")).assignments
+    assert given == ("engine.stack=true", "engine.stack_size=4")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("local.lr=1", r"engine.local"),
+        ("engine.workers=4", r"--engine workers: the cases have their own"),
+        ("workers=4", r"--engine workers: the cases have their own"),
+        ("engine.stack", r"engine.stack: expected KEY=VALUE"),
+        ("stack=perhaps", r"engine.stack = perhaps"),
+        ("engine.what=1", r"engine.what"),
+    ],
+)
+def test_assignments_for_the_engine_are_checked_before_anything_is_measured(assignment: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        bench.run("overhead", {"engine": (assignment,)})
 
 
 def test_seconds_of_rounds() -> None:
@@ -250,7 +433,9 @@ def test_everybody_takes_as_many_steps() -> None:
     assert int(module[1].num_batches_tracked) == 7
     assert not torch.equal(module[0].weight, before)
     assert work.total_steps == 2 * 2 * 7
-    assert len(bare_rounds(work)) == 2
+    seconds, weights = bare_rounds(work)
+    assert len(seconds) == 2
+    assert weights.keys() == module.state_dict().keys()
 
 
 def test_the_spine_is_one_epoch() -> None:
@@ -261,11 +446,12 @@ def test_the_spine_is_one_epoch() -> None:
 
 def test_peers_have_our_torch_and_a_folder_for_what_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folders = {environment_folder(peer) for peer in PEERS.values()}
-    assert len(folders) == len(PEERS)
+    peers = [peer for peer in PEERS.values() if peer.packages]
+    folders = {environment_folder(peer) for peer in peers}
+    assert len(folders) == len(peers) == len(PEERS) - 1  # one is measured in our own
     assert all(folder.parent == tmp_path / "protofl" and folder.name.startswith("bench-peers-") for folder in folders)
-    for peer in PEERS.values():
-        assert f"torch=={torch.__version__.split('+')[0]}" in peer.requirements
+    for peer in peers:
+        assert (f"torch=={torch.__version__.split('+')[0]}" in peer.requirements) == peer.torch
         assert all("==" in requirement for requirement in peer.requirements)
 
 
@@ -273,20 +459,16 @@ def test_peers_see_only_what_runs_there(tmp_path: Path) -> None:
     copied = {path.relative_to(tmp_path).as_posix() for path in copy_scripts(tmp_path).rglob("*.py")}
     assert {f"{peer.module.replace('.', '/')}.py" for peer in PEERS.values()} < copied
     assert {path for path in copied if not path.startswith("pipelines/bench/")} == {"pipelines/__init__.py"}
-    code = "import sys; from pipelines.bench.workload import make_model; make_model(); print('flcore' in sys.modules)"
+    code = "import sys, pipelines.bench.work; print('torch' in sys.modules); "
+    code += "from pipelines.bench.workload import make_model; make_model(); print('flcore' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert done.stdout == "False\nFalse\n"
 
 
-def test_without_a_registry_one_is_told_and_nothing_is_left_half_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
-    monkeypatch.setenv("UV_OFFLINE", "1")
+def test_without_a_registry_one_is_told_and_nothing_is_left_half_made(no_registry: Path) -> None:
     said: list[str] = []
     for _ in range(2):  # the second time it is not taken for made
-        with pytest.raises(RunError, match=r"no environment for pfl: the package registry cannot be reached"):
+        with pytest.raises(NoEnvironmentError, match=r"no environment for pfl: the package registry cannot be reached"):
             peer_python("pfl", said.append)
     assert len([text for text in said if "making an environment for pfl" in text]) == 2
 

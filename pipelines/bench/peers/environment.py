@@ -27,62 +27,106 @@ class Peer:
 
     Attributes:
         module: whose ``main`` does the work there.
-        packages: what to install, pinned; torch and numpy come in our own versions.
+        packages: what to install, pinned, itself first; numpy comes in our own version. Empty: our own environment.
         overrides: requirements that replace what the packages ask for.
+        torch: whether it needs torch, which comes in our own version.
+        python: the Python that it needs, such as ``3.12``, where ours is older; None: ours will do.
+        several: whether it can train several clients at once here, as ``Work.cores`` says.
+        cuda: whether it needs a CUDA device.
     """
 
     module: str
     packages: tuple[str, ...]
     overrides: tuple[str, ...] = ()
+    torch: bool = True
+    python: str | None = None
+    several: bool = False
+    cuda: bool = False
+
+    @property
+    def version(self) -> str:
+        """What is measured: a package and its version."""
+        name, _, number = (self.packages or (f"torch=={version('torch')}",))[0].partition("==")
+        return f"{name.partition('[')[0]} {number}"
 
     @property
     def requirements(self) -> tuple[str, ...]:
         """Everything that is installed by name."""
         # Without the local part (+cu132): a registry that has our build finds it, others take theirs.
-        own = (f"{name}=={version(name).split('+')[0]}" for name in ("torch", "numpy"))
-        return (*self.packages, *own)
+        names = ("torch", "numpy") if self.torch else ("numpy",)
+        return (*self.packages, *(f"{name}=={version(name).split('+')[0]}" for name in names))
+
+
+class NoEnvironmentError(RunError):
+    """A peer's environment cannot be made.
+
+    Attributes:
+        reason: why, in one line, without the peer's name.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"bench --peers: no environment for {name}: {reason}")
+        self.reason = reason
 
 
 PEERS: dict[str, Peer] = {
-    "flower": Peer(
-        "pipelines.bench.peers.flower_simulation",
-        ("flwr[simulation]==1.42.0", "ray==2.55.1"),
-        # 1.42.0 asks for a newer list of certificates than some registries have; a simulation opens no such connection.
-        ("certifi>=2024",),
+    "torch_cuda_graph": Peer("pipelines.bench.peers.cuda_graph", (), cuda=True),
+    "jax": Peer("pipelines.bench.peers.jax_loop", ("jax==0.10.2", "jaxlib==0.10.2"), torch=False),
+    "fedjax": Peer(
+        "pipelines.bench.peers.fedjax_simulation",
+        # It calls what later ones of these lack.
+        ("fedjax==0.0.17", "jax==0.4.35", "jaxlib==0.4.35", "dm-haiku==0.0.13", "optax==0.2.4"),
+        torch=False,
+    ),
+    # 3.0 needs Python 3.14. It imports tqdm and does not ask for it.
+    "blazefl": Peer(
+        "pipelines.bench.peers.blazefl_simulation", ("blazefl==2.0.3", "tqdm==4.67.1"), python="3.12", several=True
     ),
     "pfl": Peer("pipelines.bench.peers.pfl_simulation", ("pfl[pytorch]==0.6.0",)),
+    # 1.42.0 asks for a newer list of certificates than some registries have.
+    "flower": Peer(
+        "pipelines.bench.peers.flower_simulation", ("flwr[simulation]==1.41.0", "ray==2.55.1"), several=True
+    ),
+    "fluke": Peer("pipelines.bench.peers.fluke_simulation", ("fluke-fl==0.8.1",)),
 }
 
 
 def peer_python(name: str, say: Callable[[str], None]) -> str:
-    """The interpreter of a peer's environment, which is made if it is not there.
+    """The interpreter of a peer's environment, which is made if it is not there; our own for one that needs no other.
 
     Args:
         name: one of :data:`PEERS`.
         say: told of what takes time.
 
     Raises:
-        RunError: the packages could not be installed.
+        NoEnvironmentError: the packages could not be installed, or there is no Python that they can run with.
     """
-    folder = environment_folder(PEERS[name])
+    peer = PEERS[name]
+    if not peer.packages:
+        return sys.executable
+    folder = environment_folder(peer)
     python, ready = folder / "bin" / "python", folder / "ready"
     if ready.exists():
         return str(python)
+    base = _interpreter(name, peer.python)
     say(f"making an environment for {name} in {folder} (once; some gigabytes where torch is not in uv's cache) ...")
     shutil.rmtree(folder, ignore_errors=True)  # what an interrupted attempt has left
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _run(name, [sys.executable, "-m", "venv", "--without-pip", str(folder)])
-    (folder / "overrides.txt").write_text("".join(f"{line}\n" for line in PEERS[name].overrides))
+    _run(name, [base, "-m", "venv", "--without-pip", str(folder)])
+    (folder / "overrides.txt").write_text("".join(f"{line}\n" for line in peer.overrides))
     install = [_uv(name, folder, say), "pip", "install", "--quiet", "--python", str(python)]
-    _run(name, [*install, "--override", str(folder / "overrides.txt"), *PEERS[name].requirements])
+    _run(name, [*install, "--override", str(folder / "overrides.txt"), *peer.requirements])
     ready.touch()
     return str(python)
+
+
+_MODULES = ("__init__.py", "work.py", "workload.py")
 
 
 def copy_scripts(folder: Path) -> Path:
     """The modules that run in the peers' environments, alone: beside them, our own packages could shadow theirs."""
     package = Path(__file__).resolve().parents[2]
-    wanted = [package / "__init__.py", *(package / "bench" / name for name in ("__init__.py", "workload.py"))]
+    wanted = [package / "__init__.py", *(package / "bench" / name for name in _MODULES)]
     for path in (*wanted, *(package / "bench" / "peers").glob("*.py")):
         target = folder / path.relative_to(package.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -92,9 +136,24 @@ def copy_scripts(folder: Path) -> Path:
 
 def environment_folder(peer: Peer) -> Path:
     """Where a peer's environment lies: below the cache folder, by a hash of what it holds and of the interpreter."""
-    held = json.dumps([peer.requirements, peer.overrides, platform.python_version(), sys.base_prefix])
+    held = json.dumps([peer.requirements, peer.overrides, peer.python, platform.python_version(), sys.base_prefix])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "protofl" / f"bench-peers-{hashlib.sha256(held.encode()).hexdigest()[:12]}"
+
+
+def _interpreter(name: str, wanted: str | None) -> str:
+    """A Python of this version, ours if it will do: on the PATH, or where pyenv keeps them."""
+    if wanted is None or platform.python_version().startswith(f"{wanted}."):
+        return sys.executable
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    kept = [str(path) for path in sorted(root.glob(f"versions/{wanted}.*/bin/python"))]
+    for found in filter(None, (shutil.which(f"python{wanted}"), *kept)):
+        # pyenv puts commands on the PATH that only say that the version is not the chosen one.
+        if subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return found
+    raise NoEnvironmentError(
+        name, f"it needs Python {wanted}, of which there is none on the PATH or where pyenv keeps them"
+    )
 
 
 def _uv(name: str, folder: Path, say: Callable[[str], None]) -> str:
@@ -112,7 +171,4 @@ def _run(name: str, command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split())
-        raise RunError(
-            f"bench --peers: no environment for {name}: the package registry cannot be reached or lacks something; "
-            f"leave --peers out, or try again where it can be reached. {said[:400]}"
-        )
+        raise NoEnvironmentError(name, f"the package registry cannot be reached or lacks something: {said[:400]}")

@@ -4,11 +4,14 @@ What was chosen, and why:
 
 - ``run_simulation`` with the Ray backend, from Python: the quickest way to start a simulation; ``flwr run`` would start
   servers first. Flower calls it deprecated, and has nothing else that stays in one command.
-- Two cores for Ray and one for each client, so that two clients train at once; one thread per process.
+- As many cores for Ray as the work says (two) and one for each client, so that two clients train at once; one thread
+  per process.
 - Clients keep their data and module in the worker's process (a cache), instead of making them for every message: the
   best that Flower's model of a client as a function allows.
 - ``FedAvg`` with as many clients a round as asked for, weighted by the number of samples, which is Flower's default;
   evaluation off; parameters and BatchNorm statistics go both ways, as in our run.
+- Python's generator, which Flower draws clients with, is seeded; the numbers that it draws among are Flower's own and
+  random, and replies are averaged as they arrive.
 - No dashboard, no telemetry, workers' output not copied to the driver, log level WARNING.
 """
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import sys
 import time
 from collections.abc import Iterable
@@ -26,7 +30,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipelines.bench.workload import Work, client_data, make_model, train_client
+from pipelines.bench.work import Work, report
+from pipelines.bench.workload import client_data, make_model, train_client
 
 # Read when Flower and Ray are imported.
 os.environ.update({"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"})
@@ -92,15 +97,18 @@ class _TimedFedAvg(FedAvg):  # type: ignore[misc]
 
 
 def main() -> None:
-    """The work as JSON on the command line, the seconds of the rounds as JSON on standard output."""
+    """The work as JSON on the command line, what came of it on standard output."""
     work = Work(**json.loads(sys.argv[1]))
     logging.getLogger("flwr").setLevel(logging.WARNING)
     torch.set_num_threads(1)
+    random.seed(0)  # where Flower draws clients from; it numbers them at random all the same
     strategy, server = _TimedFedAvg(work), ServerApp()
+    final: dict[str, torch.Tensor] = {}
 
     @server.main()  # type: ignore[untyped-decorator]
     def serve(grid: Grid, context: Context) -> None:
-        strategy.start(grid, initial_arrays=ArrayRecord(make_model().state_dict()), num_rounds=work.rounds)
+        result = strategy.start(grid, initial_arrays=ArrayRecord(make_model().state_dict()), num_rounds=work.rounds)
+        final.update(result.arrays.to_torch_state_dict())
 
     run_simulation(
         server,
@@ -112,4 +120,4 @@ def main() -> None:
         },
     )
     seconds = [after - before for before, after in zip(strategy.ends, strategy.ends[1:], strict=False)]
-    print(json.dumps({"rounds": seconds}), flush=True)
+    report(seconds, final)

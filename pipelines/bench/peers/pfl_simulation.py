@@ -27,7 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipelines.bench.workload import Work, client_data, make_model
+from pipelines.bench.work import Work, report
+from pipelines.bench.workload import client_data, make_model
 
 os.environ["PFL_PYTORCH_DEVICE"] = "cpu"  # read when pfl is imported
 
@@ -68,7 +69,7 @@ class _Clock(TrainingProcessCallback):  # type: ignore[misc]
 
 
 def main() -> None:
-    """The work as JSON on the command line, the seconds of the rounds as JSON on standard output."""
+    """The work as JSON on the command line, what came of it on standard output."""
     work = Work(**json.loads(sys.argv[1]))
     if work.steps * work.batch_size != work.samples:
         raise ValueError("pfl: steps must be one epoch")
@@ -101,4 +102,4 @@ def main() -> None:
         send_metrics_to_platform=False,
     )
     seconds = [after - before for before, after in zip(clock.ends, clock.ends[1:], strict=False)]
-    print(json.dumps({"rounds": seconds}), flush=True)
+    report(seconds, module.state_dict())

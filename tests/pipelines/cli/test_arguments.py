@@ -92,7 +92,8 @@ OPTIONS = {
     "status": "json",
     "down": "",
     "doctor": "",
-    "bench": "json rounds repetitions peers clients workers group-sizes devices model scale",
+    "bench": "json rounds repetitions peers only-peers clients workers group-sizes devices model models scale "
+    "methods seeds cores engine data-root baseline",
     "completion": "",
 }
 """Command → its options, in the order of its help; names that scripts rely on."""

@@ -19,11 +19,13 @@ from flcore.config import Config
 from flcore.engine.pool.groups import StoppedError
 from flcore.errors import ConfigError, RunError
 from flcore.run_folder import RunFiles
-from pipelines.execution import bodies, one_run, run_pool
+from pipelines.execution import admission, bodies, one_run, run_pool
 from pipelines.execution.bodies import Operation, carry_out_all, comparison, comparison_runs, experiment
 from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps
-from pipelines.runs.cache import ENVIRONMENT_VARIABLE
+from pipelines.runs import memory
+from pipelines.runs.cache import ENVIRONMENT_VARIABLE, kind_of
+from pipelines.runs.inputs import inputs_of
 
 SMALL: dict[str, Any] = {
     "data": {"limit_per_class": 20},
@@ -77,8 +79,11 @@ class Recorded(InlineSteps):
         return function(*arguments)
 
     def together(self, works: Any, at_once: int) -> Any:
-        self.names += [name for name, _ in works]
-        return super().together(works, at_once)
+        return super().together(map(self._named, works), at_once)
+
+    def _named(self, work: Any) -> Any:
+        self.names.append(work[0])
+        return work
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +99,14 @@ def operation(steps: Any = None, watcher: Any = None) -> tuple[Operation, Told]:
 
 def digests(folder: Path) -> dict[str, str]:
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in RESULTS}
+
+
+def every_result(folder: Path) -> dict[str, str]:
+    """Digests of all files of a run but those that say where and how fast it was carried out."""
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    names = files.keys() - {"config.json", "timing.json", "inputs.json", ".running"}
+    assert names >= {*RESULTS}
+    return {name: hashlib.sha256(files[name].read_bytes()).hexdigest() for name in names}
 
 
 # ---- one run -----------------------------------------------------------------------------------------------------
@@ -180,7 +193,7 @@ def test_runs_side_by_side_give_the_bytes_of_each_alone() -> None:
         raw = {**SMALL, "method": {"name": method}, "seed": 1}
         experiment(Config.from_mapping(raw), alone / method, operation()[0])
         (beside,) = [run for run in runs if run.name.startswith(f"{method}-s1")]
-        assert digests(alone / method) == digests(beside)
+        assert every_result(alone / method) == every_result(beside)
 
 
 def test_what_has_finished_is_not_trained_again_and_a_new_seed_is() -> None:
@@ -285,26 +298,31 @@ def _newest(folder: Path) -> float:
     return max(path.stat().st_mtime for path in folder.rglob("*"))
 
 
-def test_the_longest_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what the same took before: local 5 s, fedavg 9 s; what nobody knows, before both."""
-    times = {"local": 5.0, "fedavg": 9.0}
-    monkeypatch.setattr(bodies.Cache, "seconds", lambda self, config: times.get(config.method.name))
-    raw = {**SMALL, "compare": {**SMALL["compare"], "methods": ["local", "fedavg", "fedprox"], "seeds": [0]}}
-    runs = bodies._placed(comparison_runs(raw, None, None), Path("all"), bodies.Cache.here(), operation()[0])
-    ordered = bodies._longest_first(runs, bodies.Cache.here())
-    assert [run.config.method.name for run in ordered] == ["fedprox", "fedavg", "local"]
+def test_what_a_run_took_is_remembered_and_less_than_was_estimated() -> None:
+    """A process with torch has taken more than 150 MiB before; another seed's is known by it."""
+    before = memory.peak()
+    outcome = experiment(Config.from_mapping(SMALL), None, operation()[0])
+    other = Config.from_mapping({**SMALL, "seed": 7})
+    known = bodies.Cache.here().cost(kind_of(other))
+    assert known.seconds is not None and known.peak is not None
+    assert 150 * 2**20 < known.peak < memory.estimate(other, inputs_of(outcome.directory), before)
 
 
-def test_as_many_runs_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 cores: eight runs, or two with four workers each; 4,000 MiB free are room for five processes of 800 MiB."""
-    monkeypatch.setattr(run_pool, "physical_cores", lambda: 8)
-    monkeypatch.setattr(run_pool, "_free_memory", lambda: 1e12)
-    assert run_pool.room_for(Config.from_mapping({})) == 8
-    assert run_pool.room_for(Config.from_mapping({"engine": {"workers": 4}})) == 2
-    assert run_pool.room_for(Config.from_mapping({"engine": {"workers": 16}})) == 1
-    monkeypatch.setattr(run_pool, "_free_memory", lambda: 4000 * 2**20)
-    assert run_pool.room_for(Config.from_mapping({})) == 5
-    assert run_pool.room_for(Config.from_mapping({"engine": {"workers": 4}})) == 1
+def test_workers_inside_a_run_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cores and one run that is known to be worth it. It is the same run as without: found again, and compared."""
+    experiment(Config.from_mapping(SMALL), None, operation()[0])  # from which the time of its kind is known
+    monkeypatch.setattr(admission, "WORTH_WORKERS", 0.0)
+    monkeypatch.setattr(admission, "physical_cores", lambda: 2)
+    raw = {**SMALL, "compare": {**SMALL["compare"], "methods": ["fedavg"], "seeds": [0, 1]}}
+    _, told = compared(raw=raw)
+    first, second = told.compared[0]["runs"]
+    about = [json.loads((run / "config.json").read_text()) for run in (first, second)]
+    assert [(one["config"]["engine"]["workers"], one["environment"]["workers"]) for one in about] == [(0, 0), (2, 2)]
+    assert about[0]["identity"] | {"seed": 1} == about[1]["identity"]
+    assert compared(raw=raw)[1].watched == []
+    os.environ[ENVIRONMENT_VARIABLE] = str(Path("fresh").absolute())
+    experiment(Config.from_mapping({**SMALL, "seed": 1}), Path("alone"), operation()[0])
+    assert every_result(second) == every_result(Path("alone"))
 
 
 def test_runs_of_a_comparison_share_data_and_partition() -> None:

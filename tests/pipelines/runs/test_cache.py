@@ -15,7 +15,7 @@ from flcore.data.dataset import Dataset
 from flcore.errors import DataError
 from flcore.run_folder import RunFiles
 from pipelines.runs import cache as caches
-from pipelines.runs.cache import Cache, has_finished, place
+from pipelines.runs.cache import Cache, Cost, has_finished, kind_of, place
 from pipelines.runs.inputs import Inputs, inputs_of, write_inputs
 
 SMALL: dict[str, Any] = {
@@ -128,8 +128,18 @@ def test_a_finished_run_is_found_by_its_hash_and_code(cache: Cache, tmp_path: Pa
     assert cache.finished_run(about["config_hash"], "other code") is None
     assert has_finished(folder, about["config_hash"], about["code"])
     # How long it took is known for other seeds too, not for other work.
-    assert cache.seconds(Config.from_mapping({**SMALL, "seed": 5})) == cache.seconds(config()) is not None
-    assert cache.seconds(config(federation={"rounds": 2})) is None
+    known = cache.cost(kind_of(config()))
+    assert known.seconds == pytest.approx(sum(running.read_json(RunFiles(folder).timing, "")["seconds"].values()))
+    assert kind_of(Config.from_mapping({**SMALL, "seed": 5})) == kind_of(config())
+    assert cache.cost(kind_of(config(federation={"rounds": 2}))) == Cost()
+    # Two workers inside for as many seconds are twice the work, and say nothing of the memory of one that has none.
+    shared = config(engine={"workers": 2})
+    cache.note_peak(shared, 5)
+    assert cache.cost(kind_of(shared)) == known
+    cache.note_run(folder, shared)
+    cache.note_peak(config(), 7)
+    assert known.seconds is not None and known.peak is None
+    assert cache.cost(kind_of(config())) == Cost(2 * known.seconds, 7)
     RunFiles(folder).metrics.unlink()
     assert cache.finished_run(about["config_hash"], about["code"]) is None
 

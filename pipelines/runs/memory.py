@@ -1,0 +1,152 @@
+"""Memory of runs, in bytes: what one will need, estimated from its configuration; what one took; what there is.
+
+An estimate is of one process that trains inline, ``process`` bytes of which it takes in any case::
+
+    process + 200 MiB                         interpreter, torch, this library; what training loads besides
+    + 1.5 x (  stored images                  mapped files, touched bit by bit
+             + 2 x 4 x pixels x n             n images of the client that has most, or of a stack of such
+             + 4 x P x (4 + 3 x K)            P weights: model, gradients, momentum, a sum; of each of a round's
+                                              K clients a message, what it keeps, and a copy on its way
+             + 4 x A x (3 x b + e))           A numbers that a pass over one image makes; b images in a training
+                                              batch (forward, backward, on the way), e in one of evaluation
+    + engine.stack_memory_mb                  where clients are trained stacked
+    + 600 MiB                                 where the model is compiled
+
+It is meant to be too much rather than too little; whoever has finished once is known better.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import resource
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from flcore.config import Config
+from flcore.engine.client_data import MOST_BYTES
+from flcore.experiment import Experiment
+from pipelines.runs.inputs import Inputs
+
+_MIB = 2**20
+_BESIDES = 200 * _MIB
+_COMPILER = 600 * _MIB
+_MARGIN = 1.5
+
+
+# ---- before a run ------------------------------------------------------------------------------------------------
+
+
+def estimate(config: Config, inputs: Inputs, process: int) -> int:
+    """What a process that trains a run inline will take at most, by the formula above.
+
+    Args:
+        config: of the run. inputs: its data.
+        process: bytes of a process that has imported what training needs.
+
+    Raises:
+        DataError: data are missing or damaged. ConfigError: the model cannot read them.
+    """
+    experiment = Experiment.open(config, inputs.prepared, inputs.partition)
+    module = experiment.new_module()
+    made: list[int] = []
+    hooks = [
+        part.register_forward_hook(lambda part, given, answer: made.append(_numbers(answer)))
+        for part in module.modules()
+        if not list(part.children())
+    ]
+    shape = experiment.dataset.meta.shape
+    # A model that cannot answer a black image says so in its run, which is where people look.
+    with torch.no_grad(), suppress(Exception):
+        module.eval()(torch.zeros(1, *shape))
+    for hook in hooks:
+        hook.remove()
+    images = sum(file.stat().st_size for file in inputs.prepared.glob("*.safetensors"))
+    samples = max(len(indices) for indices in experiment.trainers.values())
+    stacked = config.engine.stack is not False
+    if stacked:
+        samples *= config.engine.stack_size or 8
+    weights = sum(tensor.numel() for tensor in module.state_dict().values())
+    federation = config.federation
+    cohort = math.ceil(config.partition.num_clients * min(federation.participation * federation.oversampling, 1.0))
+    batches = 3 * config.local.batch_size + config.evaluation.batch_size
+    grows = (
+        images
+        + 2 * min(4 * math.prod(shape) * samples, MOST_BYTES)
+        + 4 * weights * (4 + 3 * cohort)
+        + 4 * (math.prod(shape) + sum(made)) * batches
+    )
+    stack = config.engine.stack_memory_mb * _MIB if stacked else 0
+    return int(process + _BESIDES + _MARGIN * grows + stack + (_COMPILER if config.engine.compile != "none" else 0))
+
+
+def _numbers(answer: object) -> int:
+    """Of a tensor, or of what is nested in tuples."""
+    if isinstance(answer, tuple | list):
+        return sum(map(_numbers, answer))
+    return int(getattr(answer, "numel", int)())
+
+
+def free_memory() -> float:
+    """Bytes that can be had without swapping, by machine and by container; plenty where neither says."""
+    told = _fields(Path("/proc/meminfo")).get("MemAvailable:")
+    machine = float("inf") if told is None else told * 1024
+    return min(machine, _free_in(Path("/sys/fs/cgroup")))
+
+
+def _free_in(group: Path) -> float:
+    """Of a control group, as containers are given one; what its files keep in memory can be had."""
+    try:
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # none, or "max"
+        return float("inf")
+    return float(limit - used + _fields(group / "memory.stat").get("inactive_file", 0))
+
+
+# ---- while and after it ------------------------------------------------------------------------------------------
+
+
+def reset_peak() -> None:
+    """Give back what is not used, and let :func:`peak` count from here, where the system allows that."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # GNU's C library alone has it
+        ctypes.CDLL(None).malloc_trim(0)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak() -> int:
+    """The most memory that this process has had at once since :func:`reset_peak`; else since it began."""
+    told = _fields(Path("/proc/self/status")).get("VmHWM:")
+    if told is not None:
+        return told * 1024
+    # In bytes on macOS, in kilobytes elsewhere.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def resident(process: int) -> int:
+    """What a process and all that it has started hold now; 0 where the system does not say, or it has ended."""
+    return sum(1024 * _fields(Path(f"/proc/{number}/status")).get("VmRSS:", 0) for number in _family(process))
+
+
+def _family(process: int) -> Sequence[int]:
+    found = [process]
+    for number in found:  # grows meanwhile
+        for task in Path(f"/proc/{number}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, task.read_text().split())
+    return found
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """The lines of a file that are a name and a number; none where there is no such file."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
