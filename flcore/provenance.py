@@ -8,6 +8,7 @@ changes no other run. Neither is what read and divided the data, since what they
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from flcore.config import Config
@@ -16,18 +17,20 @@ from flcore.imports import closure
 ROOT = Path(__file__).parent
 """The folder of `flcore`."""
 
+_STEP_ENTRIES = tuple(f"flcore.engine.local.{name}" for name in ("step_function", "convolution", "program"))
 _ENTRIES = ("flcore.engine.rounds", "flcore.engine.client", "flcore.evaluation.scoring")
 # Sources and partitioners, and the table of methods, in which a line more concerns nobody else.
 _REGISTRIES = ("flcore.data.sources", "flcore.data.partitioners")
 _LEFT_OUT = (*_REGISTRIES, "flcore.methods.registry")
 
 
-def code_modules(config: Config, root: Path = ROOT) -> dict[str, str]:
+def code_modules(config: Config, root: Path = ROOT, entries: Sequence[str] = _ENTRIES) -> dict[str, str]:
     """The modules that a run of a configuration uses, each with the SHA-256 of its source; plug-ins too.
 
     Args:
         config: the run.
         root: the folder of `flcore`.
+        entries: where the run enters the library.
     """
     plugins = {plugin.module: plugin.source for plugin in config.plugins}
 
@@ -39,13 +42,18 @@ def code_modules(config: Config, root: Path = ROOT) -> dict[str, str]:
         return _library_source(module, root)
 
     named = [type(entry).__module__ for entry in (*config.methods, config.model_spec)]
-    found = closure((*_ENTRIES, *named), source_of)
+    found = closure((*entries, *named), source_of)
     return {module: hashlib.sha256(source).hexdigest() for module, source in found.items()}
 
 
 def code_fingerprint(config: Config, root: Path = ROOT) -> str:
     """SHA-256 over the names and sources of :func:`code_modules`."""
     return _digest(code_modules(config, root))
+
+
+def step_fingerprint(config: Config, root: Path = ROOT) -> str:
+    """SHA-256 of the code that a step of local training is made from: the loss, the model, what puts them together."""
+    return _digest(code_modules(config, root, _STEP_ENTRIES))
 
 
 def preparation_fingerprint(config: Config, root: Path = ROOT) -> str:

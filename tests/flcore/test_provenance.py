@@ -17,7 +17,7 @@ from flcore import plugins
 from flcore.config import Config
 from flcore.imports import closure, imported_names
 from flcore.methods import METHODS
-from flcore.provenance import ROOT, code_fingerprint, code_modules, library_fingerprint
+from flcore.provenance import ROOT, code_fingerprint, code_modules, library_fingerprint, step_fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,29 @@ def test_an_edit_changes_the_runs_that_use_the_file(
     finally:
         path.write_text(text)
     assert code_fingerprint(chosen, library) == before
+
+
+@pytest.mark.parametrize(
+    ("edited", "changes"),
+    [
+        ("engine/local/convolution.py", True),
+        ("engine/local/program.py", True),
+        ("losses/basic.py", True),
+        ("models/cnn.py", True),
+        ("optim.py", True),
+        ("engine/rounds.py", False),
+        ("evaluation/scoring.py", False),
+        ("methods/fedpg.py", False),
+    ],
+)
+def test_a_compiled_step_is_made_anew_where_its_own_code_changes(library: Path, edited: str, changes: bool) -> None:
+    before, path = step_fingerprint(config(), library), library / edited
+    source = path.read_text()
+    try:
+        path.write_text(source + "# a line more\n")
+        assert (step_fingerprint(config(), library) != before) == changes
+    finally:
+        path.write_text(source)
 
 
 def test_the_whole_library_changes_with_every_file(library: Path) -> None:

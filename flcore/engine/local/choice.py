@@ -30,6 +30,7 @@ from flcore.engine.local.stacked import StackedTrainer
 from flcore.errors import ConfigError, RunError
 from flcore.experiment import EngineChoice, Experiment
 from flcore.files import write_json
+from flcore.locks import take_lock
 from flcore.methods.vocabulary import Leg, Turn
 from flcore.provenance import code_fingerprint
 from flcore.records import Record
@@ -74,28 +75,32 @@ def decide(
 ) -> EngineDecision:
     """The decision for a run: what its configuration says, or where that is ``auto`` what is measured or remembered.
 
+    Runs that want the same decided at the same time, such as the seeds of a method, wait for the first one's answer.
+
     Args:
         experiment: the run.
-        cache: a JSON file of earlier decisions. programs: the folder of compiled steps; None: this machine's.
+        cache: folder of earlier decisions. programs: the folder of compiled steps; None: this machine's.
         clock: of the measurements.
     """
     engine = experiment.config.engine
     missing = compiler_missing() if engine.compile != "none" and engine.device == "cpu" else None
     if engine.stack != "auto" and (engine.compile != "auto" or missing):
         return EngineDecision(engine.stack, engine.compile != "none" and not missing, reason=missing or "as configured")
-    key = _key(experiment)
-    known = json.loads(cache.read_text()) if cache.exists() else {}
-    if key in known:
-        return EngineDecision(**known[key])
-    decision, lasting = measure(experiment, clock, programs or default_folder())
-    if lasting:
-        write_json(cache, known | {key: vars(decision)})
+    path = cache / f"{_key(experiment)}.json"
+    cache.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as file:
+        take_lock(file, wait=True)
+        if path.exists():
+            return EngineDecision(**json.loads(path.read_text()))
+        decision, lasting = measure(experiment, clock, programs or default_folder())
+        if lasting:
+            write_json(path, vars(decision))
     return decision
 
 
 def default_cache() -> Path:
-    """Where decisions of this machine are kept: ``protofl/engine.json`` in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "protofl" / "engine.json"
+    """Where decisions of this machine are kept: ``protofl/engine`` in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "protofl" / "engine"
 
 
 def _key(experiment: Experiment) -> str:

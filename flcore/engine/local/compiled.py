@@ -30,7 +30,7 @@ from flcore.experiment import Experiment
 from flcore.messages import Weights
 from flcore.methods.vocabulary import Phase, Turn
 from flcore.prototypes.class_means import class_sums
-from flcore.provenance import code_fingerprint
+from flcore.provenance import step_fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +219,7 @@ def _facts(experiment: Experiment) -> dict[str, Any]:
     mapping = experiment.config.to_mapping()
     chosen = ("optimizer", "momentum", "weight_decay", "clip", "batch_size")
     return {
-        "code": code_fingerprint(experiment.config),
+        "code": step_fingerprint(experiment.config),
         "method": mapping["method"],
         "model": mapping["model"],
         "batchnorm": experiment.batchnorm,

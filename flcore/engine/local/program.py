@@ -141,6 +141,8 @@ class Compiler:
             with path.with_suffix(".lock").open("w") as file:
                 take_lock(file, wait=True)
                 if not path.exists():
+                    name = facts.get("method", {}).get("name", "a method")
+                    logger.warning("engine.compile: compiling a step of %s, once on this machine (a minute) ...", name)
                     self._compile(function, example, path)
         known = json.loads(path.read_text())
         if known.get("refused") is not None:
@@ -256,6 +258,8 @@ def _machine_code(function: Callable[..., tuple[Tensor, ...]], example: Sequence
         NotCompilableError: the function asks for a tensor's values, or does what cannot be traced.
         RunError: the compiler failed.
     """
+    # It looks for CUDA's compiler, and says at length that it is not there.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     import torch._inductor
     from torch._inductor import config
     from torch._subclasses.fake_tensor import FakeTensorMode
