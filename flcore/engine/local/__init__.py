@@ -1,1 +1,1 @@
-"""Local training: one client at a time (`serial`), or many at once (`stacked`)."""
+"""Local training: one client at a time (`serial`), many at once (`stacked`), or by programs (`compiled`)."""

@@ -195,17 +195,13 @@ class RecordedProgram:
         self._moved = moved
         self._fixed: list[Tensor] | None = None
         self.terms: Sequence[str] = ()
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # libraries choose their kernels and workspaces before anything is recorded
-            for _ in range(3):
-                function(self._static)
-        torch.cuda.current_stream().wait_stream(aside)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+
+        def step() -> list[Tensor]:
             terms, noted = function(self._static)
-            self._found = [*terms.values(), *noted]
-        self.terms = tuple(terms)
+            self.terms = tuple(terms)
+            return [*terms.values(), *noted]
+
+        self._found, self._replay = captured(step)
 
     def run(self, fixed: list[Tensor], moment: Sequence[Tensor]) -> list[Tensor]:
         """Launch it; the host waits for nothing."""
@@ -213,7 +209,7 @@ class RecordedProgram:
             torch._foreach_copy_(self._static[: len(fixed)], fixed)
             self._fixed = fixed
         torch._foreach_copy_(self._static[len(fixed) :], list(moment))
-        self._graph.replay()
+        self._replay()
         return [tensor.clone() for tensor in self._found]
 
     def finish(self) -> None:
@@ -221,6 +217,20 @@ class RecordedProgram:
         if self._fixed is not None:
             torch._foreach_copy_(self._fixed[: self._moved], self._static[: self._moved])
             self._fixed = None
+
+
+def captured(step: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
+    """A CUDA graph of what ``step`` launches: where its results are found, and how it is launched again."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # libraries choose their kernels and workspaces before anything is recorded
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    return found, graph.replay
 
 
 class Recorder:

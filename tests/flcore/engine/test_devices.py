@@ -42,7 +42,17 @@ def test_a_missing_gpu_is_said_before_data_are_used(lab: Any, monkeypatch: pytes
 
 
 @needs_gpu
-@pytest.mark.parametrize("changes", [{}, {"engine__stack": True}, {"method__name": "fedproto"}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"engine__stack": True},
+        {"method__name": "fedproto"},
+        {"engine__stack": True, "engine__compile": "default"},
+        {"method__name": "fedproto", "engine__stack": True, "engine__compile": "default"},
+    ],
+    ids=str,
+)
 def test_on_a_gpu_a_round_agrees_with_the_cpu(lab: Any, tmp_path: Path, changes: dict[str, Any]) -> None:
     here = one_round(lab, tmp_path / "cpu", **{k: v for k, v in changes.items() if k == "method__name"})
     there = one_round(lab, tmp_path / "gpu", engine__device="cuda", **changes)
