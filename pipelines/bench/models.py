@@ -8,11 +8,12 @@ Cases of each model:
 - ``auto, N workers``: ours with ``engine.stack=auto engine.compile=auto``. What was taken, and why, is its
   ``decision``. It is made once per model and remembered, as on a user's machine.
 - ``auto, first``: the whole first run of a model, one round with ``engine.compile=default``, which finds no compiled
-  code and leaves it there for the others; none of the repetitions. (A run as short as these would not repay a minute of
+  code and leaves it there for the others; none of the repetitions. Where the compiler fails there is none, and
+  ``not_compiled`` of the model's settings says why. (A run as short as these would not repay a minute of
   compiling, so that ``auto`` would not compile; one of hundreds of rounds does.)
 
-Seconds are those of the rounds after the first, without evaluation, scaled to all. Ratios are rounds per second: so many
-times as fast as the bare loop.
+Seconds are those of the rounds after the first, without evaluation, scaled to all. Ratios are rounds per second: how
+many times as fast as the bare loop.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from flcore.errors import ConfigError
+from flcore.errors import ConfigError, RunError
 from flcore.models import MODELS
 from pipelines.bench.common import (
     Bench,
@@ -71,6 +72,10 @@ class Paper:
         counts = {"clients": self.clients, "cohort": self.clients, "steps": self.steps, "rounds": rounds}
         return Work(**counts, samples=self.steps * self.batch_size, batch_size=self.batch_size, lr=LR, cores=1)
 
+    def setting(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**dataclasses.asdict(self), "shape": list(self.shape)}
+
 
 _MNIST, _CIFAR = ("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))
 
@@ -110,7 +115,7 @@ class Options(BenchOptions):
 def measure(options: Options, bench: Bench) -> Measurement:
     """First runs, then all cases of all models in turn."""
     measured = {name: ModelCases(name, options.rounds, bench) for name in options.named}
-    first = {f"{name}, auto, first": [cases.first()] for name, cases in measured.items()}
+    first = {case: [timing] for own in measured.values() for case, timing in own.first().items()}
     cases: dict[str, Case] = {}
     for name, own in measured.items():
         cases[f"{name}, bare"] = own.bare
@@ -127,7 +132,7 @@ def measure(options: Options, bench: Bench) -> Measurement:
     }
     settings = {
         **{"method": "fedavg", "images": "uint8, random", "lr": LR, "workers": list(options.workers)},
-        "models": {name: dataclasses.asdict(PAPERS[name]) for name in measured},
+        "models": {name: PAPERS[name].setting() | {"not_compiled": own.failed} for name, own in measured.items()},
     }
     facts = {case: {"decision": found} for own in measured.values() for case, found in own.decisions.items()}
     return Measurement(settings, {**series, **first}, ratios, facts=facts)
@@ -154,13 +159,23 @@ class ModelCases:
         self._federation = Federation(bench, params, dataset)
         self.decisions: dict[str, dict[str, Any]] = {}
         """By case of ``auto``, what it took, from ``config.json``."""
+        self.failed: str | None = None
+        """Why the first run failed; None: it did not."""
 
-    def first(self) -> Timing:
-        """A round with no compiled code in the cache: what the process took."""
+    def first(self) -> dict[str, Timing]:
+        """A round with no compiled code in the cache: what the process took; nothing where the compiler failed.
+
+        That is an answer too: ``auto`` then trains without.
+        """
         case = f"{self._name}, auto, first"
         self._bench.say(f"{case}, which is not one of the repetitions")
-        trained = self._train(case, "federation.rounds=1", "engine.stack=false", "engine.compile=default")
-        return Timing(trained.execution.seconds, self._paper.work(1).total_steps, trained.execution.peak_mb)
+        try:
+            trained = self._train(case, "federation.rounds=1", "engine.stack=false", "engine.compile=default")
+        except RunError as error:
+            self.failed = str(error)
+            self._bench.say(self.failed)
+            return {}
+        return {case: Timing(trained.execution.seconds, self._paper.work(1).total_steps, trained.execution.peak_mb)}
 
     def bare(self) -> dict[str, Timing]:
         """The plain loop."""

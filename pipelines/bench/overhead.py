@@ -235,9 +235,10 @@ class Overhead:
         return self.run(f"{case}_first", workers, engine)[f"{case}_first"]
 
     def _environment(self, case: str) -> dict[str, str]:
-        """Variables of our own cases: each with compiled code of its own, so that its first run is one."""
+        """Variables of our cases; those of ``--engine`` have compiled code of their own, and first runs find none."""
         compiled = self._bench.folder / "compiled" / case.removesuffix("_first")
-        return _NO_GPU | {"TORCHINDUCTOR_CACHE_DIR": str(compiled)}
+        own = {"TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"), "XDG_CACHE_HOME": str(compiled / "cache")}
+        return _NO_GPU | (own if "_engine" in case else {})
 
     def own_bits(self, engine: Sequence[str]) -> dict[str, Bits]:
         """Of the bare loop and our cases; kills a training, and one with ``engine``, and has them go on."""

@@ -95,7 +95,9 @@ def unfolded(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tenso
         for i in range(kernel[0])
         for j in range(kernel[1])
     ]
-    return torch.stack(taps, dim=1).reshape(channels * math.prod(kernel), batch * rows * columns)
+    # A stack of one is compiled to a view, and one of every second pixel cannot be flattened as the copy could.
+    together = torch.stack(taps, dim=1) if len(taps) > 1 else taps[0].clone(memory_format=torch.contiguous_format)
+    return together.reshape(channels * math.prod(kernel), batch * rows * columns)
 
 
 def folded(spread: Tensor, shape: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair) -> Tensor:

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flcore.engine.local import compiled, program
+from flcore.engine.local.convolution import by_columns
 from flcore.engine.local.program import Compiler, NotCompilableError, NotThereError
 from flcore.engine.run_state import RunState
 from flcore.errors import RunError
@@ -106,6 +107,35 @@ def test_the_oldest_programs_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         os.utime(path, (code, code))
     assert [path.exists() for path in paths] == [False, True, True]
     assert not paths[0].with_suffix(".so").exists()
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_step_of_convolutions_of_every_kind_is_compiled(tmp_path: Path) -> None:
+    """Padded, strided, and one weight a pixel with a stride, as in a residual shortcut: loss and weights agree."""
+    layers = [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2), nn.Conv2d(4, 8, 1, stride=2)]
+    module = by_columns(nn.Sequential(*layers))
+    names = [name for name, _ in module.named_parameters()]
+
+    def step(tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+        *params, images = tensors
+        leaves = [param.detach().requires_grad_() for param in params]
+        found = torch.func.functional_call(module, dict(zip(names, leaves, strict=True)), (images,))
+        loss = found.square().sum()
+        grads = torch.autograd.grad(loss, leaves)
+        with torch.no_grad():
+            for param, grad in zip(params, grads, strict=True):
+                param.sub_(0.01 * grad)
+        return {"loss": loss.detach()}, []
+
+    one = [param.detach().clone() for param in module.parameters()]
+    two = [param.clone() for param in one]
+    images = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(0))
+    expected, _ = step([*one, images])
+    (found,) = Compiler(tmp_path).make(step, [*two, images], len(two), {}).run(two, [images])
+    assert found.item() == pytest.approx(expected["loss"].item(), rel=1e-5)
+    for mine, other in zip(one, two, strict=True):
+        assert torch.allclose(mine, other, atol=1e-5)
 
 
 # ---- training ----------------------------------------------------------------------------------------------------
