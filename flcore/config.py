@@ -103,6 +103,8 @@ class Config:
     def _check_together(self) -> None:
         used(self.plugins, self.methods)
         self._check_needs()
+        if self.engine.stack_runs:
+            self._check_stacked_runs()
         if self.evaluation.split == "validation" and self.partition.validation == 0:
             raise ConfigError("evaluation.split = validation: needs partition.validation above 0, for example 0.2")
         if len(set(self.evaluation.analyses)) < len(self.evaluation.analyses):
@@ -114,6 +116,18 @@ class Config:
             raise ConfigError(f"compare.seeds = {list(self.compare.seeds)}: a seed stands twice")
         if len(set(self.compare.methods)) < len(self.compare.methods):
             raise ConfigError(f"compare.methods = {list(self.compare.methods)}: a method stands twice")
+
+    def _check_stacked_runs(self) -> None:
+        engine = self.engine
+        if engine.stack is not True:
+            cure = "runs are trained in one stack where clients are stacked; use engine.stack=true"
+        elif engine.compile == "auto":
+            cure = "runs side by side disturb each other's measurements; use engine.compile=none or default"
+        elif engine.name != "local" or engine.workers != 0:
+            cure = "runs that are trained in one stack share one process; use engine.name=local and engine.workers=0"
+        else:
+            return
+        raise ConfigError(f"engine.stack_runs = true: {cure}")
 
     def _check_needs(self) -> None:
         mapping = self.to_mapping()
@@ -163,6 +177,10 @@ class Config:
             else:
                 mapping[section] = {key: value for key, value in mapping[section].items() if key not in dropped}
         return mapping
+
+    def kin(self) -> str:
+        """What runs have in common that differ in their seed alone, in words; nothing else about it is to be read."""
+        return json.dumps({name: values for name, values in self.identity().items() if name != "seed"}, sort_keys=True)
 
     def hash(self, data_fingerprint: str, partition_fingerprint: str) -> str:
         """SHA-256 that names a run: its identity with the data and the partition it ran on."""

@@ -43,10 +43,10 @@ def make_trainer(experiment: Experiment) -> Trainer:
 class TurnRunner:
     """Carries out clients' turns in this process, on one intra-op thread."""
 
-    def __init__(self, experiment: Experiment) -> None:
-        """Build the modules; the experiment's data are used in place."""
+    def __init__(self, experiment: Experiment, trainer: Trainer | None = None) -> None:
+        """Build the modules; the experiment's data are used in place. A ``trainer`` stands in for the run's own."""
         self.experiment = experiment
-        self._trainer = make_trainer(experiment)
+        self._trainer = trainer or make_trainer(experiment)
         self._forward = Forward(experiment)
         self._server: tuple[Record, Record] = (Record(), Record())
 

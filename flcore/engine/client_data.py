@@ -21,39 +21,45 @@ _BLOCK = 1024  # images that are normalised at a time
 
 
 class Gathered:
-    """The training samples of one client, or of several behind one another, on the device."""
+    """The training samples of one client, or of several behind one another, on the device.
+
+    Attributes:
+        experiment: a run on the data that they are taken from.
+        indices: int64 [n], of the training split.
+        labels: int64 [n].
+    """
 
     def __init__(self, experiment: Experiment, indices: Tensor) -> None:
         """Take the samples at ``indices`` int64 [n] of the training split."""
-        self._experiment = experiment
-        self._indices = indices.to(experiment.config.engine.device)
-        self.labels = experiment.resident_train.labels.index_select(0, self._indices)
+        self.experiment = experiment
+        self.indices = indices.to(experiment.config.engine.device)
+        self.labels = experiment.resident_train.labels.index_select(0, self.indices)
         self._fits = 4 * len(indices) * math.prod(experiment.dataset.meta.shape) <= MOST_BYTES
         self._normalised: Tensor | None = None
 
     def images(self, positions: Tensor) -> Tensor:
         """Normalised images at positions int64 [m]."""
         if not self._fits:
-            return self._load(self._indices.index_select(0, positions))
+            return self._load(self.indices.index_select(0, positions))
         return self._all().index_select(0, positions)
 
     def block(self, start: int, stop: int) -> Tensor:
         """Normalised images of a range."""
-        return self._all()[start:stop] if self._fits else self._load(self._indices[start:stop])
+        return self._all()[start:stop] if self._fits else self._load(self.indices[start:stop])
 
     def _all(self) -> Tensor:
         if self._normalised is None:
-            meta = self._experiment.dataset.meta
+            meta = self.experiment.dataset.meta
             # A block at a time: what normalising has on its way is as large as its result.
-            whole = torch.empty(len(self._indices), *meta.shape, device=self._indices.device)
+            whole = torch.empty(len(self.indices), *meta.shape, device=self.indices.device)
             for start in range(0, len(whole), _BLOCK):
-                whole[start : start + _BLOCK] = self._load(self._indices[start : start + _BLOCK])
+                whole[start : start + _BLOCK] = self._load(self.indices[start : start + _BLOCK])
             self._normalised = whole
         return self._normalised
 
     def _load(self, indices: Tensor) -> Tensor:
-        meta = self._experiment.dataset.meta
-        return normalise(self._experiment.resident_train.images.index_select(0, indices), meta.mean, meta.std)
+        meta = self.experiment.dataset.meta
+        return normalise(self.experiment.resident_train.images.index_select(0, indices), meta.mean, meta.std)
 
 
 class ClientData:
@@ -73,8 +79,17 @@ class ClientData:
     @classmethod
     def of(cls, experiment: Experiment, clients: Sequence[int], round_number: int) -> list[ClientData]:
         """The samples of the clients of a stack in a round, gathered together."""
-        indices = [experiment.training_indices(client, round_number) for client in clients]
-        gathered = Gathered(experiment, torch.cat(indices))
+        return cls._gathered(experiment, [experiment.training_indices(client, round_number) for client in clients])
+
+    @classmethod
+    def together(cls, parts: Sequence[ClientData]) -> list[ClientData]:
+        """Samples that were gathered apart, by runs on the same data, gathered together in the order given."""
+        indices = [own.gathered.indices[own.offset : own.offset + len(own)] for own in parts]
+        return cls._gathered(parts[0].gathered.experiment, indices)
+
+    @classmethod
+    def _gathered(cls, experiment: Experiment, indices: Sequence[Tensor]) -> list[ClientData]:
+        gathered = Gathered(experiment, torch.cat(list(indices)))
         offsets = [0]
         for own in indices:
             offsets.append(offsets[-1] + len(own))

@@ -100,13 +100,17 @@ def stacks(experiment: Experiment, round_number: int, leg: Leg, trainers: Sequen
     """
     if not experiment.stacked:
         return [[client] for client in trainers]
-    engine = experiment.config.engine
-    limit = engine.stack_size or DEFAULT_STACK[engine.device]
-    limit = min(limit, max(1, engine.stack_memory_mb * 2**20 // _bytes_per_client(experiment)))
     if not trainers:
         return []
     ordered = sorted(trainers, key=lambda client: (-leg_steps(experiment, round_number, leg, client), client))
-    return [part.tolist() for part in np.array_split(np.asarray(ordered), -(-len(ordered) // limit))]
+    return [part.tolist() for part in np.array_split(np.asarray(ordered), -(-len(ordered) // stack_limit(experiment)))]
+
+
+def stack_limit(experiment: Experiment) -> int:
+    """The most clients that a stack may have: as configured, and as memory allows."""
+    engine = experiment.config.engine
+    limit = engine.stack_size or DEFAULT_STACK[engine.device]
+    return min(limit, max(1, engine.stack_memory_mb * 2**20 // _bytes_per_client(experiment)))
 
 
 def _bytes_per_client(experiment: Experiment) -> int:

@@ -21,7 +21,7 @@ from flcore.run_folder import RunFiles, refuse_other_run
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry
 from pipelines.execution.admission import Admission, most_at_once
-from pipelines.execution.one_run import PlacedRun, analyses_left, carry_out, fetch, placed
+from pipelines.execution.one_run import PlacedRun, analyses_left, carry_out, fetch, in_company, placed
 from pipelines.execution.progress import Watcher
 from pipelines.execution.recorder import Recorder
 from pipelines.execution.run_pool import RunPool
@@ -231,28 +231,37 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
         recorder.finish(run.directory).add_done_callback(partial(_tell_of_failure, watcher, run))
 
     def work(run: PlacedRun, pool: RunPool, admission: Admission) -> None:
-        recorder.watch(run.directory)
+        under_way = {one.label: one for one in (run, *run.company)}
+        for one in under_way.values():
+            recorder.watch(one.directory)
+
+        def ended(label: str, error: ProtoflError | None) -> None:
+            one = under_way.pop(label)
+            if error is None:
+                record(one)
+            else:
+                failed[label] = str(error)
+                watcher.say(f"{label} failed: {error}")
+                recorder.stop(one.directory, str(error))
+            watcher.run_ended(label)
+
         try:
-            pool.carry_out(run, restart=restart)
+            pool.carry_out(run, ended, restart=restart)
         except StoppedError:  # whoever closed the pool has an error of its own, and the recorder marks what it watches
-            failed[run.label] = "interrupted"
-        except ProtoflError as error:
-            failed[run.label] = str(error)
-            watcher.say(f"{run.label} failed: {error}")
-            recorder.stop(run.directory, str(error))
-        else:
-            record(run)
+            failed.update(dict.fromkeys(under_way, "interrupted"))
         finally:
             admission.ended(run)
-            watcher.run_ended(run.label)
+            for label in under_way:
+                watcher.run_ended(label)
 
     for run in runs:
         if run not in waiting and not RunFiles(run.directory).report.exists():
             record(run)
     if waiting:
-        at_once = most_at_once(waiting)
+        companies = in_company(waiting)
+        at_once = most_at_once(companies)
         with RunPool(at_once, watcher) as pool:
-            admission = Admission(waiting, cache, pool)
+            admission = Admission(companies, cache, pool)
             works = ((_short(run), partial(work, run, pool, admission)) for run in admission)
             operation.steps.together(works, at_once)
     return failed
@@ -278,6 +287,7 @@ def _placed(planned: Sequence[PlannedRun], home: Path, cache: Cache, operation: 
 
 
 def _short(run: PlacedRun) -> str:
-    """Its method and seed, and of a sweep its point."""
+    """Its method and seed, those of its company, and of a sweep its point."""
     point = run.label.partition(", ")[2]
-    return f"{run.config.method.name}-s{run.config.seed}" + (f" {point}" if point else "")
+    seeds = "".join(f"-s{one.config.seed}" for one in (run, *run.company))
+    return f"{run.config.method.name}{seeds}" + (f" {point}" if point else "")

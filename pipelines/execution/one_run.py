@@ -5,12 +5,13 @@ Both the process that a command runs in and the workers of :mod:`pipelines.execu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flcore import training
 from flcore.config import Config
+from flcore.engine.local.meeting import Seat
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError
@@ -33,6 +34,8 @@ class PlacedRun:
         directory: where it goes.
         hash: of configuration, data and partition. code: fingerprint of the code that it uses.
         label: what messages call it.
+        company: the other runs that the same process carries out at the same time, training in one stack with this one
+            (``engine.stack_runs``); mostly none.
     """
 
     config: Config
@@ -41,6 +44,7 @@ class PlacedRun:
     hash: str
     code: str
     label: str
+    company: tuple[PlacedRun, ...] = ()
 
     @property
     def is_finished(self) -> bool:
@@ -72,6 +76,15 @@ def placed(config: Config, inputs: Inputs, home: Path, *, label: str = "", direc
     return PlacedRun(config, inputs, found, experiment.hash, code_fingerprint(config), name)
 
 
+def in_company(runs: Sequence[PlacedRun]) -> list[PlacedRun]:
+    """Who is carried out by a process of its own: runs that share stacks stand in the company of the first of them."""
+    groups: dict[Hashable, list[PlacedRun]] = {}
+    for run in runs:
+        own = (run.config.kin(), run.inputs.prepared) if run.config.engine.stack_runs else run.label
+        groups.setdefault(own, []).append(run)
+    return [replace(first, company=tuple(others)) for first, *others in groups.values()]
+
+
 def fetch(run: PlacedRun, cache: Cache) -> bool:
     """Take the results of a run that has finished elsewhere under the same code; False if there are none."""
     if run.is_finished:
@@ -91,6 +104,7 @@ def carry_out(
     orchestrator: Orchestrator | None = None,
     observers: Observers | None = None,
     restart: bool = False,
+    seat: Seat | None = None,
 ) -> None:
     """Train a run, or go on with it, and evaluate it; one that has finished is only analysed, where that is new.
 
@@ -100,6 +114,7 @@ def carry_out(
         orchestrator: how the pieces of a round are carried out; None: plain calls.
         observers: who is told of progress.
         restart: throw away a checkpoint that cannot be used; one that can is gone on with.
+        seat: where it meets its company; None: it trains alone.
 
     Raises:
         RunError: training failed. DataError: data are damaged.
@@ -120,6 +135,7 @@ def carry_out(
             observers=observers,
             restart=restart,
             about=environment(run.config),
+            seat=seat,
         )
         steps.call("evaluate", _silent(evaluate), run.config, *folders)
         cache.note_run(run.directory, run.config)
@@ -128,7 +144,7 @@ def carry_out(
         steps.call("analyse", analyses.compute, run.config, *folders, missing)
         files.report.unlink(missing_ok=True)  # it shows them
     if is_new:
-        cache.note_peak(run.config, memory.peak())
+        cache.note_peak(run.config, memory.peak() // (1 + len(run.company)))
 
 
 def analyses_left(run: PlacedRun) -> list[str]:

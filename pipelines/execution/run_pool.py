@@ -2,6 +2,9 @@
 
 Runs of a comparison are independent, so filling the cores with runs wastes nothing, while workers inside a run wait for
 one another at every round. A run's bytes do not depend on where, when or beside what it is carried out.
+
+The exception are runs that train in one stack (``engine.stack_runs``): one process carries them out together, and their
+last bits depend on their company (:mod:`flcore.engine.local.meeting`).
 """
 
 from __future__ import annotations
@@ -11,13 +14,16 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from flcore.config import Config
+from flcore.engine.local.meeting import Seat, meet
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
@@ -30,6 +36,9 @@ from pipelines.runs.inputs import Inputs
 _TRIES = 2  # a process that was killed costs nothing but time: the run goes on where it was
 _PLAIN = ("ConfigError", "DataError")
 _TOLD = ("top1_global", "mean_local", "tasks")
+
+Ended = Callable[[str, ProtoflError | None], None]
+"""Told of a run by its label that it has ended, and why where it failed."""
 
 
 class RunPool:
@@ -52,27 +61,40 @@ class RunPool:
         """End the processes."""
         self.close()
 
-    def carry_out(self, run: PlacedRun, *, restart: bool = False) -> None:
-        """Carry out a run and wait for its end; called from as many threads as there are processes.
+    def carry_out(self, run: PlacedRun, ended: Ended, *, restart: bool = False) -> None:
+        """Carry out a run and its company, and wait for their end; called from as many threads as there are processes.
+
+        Args:
+            run: with its company.
+            ended: is told of each that ends; of one whose process was killed twice, with a RunError.
+            restart: throw away checkpoints that cannot be used.
 
         Raises:
             StoppedError: the pool was closed meanwhile.
-            ProtoflError: as the run raised it; or RunError, its process was killed, twice.
         """
+        left = {one.label for one in (run, *run.company)}
+
+        def told(label: str, error: ProtoflError | None) -> None:
+            if label in left:  # what had ended before its process was killed is said once more
+                left.remove(label)
+                ended(label, error)
+
         worker = self._take(run.label)
         try:
-            for attempt in range(1, _TRIES + 1):
+            for _ in range(_TRIES):
                 try:
-                    worker.carry_out(run, self._watcher, restart=restart)
+                    worker.carry_out(run, self._watcher, told, restart=restart)
                     return
-                except _DiedError as death:
+                except _DiedError as error:
+                    death = str(error)
                     worker = self._new(worker.place)
                     self._at[run.label] = worker
-                    if attempt == _TRIES:
-                        raise RunError(
-                            f"{run.label}: the process that carried it out was ended from outside ({death}), perhaps "
-                            "because memory was short; the same command goes on where it stopped"
-                        ) from death
+            for label in sorted(left):
+                cause = (
+                    f"{label}: the process that carried it out was ended from outside ({death}), perhaps because "
+                    "memory was short; the same command goes on where it stopped"
+                )
+                told(label, RunError(cause))
         finally:
             with self._changed:
                 self._idle.append(self._at.pop(run.label))
@@ -137,17 +159,19 @@ class _Worker:
         self.number = self._process.pid or 0
         theirs.close()
 
-    def carry_out(self, run: PlacedRun, watcher: Watcher, *, restart: bool) -> None:
-        """One run; what it tells of its rounds is handed on."""
+    def carry_out(self, run: PlacedRun, watcher: Watcher, ended: Ended, *, restart: bool) -> None:
+        """One run with its company; what they tell of their rounds is handed on."""
         try:
-            self._pipe.send(_as_values(run, restart))
+            self._pipe.send(([_as_values(one) for one in (run, *run.company)], restart))
             while True:
                 kind, *content = self._pipe.recv()
                 if kind == "done":
                     return
-                if kind == "failed":
-                    raise _error_of(*content)
-                getattr(watcher, kind)(*content)
+                if kind == "ended":
+                    label, error = content
+                    ended(label, None if error is None else _error_of(*error))
+                else:
+                    getattr(watcher, kind)(*content)
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             self._process.join(5)
             code = self._process.exitcode or 0
@@ -161,13 +185,12 @@ class _Worker:
             self._process.kill()
 
 
-def _as_values(run: PlacedRun, restart: bool) -> dict[str, Any]:
+def _as_values(run: PlacedRun) -> dict[str, Any]:
     """A run as plain values: it is made again on the other side, where its plug-ins have to be loaded first."""
     return {
         "config": run.config.to_mapping(),
         "folders": [str(run.inputs.prepared), str(run.inputs.partition), str(run.directory)],
         "named": [run.hash, run.code, run.label],
-        "restart": restart,
     }
 
 
@@ -191,10 +214,16 @@ def _work(pipe: Connection, place: int) -> None:
         torch.cuda.set_device(place % torch.cuda.device_count())
     while True:
         try:
-            job = pipe.recv()
+            together, restart = pipe.recv()
         except (EOFError, OSError):
             return
-        pipe.send(_outcome(job, pipe))
+        runs = [_run_of(values) for values in together]
+        works = [partial(_carry_out, _with(runs, run), restart, pipe) for run in runs]
+        if len(works) == 1:
+            works[0](None)
+        else:
+            meet(works)  # one thread at a time, of which none sends while another one does
+        pipe.send(("done",))
 
 
 def _end_with_parent() -> None:
@@ -209,10 +238,18 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _outcome(job: Mapping[str, Any], pipe: Connection) -> tuple[Any, ...]:
-    config = Config.from_mapping(job["config"])
-    prepared, partition, directory = map(Path, job["folders"])
-    run = PlacedRun(config, Inputs(prepared, partition), directory, *job["named"])
+def _run_of(values: Mapping[str, Any]) -> PlacedRun:
+    prepared, partition, directory = map(Path, values["folders"])
+    config = Config.from_mapping(values["config"])
+    return PlacedRun(config, Inputs(prepared, partition), directory, *values["named"])
+
+
+def _with(runs: Sequence[PlacedRun], run: PlacedRun) -> PlacedRun:
+    return replace(run, company=tuple(other for other in runs if other is not run))
+
+
+def _carry_out(run: PlacedRun, restart: bool, pipe: Connection, seat: Seat | None) -> None:
+    """One run; whoever waits is told of its rounds, and how it ended."""
     rounds = run.config.federation.rounds
 
     def on_round(number: int, record: Mapping[str, Any] | None) -> None:
@@ -221,12 +258,12 @@ def _outcome(job: Mapping[str, Any], pipe: Connection) -> tuple[Any, ...]:
 
     # No meter: what the machine draws is that of all runs side by side.
     observers = Observers(on_round, on_start=lambda done: pipe.send(("run", run.label, rounds, done)))
+    error: tuple[str, str, str] | None = None
     try:
-        carry_out(run, Cache.here(), observers=observers, restart=job["restart"])
-    except ProtoflError as error:
-        kind = type(error).__name__ if type(error).__name__ in _PLAIN else "RunError"
-        return "failed", kind, str(error), getattr(error, "details", "")
-    except Exception as error:
-        trace = "".join(traceback.format_exception(error))
-        return "failed", "RunError", f"{type(error).__name__}: {error}", trace
-    return ("done",)
+        carry_out(run, Cache.here(), observers=observers, restart=restart, seat=seat)
+    except ProtoflError as raised:
+        kind = type(raised).__name__ if type(raised).__name__ in _PLAIN else "RunError"
+        error = kind, str(raised), getattr(raised, "details", "")
+    except Exception as raised:
+        error = "RunError", f"{type(raised).__name__}: {raised}", "".join(traceback.format_exception(raised))
+    pipe.send(("ended", run.label, error))

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from pipelines.reporting import page_tables
@@ -254,6 +255,17 @@ def write_page(
         sections: in their order.
         colours: by method, where tables shall show them.
     """
+    text = _template().render(
+        {"tiles": (), **page}, lead=lead, sections=sections, keys=colours, dark=DARK, tied_sign=TIED_SIGN
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+@cache
+def _template() -> Template:
+    """Compiled once: that takes longer than to write a page."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -262,10 +274,4 @@ def write_page(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    template = environment.get_template("report.html.j2")
-    text = template.render(
-        {"tiles": (), **page}, lead=lead, sections=sections, keys=colours, dark=DARK, tied_sign=TIED_SIGN
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", newline="")
-    return path
+    return environment.get_template("report.html.j2")

@@ -181,6 +181,7 @@ FREE = {
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("partition", "ratio"): {"variant": "subsampled"},
     ("method", "proto_noise"): {"proto_clip": 1.0},
+    ("engine", "stack_runs"): {"stack": True},
 }
 # ... and with one method only.
 NEEDS_OF: dict[tuple[str, str], dict[str, Any]] = {

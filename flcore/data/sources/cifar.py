@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,13 +22,13 @@ class Cifar10(Source):
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/cifar-10-batches-py``."""
-        from torchvision import datasets  # here, because it takes seconds
-
         return _read(
             self.name,
             root,
             download,
-            datasets.CIFAR10,
+            "CIFAR10",
+            "cifar-10-batches-py",
+            (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"),
             mean=(0.4914, 0.4822, 0.4465),
             std=(0.2470, 0.2435, 0.2616),
         )
@@ -42,37 +43,47 @@ class Cifar100(Source):
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/cifar-100-python``."""
-        from torchvision import datasets
-
         return _read(
             self.name,
             root,
             download,
-            datasets.CIFAR100,
+            "CIFAR100",
+            "cifar-100-python",
+            ("train", "test", "meta"),
             mean=(0.5071, 0.4865, 0.4409),
             std=(0.2673, 0.2564, 0.2762),
         )
 
 
 def _read(
-    name: str, root: Path | None, download: bool, kind: Any, mean: tuple[float, ...], std: tuple[float, ...]
+    name: str,
+    root: Path | None,
+    download: bool,
+    kind: str,
+    folder_name: str,
+    files: Sequence[str],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
 ) -> RawDataset:
-    files = [*(file for file, _ in kind.train_list + kind.test_list), kind.meta["filename"]]
-    layout = f"{kind.base_folder}/ with {', '.join(files)}"
+    """What torchvision's class ``kind`` finds, which reads ``files`` below ``<root>/<folder_name>``."""
+    layout = f"{folder_name}/ with {', '.join(files)}"
     if root is None:
         raise missing(name, root, layout)
-    folder = root / kind.base_folder
+    folder = root / folder_name
     if not download and not all((folder / file).is_file() for file in files):
         raise missing(name, root, layout)
+    from torchvision import datasets  # here, because it takes seconds, which missing files should not cost
+
+    opened = getattr(datasets, kind)
     try:
-        train, test = (kind(root=str(root), train=part, download=download) for part in (True, False))
+        train, test = (opened(root=str(root), train=part, download=download) for part in (True, False))
     except URLError as error:
         raise not_downloaded(folder, error.reason) from error
     except (RuntimeError, OSError) as error:  # torchvision compares check sums before it reads
         raise damaged(folder, "a check sum differs from the published files") from error
     return RawDataset(
         _split(train), _split(test), tuple(train.classes), mean, std, "none stated by the authors",
-        f"{kind.__name__} (Krizhevsky, 2009), files as published",
+        f"{kind} (Krizhevsky, 2009), files as published",
     )  # fmt: skip
 
 

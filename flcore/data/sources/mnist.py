@@ -1,8 +1,10 @@
-"""MNIST, FashionMNIST and EMNIST: gray images 28x28 in IDX files, read by torchvision."""
+"""MNIST, FashionMNIST and EMNIST: gray images 28x28 in IDX files, named as torchvision names them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import string
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,8 +15,14 @@ import numpy as np
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, missing, not_downloaded
 from flcore.params import param
 
-# What torchvision raises on a file that is too short, has a wrong magic number or a wrong size.
-_UNREADABLE = (RuntimeError, AssertionError, ValueError, KeyError, IndexError, OSError)
+_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+# Letters whose two cases share a class in the split `balanced`.
+_MERGED = "cijklmopsuvwxyz"
+_SIGNS: Mapping[str, str] = {
+    "letters": string.ascii_lowercase,
+    "balanced": string.digits + string.ascii_uppercase + "".join(s for s in string.ascii_lowercase if s not in _MERGED),
+    "byclass": string.digits + string.ascii_uppercase + string.ascii_lowercase,
+}
 
 
 @dataclass(frozen=True)
@@ -26,9 +34,7 @@ class Mnist(Source):
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/MNIST/raw``."""
-        train, test = _read_pair(
-            self.name, root, download, "MNIST", ("train", "t10k"), lambda **options: _torchvision().MNIST(**options)
-        )
+        train, test = _read_pair(self.name, root, download, "MNIST", ("train", "t10k"))
         return RawDataset(
             train,
             test,
@@ -49,13 +55,11 @@ class FashionMnist(Source):
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/FashionMNIST/raw``."""
-        train, test = _read_pair(
-            self.name, root, download, "FashionMNIST", ("train", "t10k"), lambda **o: _torchvision().FashionMNIST(**o)
-        )
+        train, test = _read_pair(self.name, root, download, "FashionMNIST", ("train", "t10k"))
         return RawDataset(
             train,
             test,
-            class_names=tuple(_torchvision().FashionMNIST.classes),
+            class_names=_CLOTHES,
             mean=(0.2860,),
             std=(0.3530,),
             licence="MIT",
@@ -77,15 +81,12 @@ class Emnist(Source):
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/EMNIST/raw``."""
         prefixes = (f"emnist-{self.split}-train", f"emnist-{self.split}-test")
-        train, test = _read_pair(
-            self.name, root, download, "EMNIST", prefixes, lambda **o: _torchvision().EMNIST(split=self.split, **o)
-        )
-        names = _torchvision().EMNIST.classes_split_dict[self.split]
+        train, test = _read_pair(self.name, root, download, "EMNIST", prefixes, split=self.split)
         first = 1 if self.split == "letters" else 0  # letters count from 1, behind a dummy class
         return RawDataset(
             _upright(train, first),
             _upright(test, first),
-            class_names=tuple(names[first:]),
+            class_names=tuple(_SIGNS[self.split]),
             mean=(0.5,),
             std=(0.5,),
             licence="NIST-derived, public domain in the US",
@@ -93,48 +94,76 @@ class Emnist(Source):
         )
 
 
-def _torchvision() -> Any:
-    from torchvision import datasets  # here, because it takes seconds, which missing files should not cost
-
-    return datasets
-
-
 def _upright(split: RawSplit, first: int) -> RawSplit:
     return RawSplit(np.ascontiguousarray(split.decoded().transpose(0, 2, 1)), split.labels - first)
 
 
 def _read_pair(
-    name: str,
-    root: Path | None,
-    download: bool,
-    folder: str,
-    prefixes: tuple[str, str],
-    opened: Callable[..., Any],
+    name: str, root: Path | None, download: bool, kind: str, prefixes: tuple[str, str], **options: Any
 ) -> tuple[RawSplit, RawSplit]:
-    """Training and test split from the IDX files ``<root>/<folder>/raw/<prefix>-{images-idx3,labels-idx1}-ubyte``."""
+    """Training and test split from the IDX files ``<root>/<kind>/raw/<prefix>-{images-idx3,labels-idx1}-ubyte``.
+
+    ``kind`` is torchvision's class, which fetches them, with ``options`` of its own.
+    """
     names = [f"{prefix}-{part}-ubyte" for prefix in prefixes for part in ("images-idx3", "labels-idx1")]
-    layout = f"{folder}/raw/ with {', '.join(names)}"
+    layout = f"{kind}/raw/ with {', '.join(names)}"
     if root is None:
         raise missing(name, root, layout)
-    raw = root / folder / "raw"
-    if not download and not all((raw / file).is_file() for file in names):
-        raise missing(name, root, layout)
-    pair = [_read_split(root, raw, prefix, download, opened, prefix == prefixes[0]) for prefix in prefixes]
-    return pair[0], pair[1]
+    raw = root / kind / "raw"
+    if not all((raw / file).is_file() for file in names):
+        if not download:
+            raise missing(name, root, layout)
+        _fetch(kind, root, [raw / file for file in names], options)
+    return _read_split(raw, prefixes[0]), _read_split(raw, prefixes[1])
 
 
-def _read_split(
-    root: Path, raw: Path, prefix: str, download: bool, opened: Callable[..., Any], train: bool
-) -> RawSplit:
+def _fetch(kind: str, root: Path, files: Sequence[Path], options: Mapping[str, Any]) -> None:
+    """All files of a dataset, by torchvision, or an error."""
+    from torchvision import datasets  # here, because it takes seconds, and files that are there do without
+
+    raw = files[0].parent
     try:
-        found = opened(root=str(root), train=train, download=download)
+        getattr(datasets, kind)(root=str(root), download=True, **options)
     except URLError as error:
         raise not_downloaded(raw, error.reason) from error
-    except _UNREADABLE as error:
-        if not (raw / f"{prefix}-images-idx3-ubyte").is_file():  # torchvision reports failed mirrors as RuntimeError
+    except (RuntimeError, AssertionError, ValueError, KeyError, IndexError, OSError) as error:
+        if not all(file.is_file() for file in files):  # torchvision reports failed mirrors as RuntimeError
             raise not_downloaded(raw, "no mirror answered") from error
-        raise damaged(raw / f"{prefix}-*", str(error) or "wrong size or header") from error
-    images, labels = found.data.numpy(), found.targets.numpy().astype(np.int64)
-    if images.ndim != 3 or images.dtype != np.uint8 or labels.ndim != 1 or len(images) != len(labels):
+        raise damaged(raw, str(error) or "wrong size or header") from error
+
+
+def _read_split(raw: Path, prefix: str) -> RawSplit:
+    try:
+        images = read_idx(raw / f"{prefix}-images-idx3-ubyte", 3)
+        labels = read_idx(raw / f"{prefix}-labels-idx1-ubyte", 1).astype(np.int64)
+    except (ValueError, OSError) as error:
+        raise damaged(raw / f"{prefix}-*", error) from error
+    if len(images) != len(labels):
         raise damaged(raw / f"{prefix}-*", f"images {images.shape} and labels {labels.shape} do not belong together")
     return RawSplit(images, labels)
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """Values of an IDX file of unsigned bytes: two zero bytes, 8, the number of dimensions, a size each, the values.
+
+    Sizes are 32 bit, big-endian. Read here, since torchvision takes seconds to import.
+
+    Args:
+        path: of the file.
+        dimensions: that it must have.
+
+    Returns:
+        uint8, of the sizes in the header.
+
+    Raises:
+        ValueError: the header is another one, or the file is shorter or longer than it says.
+    """
+    content = np.fromfile(path, dtype=np.uint8)
+    start = 4 * (dimensions + 1)
+    if len(content) < start or content[:4].tolist() != [0, 0, 8, dimensions]:
+        raise ValueError(f"{path.name} does not begin as an IDX file of bytes in {dimensions} dimension(s)")
+    sizes = content[4:start].view(">u4").tolist()
+    if len(content) - start != math.prod(sizes) or 0 in sizes:
+        stated = " x ".join(map(str, sizes))
+        raise ValueError(f"{path.name} states {stated} values and has {len(content) - start}")
+    return content[start:].reshape(sizes)

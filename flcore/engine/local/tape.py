@@ -51,15 +51,16 @@ def record_tape(
     """Lay out a phase.
 
     Args:
-        experiment: the run.
+        experiment: the run, or one that differs from it in the seed alone.
         module: its model, for the dropout sites.
         turn: the client's turn. phase: what to do. number: of the phase within the round.
         size: how many samples the client has to go through.
         skip_single: leave out mini-batches of one sample: batch statistics of one are undefined.
     """
-    config, keys = experiment.config, (turn.round, turn.client, number)
+    # The turn's seed, not the experiment's: a stack may hold clients of several runs (`meeting.py`).
+    config, seed, keys = experiment.config, turn.setting.seed, (turn.round, turn.client, number)
     batch_size, device = config.local.batch_size, config.engine.device
-    generator = torch_stream(config.seed, "batches", *keys)
+    generator = torch_stream(seed, "batches", *keys)
     laid_out = list(batch_positions(size, batch_size, *passes(config.local, phase), generator))
     before = {"none": len(laid_out), "all": 0, "last_pass": max(0, len(laid_out) - -(-size // batch_size))}[phase.note]
     kept = [len(row) > 1 or not skip_single for row in laid_out]
@@ -68,19 +69,19 @@ def record_tape(
     for step, row in enumerate(rows):
         positions[step, : len(row)] = row
     steps, images = len(rows), phase.source is None
-    dropout_generator = torch_stream(config.seed, "dropout", *keys)
+    dropout_generator = torch_stream(seed, "dropout", *keys)
     drops = {
         site: torch.rand(steps, batch_size, *shape, generator=dropout_generator)
         for site, shape in module.dropout_shapes.items()
     }
     augmentation: Mapping[str, Tensor] = {}
     if images and config.data.augmentation != "none":
-        augment_generator = torch_stream(config.seed, "augmentation", *keys)
+        augment_generator = torch_stream(seed, "augmentation", *keys)
         flat = draw_augmentation(steps * batch_size, config.data.augmentation, augment_generator)
         augmentation = {name: draw.reshape(steps, batch_size, *draw.shape[1:]) for name, draw in flat.items()}
     single = skip_single and size % batch_size == 1
     planned = replace(turn, steps_per_pass=-(-size // batch_size) - single)
-    draws = experiment.method.draws(planned, steps, torch_stream(config.seed, "draws", *keys))
+    draws = experiment.method.draws(planned, steps, torch_stream(seed, "draws", *keys))
     return Tape(
         positions=positions.to(device),
         sizes=tuple(len(row) for row in rows),

@@ -19,6 +19,7 @@ from torch import Tensor
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.failures import failed
+from flcore.engine.local.serial import Trainer
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.groups import Group, Results, StoppedError, drops_failures, leg_name, sent_to, train_group
 from flcore.engine.run_state import RunState
@@ -61,14 +62,15 @@ class Executor(Protocol):
 class InlineExecutor:
     """Trains in the calling process, one stack at a time."""
 
-    def __init__(self, experiment: Experiment, checkpoint: Checkpoint) -> None:
+    def __init__(self, experiment: Experiment, checkpoint: Checkpoint, trainer: Trainer | None = None) -> None:
         """Build the one worker.
 
         Args:
             experiment: the run.
             checkpoint: its folder; the very object that commits, since it may hold results in memory.
+            trainer: who does local training; None: the run's own.
         """
-        self._runner = TurnRunner(experiment)
+        self._runner = TurnRunner(experiment, trainer)
         self._checkpoint = checkpoint
         self._hold = experiment.config.engine.durability == "leg"
         self._one_at_a_time = threading.Lock()

@@ -7,10 +7,9 @@ from functools import partial
 
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner, download
-from flcore.engine.failures import TurnError, failed, turn_part
+from flcore.engine.failures import LocatedError, TurnError, failed, turn_part
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Failure, Reply
-from flcore.errors import RunError
 from flcore.experiment import Experiment
 from flcore.messages import Size
 from flcore.records import Record
@@ -21,8 +20,8 @@ Group = Sequence[Sequence[int]]
 Results = Mapping[int, Reply | Failure]
 
 
-class StoppedError(RunError):
-    """Work that was broken off, or not begun, because its executor is closed."""
+class StoppedError(LocatedError):
+    """Work that was broken off, or not begun, because its executor is closed; in whose turn is no matter."""
 
     def __init__(self) -> None:
         """Say so."""

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
 
 from pipelines.reporting.comparison import Comparison
 from pipelines.reporting.figures.data import (
@@ -48,6 +48,7 @@ from pipelines.reporting.figures.style import (
     LineStyle,
     house_style,
     method_styles,
+    one_panel,
 )
 from pipelines.reporting.formats import MINUS
 from pipelines.runs.record import RunRecord, group_by_method
@@ -217,8 +218,7 @@ def draw_client_spread(runs: Sequence[RunRecord]) -> Panels:
     table, styles = client_accuracy_data(runs), _styles(runs)
     methods = list(dict.fromkeys(table["method"]))
     with house_style():
-        figure = Figure(figsize=(WIDTH, 0.9 + 0.36 * max(len(methods), 1)))
-        axes = figure.add_subplot()
+        figure, axes = one_panel(WIDTH, 0.9 + 0.36 * max(len(methods), 1))
         for position, method in enumerate(methods):
             values = table.loc[table["method"] == method, "accuracy"].to_numpy()
             colour = styles[method].colour
@@ -275,6 +275,9 @@ def draw_training_loss(runs: Sequence[RunRecord]) -> Panels:
                 draw_line(axes, curve["round"], curve["mean"], styles[method])
             round_axis(axes, 5)
             axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+            whole = ScalarFormatter(useOffset=False)
+            whole.set_scientific(False)  # a power of ten would stand apart, where the title is
+            axes.yaxis.set_major_formatter(whole)
             if is_shared:
                 label_line_ends(axes, {m: _last(curve, "round", "mean") for m, curve in curves}, styles)
     return panels

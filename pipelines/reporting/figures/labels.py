@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.textpath import TextPath
+
+from pipelines.reporting.figures.style import text_width
 
 _RINGS = 9
 _NOTHING = 1e-6
 # In points of the page, like all boxes here.
-_TEXT_SIZE = 8.5
 _LINE = 10.5
 _MARK = 4.5
 
@@ -116,7 +116,9 @@ def write_labels(
         marks: further points that no text may cover, with how far (in data) their bars reach up and down.
         levels: of horizontal lines; their texts stand on the lines' left ends.
     """
-    figure.draw_without_rendering()  # now the panel has its size
+    engine = figure.get_layout_engine()
+    assert engine is not None  # the house style has one
+    engine.execute(figure)  # now the panel has its size
     figure.set_layout_engine("none")
     unit, frame = 72 / figure.dpi, axes.get_window_extent()
     panel = Box(frame.x0 * unit, frame.y0 * unit, frame.x1 * unit, frame.y1 * unit)
@@ -137,7 +139,7 @@ def write_labels(
         anchors.append((panel.left, place(axes.get_xlim()[0], level.y)[1]))
         taken.append(Box(panel.left, anchors[-1][1] - 1, panel.right, anchors[-1][1] + 1))
     everything = [*labels, *levels]
-    widths = [TextPath((0, 0), label.text, size=_TEXT_SIZE).get_extents().width + 2 for label in everything]
+    widths = [text_width(label.text) + 2 for label in everything]
     boxes = place_labels(anchors, [(width, _LINE) for width in widths], panel, taken)
     for number, (label, anchor, box) in enumerate(zip(everything, anchors, boxes, strict=True)):
         middle, is_left = (box.bottom + box.top) / 2, box.right < anchor[0]

@@ -15,14 +15,13 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from pipelines.reporting.figures.style import MOST_SHAPES, PANEL, PANEL_HEIGHT, LineStyle
+from pipelines.reporting.figures.style import MOST_SHAPES, PANEL, PANEL_HEIGHT, LineStyle, one_panel
 from pipelines.reporting.formats import MISSING, format_bytes
 
 
 def panel(title: str, height: float = PANEL_HEIGHT, width: float = PANEL) -> tuple[Figure, Axes]:
     """A figure of one panel."""
-    figure = Figure(figsize=(width, height))
-    axes = figure.add_subplot()
+    figure, axes = one_panel(width, height)
     axes.set_title(title)
     return figure, axes
 
@@ -142,10 +141,11 @@ def name_cells(axis: Any, names: Sequence[str], most: int) -> None:
 
 def annotate_cells(axes: Axes, values: np.ndarray, mesh: QuadMesh, text: Callable[[float], str]) -> None:
     """Write every value into its cell, in white on dark cells; a dash where there is none."""
+    shades = mesh.to_rgba(np.asarray(values, dtype=float))[..., :3] @ (0.2126, 0.7152, 0.0722)
     for row, column in np.ndindex(*values.shape):
         value = float(values[row, column])
-        red, green, blue = mesh.to_rgba(np.array([value]))[0, :3]
-        is_dark = 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.5 and not math.isnan(value)
         label = MISSING if math.isnan(value) else text(value)
-        colour = "white" if is_dark else "#222222"
-        axes.text(column + 0.5, row + 0.52, label, ha="center", va="center", fontsize=7, color=colour)
+        if label:
+            colour = "white" if shades[row, column] < 0.5 and not math.isnan(value) else "#222222"
+            centred = axes.text(column + 0.5, row + 0.52, label, ha="center", va="center", fontsize=7, color=colour)
+            centred.set_in_layout(False)  # within the panel it needs no room of its own

@@ -24,7 +24,7 @@ from pipelines.reporting.figures.data import (
     training_loss_data,
 )
 from pipelines.reporting.figures.partition import PartitionTable, draw_partition, partition_data
-from pipelines.reporting.figures.style import svg_text, write_svg
+from pipelines.reporting.figures.style import house_style, svg_text, write_svg
 from pipelines.reporting.figures.tasks import by_task_data, draw_by_task, draw_stream, stream_data
 from pipelines.reporting.figures.tradeoff import draw_tradeoff
 from pipelines.runs.record import RunRecord
@@ -72,9 +72,10 @@ def run_drawings(run: RunRecord, partition: PartitionTable | None = None) -> dic
     """
     curves = stacked({metric: curve_data([run], metric) for metric in RUN_CURVES}, "metric")
     found: list[Drawing] = []
-    if not curves.empty:
-        found.append(drawing("accuracy", charts.draw_accuracy_of_run(run), curves))
-    return _by_name([*found, *_of_any([run], partition)])
+    with house_style():
+        if not curves.empty:
+            found.append(drawing("accuracy", charts.draw_accuracy_of_run(run), curves))
+        return _by_name([*found, *_of_any([run], partition)])
 
 
 def comparison_drawings(comparison: Comparison, partition: PartitionTable | None = None) -> dict[str, Drawing]:
@@ -91,16 +92,17 @@ def comparison_drawings(comparison: Comparison, partition: PartitionTable | None
     curves = stacked({metric: curve_data(runs, metric) for metric in PANEL_TITLES}, "metric")
     differences, costs = difference_data(comparison), tradeoff_data(runs)
     found: list[Drawing] = []
-    if (costs["bytes"] > 0).any():
-        found.append(drawing("tradeoff", draw_tradeoff(runs), costs))
-    if not curves.empty:
-        found.append(drawing("accuracy", charts.draw_accuracy_curves(runs), curves))
-        if any(record.total_bytes > 0 for run in runs for record in run.history):
-            traffic = stacked({metric: bytes_accuracy_data(runs, metric) for metric in PANEL_TITLES}, "metric")
-            found.append(drawing("bytes", charts.draw_bytes_against_accuracy(runs), traffic))
-    if not differences.empty:
-        found.append(drawing("differences", charts.draw_differences(comparison), differences.drop(columns="seeds")))
-    return _by_name([*found, *_of_any(runs, partition)])
+    with house_style():
+        if (costs["bytes"] > 0).any():
+            found.append(drawing("tradeoff", draw_tradeoff(runs), costs))
+        if not curves.empty:
+            found.append(drawing("accuracy", charts.draw_accuracy_curves(runs), curves))
+            if any(record.total_bytes > 0 for run in runs for record in run.history):
+                traffic = stacked({metric: bytes_accuracy_data(runs, metric) for metric in PANEL_TITLES}, "metric")
+                found.append(drawing("bytes", charts.draw_bytes_against_accuracy(runs), traffic))
+        if not differences.empty:
+            found.append(drawing("differences", charts.draw_differences(comparison), differences.drop(columns="seeds")))
+        return _by_name([*found, *_of_any(runs, partition)])
 
 
 def _of_any(runs: Sequence[RunRecord], partition: PartitionTable | None) -> Iterator[Drawing]:

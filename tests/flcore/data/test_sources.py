@@ -31,6 +31,24 @@ def test_slow_libraries_are_imported_by_the_sources_that_need_them_only() -> Non
     assert printed.strip() == "[]"
 
 
+def test_idx_files_that_are_there_are_read_without_slow_libraries(tmp_path: Path) -> None:
+    """torchvision imports torch._dynamo and sympy too; one split of EMNIST stands for the three."""
+    for folder, prefixes in (
+        ("MNIST", ("train", "t10k")),
+        ("FashionMNIST", ("train", "t10k")),
+        ("EMNIST", ("emnist-letters-train", "emnist-letters-test")),
+    ):
+        write_mnist(tmp_path, folder, prefixes, [1, 2])
+    check = (
+        "import sys; from pathlib import Path\n"
+        "from flcore.data.sources.mnist import Emnist, FashionMnist, Mnist\n"
+        f"for kind in (Emnist, FashionMnist, Mnist): kind().load(Path({str(tmp_path)!r}), True)\n"
+        "print(sorted({'torchvision', 'torch._dynamo', 'sympy'} & set(sys.modules)))"
+    )
+    printed = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
+
+
 def test_every_entry_documents_itself() -> None:
     names = "digits mnist fashionmnist emnist femnist cifar10 cifar100 tinyimagenet vireofood172 celeba imagefolder"
     assert list(SOURCES) == names.split()
@@ -112,6 +130,14 @@ def test_emnist_letters_start_at_zero_and_stand_upright(tmp_path: Path) -> None:
     assert np.array_equal(raw.test.images, images.transpose(0, 2, 1))
 
 
+def test_emnist_balanced_has_47_classes(tmp_path: Path) -> None:
+    """Ten digits, 26 upper-case letters, and the eleven lower-case ones that look unlike theirs."""
+    write_mnist(tmp_path, "EMNIST", ("emnist-balanced-train", "emnist-balanced-test"), [0, 46])
+    raw = Emnist(split="balanced").load(tmp_path, False)
+    assert raw.test.labels.tolist() == [0, 46]
+    assert "".join(raw.class_names) == "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
+
+
 def test_emnist_byclass_has_62_classes(tmp_path: Path) -> None:
     write_mnist(tmp_path, "EMNIST", ("emnist-byclass-train", "emnist-byclass-test"), [0, 61])
     raw = Emnist(split="byclass").load(tmp_path, False)
@@ -125,6 +151,26 @@ def test_truncated_idx_is_damage_with_the_file_named(keep: int, tmp_path: Path) 
     path = tmp_path / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(DataError, match=r"t10k-\*: damaged"):
+        Mnist().load(tmp_path, False)
+
+
+@pytest.mark.parametrize(
+    ("header", "values", "reason"),
+    [
+        ([0, 0, 8, 1, 0, 0, 0, 3], 4, "states 3 values and has 4"),
+        ([0, 0, 8, 1, 0, 0, 0, 3], 2, "states 3 values and has 2"),
+        ([0, 0, 8, 1, 0, 0, 0, 0], 0, "states 0 values and has 0"),
+        ([0, 0, 13, 1, 0, 0, 0, 3], 12, "does not begin as an IDX file"),  # 13: floats of four bytes
+        ([0, 0, 8, 3, 0, 0, 0, 3], 3, "does not begin as an IDX file"),  # three dimensions
+        ([0x1F, 0x8B, 8, 0, 0, 0, 0, 3], 3, "does not begin as an IDX file"),  # still packed by gzip
+    ],
+)
+def test_labels_that_are_not_what_their_header_says_are_damage(
+    header: list[int], values: int, reason: str, tmp_path: Path
+) -> None:
+    write_mnist(tmp_path, "MNIST", ("train", "t10k"), [3, 1, 9])
+    (tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte").write_bytes(bytes(header) + bytes(values))
+    with pytest.raises(DataError, match=rf"train-\*: damaged \(train-labels-idx1-ubyte {reason}"):
         Mnist().load(tmp_path, False)
 
 

@@ -217,6 +217,41 @@ def test_a_run_that_fails_is_named_and_the_others_go_on() -> None:
         compared(out="bad", raw={**raw, "compare": {**raw["compare"], "methods": ["fedavg"]}})
 
 
+STACKED: dict[str, Any] = {
+    **SMALL,
+    "compare": {**SMALL["compare"], "methods": ["fedavg"]},
+    "engine": {"stack": True, "stack_runs": True},
+    "local": {"lr": 0.05},
+}
+
+
+def test_seeds_of_a_method_share_a_process_and_agree_with_each_alone() -> None:
+    """Losses of the second round within 1e-3, the tolerance of stacking after two rounds."""
+    steps = Recorded()
+    outcome, told = compared(steps, raw=STACKED)
+    assert not outcome.failed
+    assert [name for name in steps.names if "-s" in name] == ["fedavg-s0-s1"]
+    runs = told.compared[0]["runs"]
+    assert [run.name.rpartition("-")[0] for run in runs] == ["fedavg-s0", "fedavg-s1"]
+    assert sorted(told.watched) == sorted(told.finished) == sorted(run.name for run in runs)
+    for seed, run in enumerate(runs):
+        alone = Path("alone") / str(seed)
+        experiment(Config.from_mapping({**STACKED, "engine": {}, "seed": seed}), alone, operation()[0])
+        ours, theirs = (json.loads((folder / "history.jsonl").read_text().splitlines()[1]) for folder in (run, alone))
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_company_whose_process_is_killed_goes_on() -> None:
+    watcher = KillingWatcher()
+    how, told = operation(watcher=watcher)
+    raw = {**STACKED, "federation": {"rounds": 4}}
+    runs, failed = carry_out_all(comparison_runs(raw, None, None), Path("killed"), how)
+    assert watcher.killed and not failed
+    assert sorted(told.finished) == sorted(run.directory.name for run in runs)
+    assert all(len((run.directory / "history.jsonl").read_text().splitlines()) == 4 for run in runs)
+
+
 class KillingWatcher(Silence):
     """Kills a process as soon as a run says that it has ended a round, once."""
 
@@ -282,7 +317,7 @@ def test_a_closed_pool_starts_no_process_for_one_that_has_ended() -> None:
 
     def work() -> None:
         with pytest.raises(StoppedError) as error:
-            pool.carry_out(run)
+            pool.carry_out(run, lambda label, error: None)
         raised.append(error)
 
     pool = run_pool.RunPool(1, Waiting())

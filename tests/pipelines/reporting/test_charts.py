@@ -26,7 +26,8 @@ from pipelines.reporting.figures.sets import (
     run_drawings,
     write_drawings,
 )
-from pipelines.reporting.figures.style import method_styles, save, svg_text
+from pipelines.reporting.figures.style import house_style, method_styles, save, svg_text
+from pipelines.reporting.figures.tradeoff import draw_tradeoff
 from pipelines.runs.record import RoundRecord, RunRecord
 
 
@@ -234,6 +235,29 @@ def test_drawing_leaves_global_settings_alone() -> None:
     before = dict(matplotlib.rcParams)
     svg_text(charts.draw_client_spread(two_seeds())[""])
     assert dict(matplotlib.rcParams) == before
+
+
+def test_all_that_stands_around_a_panel_is_within_its_figure() -> None:
+    """Ticks, labels, title and names of lines, at 72 points an inch; losses of a millionth have long tick labels."""
+    tiny = [make_round(number, 0.5, train_loss={"cross_entropy": 1e-6 / number}) for number in (1, 2, 3)]
+    panels = [
+        *charts.draw_accuracy_curves(two_seeds()).values(),
+        *charts.draw_bytes_against_accuracy(two_seeds()).values(),
+        *charts.draw_differences(compare(two_seeds(), baseline="local")).values(),
+        *charts.draw_client_spread(two_seeds()).values(),
+        *charts.draw_training_loss([make_run("a", 0, tiny)]).values(),
+        *draw_tradeoff(two_seeds()).values(),
+    ]
+    assert len(panels) >= 6
+    for figure in panels:
+        svg_text(figure)
+        with house_style():
+            used, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+        assert used.x0 >= 0 and used.y0 >= 0 and used.x1 <= width and used.y1 <= height
+        # The panel has the rest, which is most of it.
+        place = figure.axes[0].get_position()
+        assert place.width > 0.5 and place.height > 0.4
+        assert not figure.axes[0].yaxis.get_offset_text().get_text()  # a power of ten would stand in the title
 
 
 def names_in(drawings: dict[str, Drawing]) -> list[str]:
