@@ -243,7 +243,7 @@ def test_nothing_to_keep_before_the_first_step() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Sgd(0.1), lambda: Sgd(0.1, 0.9, 0.01), lambda: Adam(0.1), lambda: Adam(0.1, 0.01)], ids=str
+    "make", [lambda: Sgd(0.1), lambda: Sgd(0.1, 0.9, 0.01), lambda: Adam(0.1), lambda: Adam(0.1, 0.01)]
 )
 def test_a_step_of_tensors_alone_is_the_same_step(make: Any) -> None:
     """Five steps that keep their memory to themselves, and five that are given it, and their numbers, each time."""

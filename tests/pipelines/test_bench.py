@@ -93,7 +93,10 @@ def protofl_bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     return run
 
 
-@pytest.mark.parametrize("name", SMALL)
+# Each starts processes for seconds; one of them stands for all in the default suite.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "stack" else [pytest.mark.slow]) for name in SMALL]
+)
 def test_cases_and_ratios(name: str, protofl_bench: Callable[..., Any]) -> None:
     arguments, cases, ratios = SMALL[name]
     result, said = protofl_bench(name, *arguments)

@@ -48,7 +48,6 @@ STACKED = {"stack": True}
 ENGINES = {
     "stacked": STACKED,
     "program": {"compile": "default"},
-    "program of a stack": {**STACKED, "compile": "default"},
     "recorded": {**STACKED, "compile": "default"},
 }
 
