@@ -93,10 +93,8 @@ def protofl_bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     return run
 
 
-# Each starts processes for seconds; one of them stands for all in the default suite.
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "stack" else [pytest.mark.slow]) for name in SMALL]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
 def test_cases_and_ratios(name: str, protofl_bench: Callable[..., Any]) -> None:
     arguments, cases, ratios = SMALL[name]
     result, said = protofl_bench(name, *arguments)

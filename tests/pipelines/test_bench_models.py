@@ -96,6 +96,7 @@ def test_an_unknown_model_is_refused_before_anything_is_measured(
     assert "auto, first" not in said
 
 
+@pytest.mark.slow
 def test_without_a_compiler_auto_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2 rounds of 2 clients with 3 steps are 12 steps."""
     monkeypatch.setitem(PAPERS, "fedgen_cnn", replace(PAPERS["fedgen_cnn"], steps=3, clients=2))
@@ -109,6 +110,7 @@ def test_without_a_compiler_auto_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     assert "no C++ compiler (no-such-compiler) on this machine" in decision["reason"]
 
 
+@pytest.mark.slow
 def test_a_first_run_that_fails_is_told_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any failure of the process will do; without data it comes sooner than from a compiler."""
     monkeypatch.setitem(PAPERS, "fedgen_cnn", replace(PAPERS["fedgen_cnn"], steps=1, clients=2))

@@ -343,6 +343,7 @@ def test_what_a_run_took_is_remembered_and_less_than_was_estimated() -> None:
     assert 150 * 2**20 < known.peak < memory.estimate(other, inputs_of(outcome.directory), before)
 
 
+@pytest.mark.slow
 def test_workers_inside_a_run_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cores and one run that is known to be worth it. It is the same run as without: found again, and compared."""
     experiment(Config.from_mapping(SMALL), None, operation()[0])  # from which the time of its kind is known
