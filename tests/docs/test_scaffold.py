@@ -130,6 +130,7 @@ run(sys.argv[1], sys.argv[2], observers=Observers(on_round=on_round))
 """
 
 
+@pytest.mark.slow
 def test_killed_after_a_round_and_called_again_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
     raw = {
         "plugins": [str(PLUGIN)],

@@ -60,6 +60,7 @@ def test_it_returns_the_metrics_and_leaves_a_whole_folder(finished: Path) -> Non
     ].keys()
 
 
+@pytest.mark.slow
 def test_with_the_six_packages_alone_it_gives_the_bytes_of_the_command(finished: Path, tmp_path: Path) -> None:
     """The command's stages and `run`, each in a process of its own, the latter without anything that operates runs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -106,6 +106,7 @@ def test_cases_and_ratios(name: str, protofl_bench: Callable[..., Any]) -> None:
     assert all(f"  {line} " in text for line in (*cases, *ratios))
 
 
+@pytest.mark.slow
 def test_bare_loop_and_training_without_a_server(tmp_path: Path) -> None:
     """2 rounds of 10 clients with 20 steps: 400 steps, of each case. Clients are trained inside the process."""
     measured = Overhead(Bench("overhead", tmp_path), Work(rounds=2))

@@ -2,8 +2,9 @@
 
 On a CPU stacking helps small models and hurts large convolutions, and compiled steps help nearly always, once they are
 compiled, which takes a minute; on a GPU stacks should win by far. So it is measured, per method, model, batch and
-device, and remembered. What is compiled already costs nothing; anything else is compiled only where the run is long
-enough to give that time back.
+device, and remembered. What is compiled already costs nothing; anything else is compiled once the runs that wanted it,
+this one included, are together long enough to give that time back: whoever rents until he has paid the price pays at
+most twice what the best choice would have cost.
 """
 
 from __future__ import annotations
@@ -92,9 +93,15 @@ def decide(
         take_lock(file, wait=True)
         if path.exists():
             return EngineDecision(**json.loads(path.read_text()))
-        decision, lasting = measure(experiment, clock, programs or default_folder())
-        if lasting:
+        # Seconds of training that earlier runs of this kind spent without compiled steps.
+        spent = path.with_suffix(".spent")
+        before = json.loads(spent.read_text())["seconds"] if spent.exists() else 0.0
+        decision, waiting = measure(experiment, clock, programs or default_folder(), before)
+        if waiting is None:
             write_json(path, vars(decision))
+            spent.unlink(missing_ok=True)
+        else:
+            write_json(spent, {"seconds": before + waiting})
     return decision
 
 
@@ -147,24 +154,31 @@ class _Probe:
 
 
 def measure(
-    experiment: Experiment, clock: Callable[[], float] = time.perf_counter, programs: Path | None = None
-) -> tuple[EngineDecision, bool]:
+    experiment: Experiment,
+    clock: Callable[[], float] = time.perf_counter,
+    programs: Path | None = None,
+    spent: float = 0.0,
+) -> tuple[EngineDecision, float | None]:
     """Train a few steps in every way that is open and compare client steps per second.
 
+    Args:
+        experiment, clock, programs: as for :func:`decide`.
+        spent: seconds that earlier runs of this kind trained for want of compiled steps.
+
     Returns:
-        The decision, and whether it holds for longer and shorter runs too.
+        The decision, and None; or where it is not for good, the seconds of training that this run does without.
     """
     engine = experiment.config.engine
     stack, compile_ = engine.stack is True, engine.compile == "default"
     # A leg before it, such as a report of counts, may have nothing to train.
     leg = next((leg for leg in experiment.method.legs(1, experiment.setting) if leg.phases), None)
     if leg is None:
-        return EngineDecision(stack, compile_, reason="nothing is trained in the first round"), True
+        return EngineDecision(stack, compile_, reason="nothing is trained in the first round"), None
     stacked_run = replace(experiment, choice=EngineChoice(True, False))
     cohort = taking_part(experiment, leg, select_cohort(experiment, 1), ())
     group = stacks(stacked_run, 1, leg, cohort)
     if not group:
-        return EngineDecision(stack, compile_, reason="nobody trains in the first round"), True
+        return EngineDecision(stack, compile_, reason="nobody trains in the first round"), None
     probe = _Probe(experiment, leg, group[0], clock)
     serial = SerialTrainer(replace(experiment, choice=EngineChoice(False, False)))
     probe.seconds(serial, 1, 2)
@@ -174,16 +188,18 @@ def measure(
     reasons: list[str] = []
     if engine.stack == "auto":
         trainers |= _stacked(stacked_run, probe, reasons)
-    compile_seconds, lasting = None, True
+    compile_seconds: float | None = None
+    waiting: float | None = None
     if engine.compile == "auto" and engine.device == "cuda":
         trainers |= _recorded(experiment, probe, stack=engine.stack is not False, reasons=reasons)
     elif engine.compile == "auto":
         total = sum(leg_steps(experiment, 1, leg, client) for client in cohort) * experiment.config.federation.rounds
         folder = programs or default_folder()
-        found, compile_seconds, lasting = _compiled(experiment, probe, folder, total * a_step, reasons)
+        found, compile_seconds, lasting = _compiled(experiment, probe, folder, spent + total * a_step, reasons)
         trainers |= found
+        waiting = None if lasting else total * a_step
     if len(trainers) == 1:
-        return EngineDecision(stack, compile_, reason="; ".join(reasons)), lasting
+        return EngineDecision(stack, compile_, reason="; ".join(reasons)), waiting
     measured = [[probe.seconds(one, len(group[0]), steps) for one in trainers.values()] for _ in range(3)]
     times = dict(zip(trainers, map(min, zip(*measured, strict=True)), strict=True))
     rates = {name: len(group[0]) * steps / max(seconds, 1e-9) for name, seconds in times.items()}
@@ -204,7 +220,7 @@ def measure(
         compile_seconds,
         "; ".join([*compared, *reasons]),
     )
-    return decision, lasting
+    return decision, waiting
 
 
 def _stacked(experiment: Experiment, probe: _Probe, reasons: list[str]) -> dict[str, Trainer]:
@@ -224,7 +240,7 @@ def _stacked(experiment: Experiment, probe: _Probe, reasons: list[str]) -> dict[
 def _compiled(
     experiment: Experiment, probe: _Probe, folder: Path, training: float, reasons: list[str]
 ) -> tuple[dict[str, Trainer], float | None, bool]:
-    """The trainer by programs, compiled now if that is given back by ``training`` seconds of the run.
+    """The trainer by programs, compiled now if ``training`` seconds, of this run and those before it, give that back.
 
     Returns:
         The trainer, or nothing; what compiling took; whether all that holds for other lengths of run.

@@ -303,6 +303,7 @@ def write_artefacts(folder: Path) -> None:
     made.save(folder / "partition")
 
 
+@pytest.mark.slow
 def test_same_bytes_in_another_process_with_other_threads_and_locale(tmp_path: Path) -> None:
     write_artefacts(tmp_path / "here")
     script = (

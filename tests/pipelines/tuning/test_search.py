@@ -64,6 +64,7 @@ _search(_configure(federation={"rounds": 4}), 2, Path(sys.argv[1]), told=Killed(
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_gone_on_with_and_ends_as_an_uninterrupted_one(
     tmp_path: Path, config_with: Configure, search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:

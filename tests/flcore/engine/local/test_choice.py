@@ -63,8 +63,8 @@ def test_the_faster_one_is_taken(
     lab: Any, stacked: float, expected: bool, faster: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four clients at one second per client and step, or so many seconds per step of all four."""
-    decision, lasting = measure(auto(lab), Speeds(monkeypatch, 1.0, stacked))
-    assert lasting
+    decision, waiting = measure(auto(lab), Speeds(monkeypatch, 1.0, stacked))
+    assert waiting is None
     assert (decision.stack, decision.compile) == (expected, False)
     assert decision.serial == pytest.approx(1.0)
     assert decision.stacked == pytest.approx(4 / stacked)
@@ -198,7 +198,7 @@ class Machine:
         monkeypatch.setattr(stacking, "CompiledTrainer", Compiled)
         monkeypatch.setattr(stacking, "compiler_missing", lambda: None)
 
-    def measure(self, lab: Any, **changes: Any) -> tuple[EngineDecision, bool]:
+    def measure(self, lab: Any, **changes: Any) -> tuple[EngineDecision, float | None]:
         return measure(lab.experiment(engine__compile="auto", **changes), self.speeds, self.folder)
 
 
@@ -207,8 +207,8 @@ def test_compiled_steps_are_taken_where_they_are_faster(
     lab: Any, seconds: float, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One second a step serially, so many compiled; 0.95 is 1.05 times as fast, which is not worth it."""
-    decision, lasting = Machine(monkeypatch, tmp_path, compiled=seconds, there=True).measure(lab)
-    assert (decision.stack, decision.compile, lasting) == (False, expected, True)
+    decision, waiting = Machine(monkeypatch, tmp_path, compiled=seconds, there=True).measure(lab)
+    assert (decision.stack, decision.compile, waiting) == (False, expected, None)
     assert decision.compiled == pytest.approx(1 / seconds)
     assert decision.compile_seconds is None
     assert decision.reason == f"compiled steps take {1 / seconds:.2f} times the serial steps per second"
@@ -229,11 +229,28 @@ def test_compiling_is_waited_for_where_the_run_gives_it_back(
         (tmp_path / "one.json").write_text(json.dumps({"terms": ["cross_entropy"], "seconds": known}))
     machine = Machine(monkeypatch, tmp_path, compiled=0.25, there=False)
     changes = {"federation": {"rounds": rounds}, "local": {"epochs": 1, "batch_size": 16}}
-    decision, lasting = machine.measure(lab, partition=partition, **changes)
-    assert (decision.compile, lasting, machine.made > 0) == (expected, expected, expected)
+    decision, waiting = machine.measure(lab, partition=partition, **changes)
+    assert (decision.compile, waiting, machine.made > 0) == (expected, None if expected else 8 * rounds, expected)
     if not expected:
         about = f"{known or 60:.0f} s, which {8 * rounds} s of training do not repay"
         assert decision.reason == f"compiling takes about {about}"
+
+
+def test_runs_that_were_too_short_count_for_the_next_ones(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 s a round, of which 40 % is hoped for: three runs of 7 rounds (22.4 s each) repay 60 s, two do not."""
+    clients = [range(end - 30, end) for end in (30, 60, 90, 120)]
+    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
+    machine = Machine(monkeypatch, tmp_path, compiled=0.25, there=False)
+    changes = {"federation": {"rounds": 7}, "local": {"epochs": 1, "batch_size": 16}, "engine__compile": "auto"}
+    found = [
+        decide(lab.experiment(partition=partition, seed=seed, **changes), tmp_path / "engine", machine.speeds, tmp_path)
+        for seed in range(4)
+    ]
+    assert [decision.compile for decision in found] == [False, False, True, True]
+    assert ["56 s" in found[0].reason, "112 s" in found[1].reason] == [True, True]
+    assert not list((tmp_path / "engine").glob("*.spent"))
 
 
 def test_without_a_compiler_nothing_is_compiled(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,8 +264,8 @@ def test_without_a_compiler_nothing_is_compiled(lab: Any, tmp_path: Path, monkey
 def test_a_loss_that_cannot_be_traced_is_left_as_it_is(lab: Any, tmp_path: Path) -> None:
     """Tracing is real here; it ends before anything would be compiled."""
     changes = {"algorithm": Branching(), "federation__rounds": 100_000}
-    decision, lasting = measure(lab.experiment(engine__compile="auto", **changes), programs=tmp_path)
-    assert (decision.compile, lasting) == (False, True)
+    decision, waiting = measure(lab.experiment(engine__compile="auto", **changes), programs=tmp_path)
+    assert (decision.compile, waiting) == (False, None)
     assert decision.reason.startswith("not compiled: ")
 
 
@@ -259,8 +276,8 @@ def test_a_failing_compiler_decides_against_compiling(
         raise RunError("engine.compile: the compiler failed (by hand)")
 
     monkeypatch.setattr(Compiler, "make", failing)
-    decision, lasting = measure(lab.experiment(engine__compile="auto"), programs=tmp_path)
-    assert (decision.compile, lasting) == (False, False)
+    decision, waiting = measure(lab.experiment(engine__compile="auto"), programs=tmp_path)
+    assert not decision.compile and waiting is not None
     assert decision.reason == "engine.compile: the compiler failed (by hand)"
 
 

@@ -119,7 +119,7 @@ def test_an_error_in_a_worker_is_the_error_here(lab: Any, erring: Any, tmp_path:
 def test_on_a_gpu(lab: Any, stops: Any, method: str, stack: bool, tmp_path: Path) -> None:
     """Two rounds in one process, then a third that starts from the state on disk, whose tensors come from the CPU."""
     changes = {"method__name": method, "engine__device": "cuda", "engine__stack": stack}
-    experiment = lab.experiment(federation__rounds=3, **changes)
+    experiment = lab.experiment(federation__rounds=3, model=lab.model_of(method), **changes)
     checkpoint = Checkpoint(tmp_path / "run")
 
     def stop(number: int, record: Any) -> None:
@@ -194,6 +194,7 @@ def deaths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "deaths"
 
 
+@pytest.mark.slow
 def test_a_client_that_kills_its_worker_every_time_is_left_out(lab: Any, deaths: Path, tmp_path: Path) -> None:
     """One round of four clients in one group: twice it dies at client 2, then, tried alone, twice more; 3 still trains.
 
