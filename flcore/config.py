@@ -92,9 +92,13 @@ class Config:
                 raise ConfigError(unknown_key(str(key), str(key), SECTIONS))
         sections = {name: _section(raw, name) for name in SECTIONS if name not in ("seed", "plugins")}
         parsed: dict[str, Any] = {"seed": _seed(raw.get("seed", 0)), "plugins": load_all(raw.get("plugins"))}
+        parsed["method"] = _named_section("method", sections["method"])[1]
+        # A method that works with one model alone brings it where none is named.
+        (only, *others) = parsed["method"].needs.get("model.name", (None,))
+        if only is not None and not others:
+            sections["model"] = {"name": only, **sections["model"]}
         for name, entry in (("data", "source"), ("partition", "partitioner"), ("model", "model_spec")):
             parsed[name], parsed[entry] = _named_section(name, sections[name])
-        parsed["method"] = _named_section("method", sections["method"])[1]
         parsed |= {name: build(section, sections[name], name) for name, section in PLAIN.items()}
         config = cls(**parsed)
         config._check_together()

@@ -256,6 +256,11 @@ def _committed(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths}
 
 
+# What a method's model must have: FedCSPC calibrates a projection, ProtoLDA fits a dictionary.
+PROJECTED = {"name": "fedcspc_cnn", "projection_dim": 16}
+PATCHES = {"name": "patch_dictionary", "atoms": 6, "patch": 5, "grid": 2}
+
+
 class Lab:
     """Builders of small federations; a fixture, since test modules cannot import each other."""
 
@@ -267,6 +272,11 @@ class Lab:
     train_stack = staticmethod(_train_stack)
     committed = staticmethod(_committed)
     scores = staticmethod(_scores)
+
+    @staticmethod
+    def model_of(method: str) -> dict[str, Any]:
+        """Batch normalisation, which is harder to get right, but where a method needs another model."""
+        return dict({"fedcspc": PROJECTED, "protolda": PATCHES}.get(method, {"name": "fedgen_cnn", "feature_dim": 8}))
 
     def __init__(self, prepared: Path, partition: Path) -> None:
         self.prepared, self.partition_folder = prepared, partition

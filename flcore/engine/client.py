@@ -183,6 +183,10 @@ class _Passes:
             self._stacked[part] = stacked_part(network, self._weights, self._data, part, rows)
         return self._stacked[part][index], data.labels
 
+    def images(self, index: int) -> tuple[Tensor, Tensor]:
+        data = self._data[index]
+        return data.block(0, len(data)), data.labels
+
 
 class _Trained:
     """A client after local training, for :meth:`flcore.methods.base.Method.reply`."""
@@ -190,6 +194,9 @@ class _Trained:
     def __init__(self, passes: _Passes, index: int, outcome: Outcome, num_samples: int) -> None:
         self._passes, self._index, self._outcome = passes, index, outcome
         self.weights, self.steps, self.num_samples = outcome.weights, outcome.steps, num_samples
+
+    def images(self) -> tuple[Tensor, Tensor]:
+        return self._passes.images(self._index)
 
     def features(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
         return self._passes.of(self._index, "features", weights)

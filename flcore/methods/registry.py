@@ -30,5 +30,6 @@ METHODS: Registry[type[Method]] = Registry(
         "creff": "flcore.methods.creff:CReFF",
         "fedmlp": "flcore.methods.fedmlp:FedMLP",
         "fesem": "flcore.methods.fesem:FeSEM",
+        "protolda": "flcore.methods.protolda:ProtoLDA",
     },
 )

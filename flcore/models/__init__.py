@@ -45,6 +45,7 @@ MODELS: Registry[type[ModelSpec]] = Registry(
         "fedmlp_cnn": "flcore.models.cnn:FedMlpCnn",
         "fedcspc_cnn": "flcore.models.cnn:FedCspcCnn",
         "pfl_cnn": "flcore.models.pfl_cnn:PflCnn",
+        "patch_dictionary": "flcore.models.patch_dictionary:PatchDictionary",
         "resnet18": "flcore.models.resnet:ResNet18",
     },
 )

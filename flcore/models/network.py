@@ -48,6 +48,10 @@ class Network:
         self.feature_dim, self.num_classes = own.feature_dim, own.num_classes
         self._bound = Bound(own)
 
+    def ask(self, function: Callable[[Backbone], Result], values: Values) -> Result:
+        """Any function of the module with ``values``: what only some architectures can say."""
+        return self._bound.call(values, function)
+
     def encode(self, images: Tensor, values: Values) -> Tensor:
         """Images [B, C, H, W] to what the projection reads [B, e]."""
         return self._bound.call(values, lambda module: module.encode(images))

@@ -29,15 +29,13 @@ CASES = {
     },
     "fedproto, nearest": {"name": "fedproto", "inference": "prototypes"},
 }
-PROJECTED = {"name": "fedcspc_cnn", "projection_dim": 12}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_rounds_elsewhere(lab: Any, elsewhere: str, case: str, tmp_path: Path) -> None:
     """The arithmetic there is the CPU's: server, memories and figures are those of a run on the CPU, to the bit."""
     changes: dict[str, Any] = {"federation": {"rounds": 2, "participation": 0.5}, "local": {"lr": 0.01, "steps": 1}}
-    if case in ("fedcspc", "moon"):
-        changes["model"] = PROJECTED
+    changes["model"] = lab.model_of("fedcspc" if case == "moon" else CASES[case]["name"])
     experiment = lab.experiment(method=CASES[case], **changes)
     config = experiment.config
     moved = replace(experiment, config=replace(config, engine=replace(config.engine, device=elsewhere)))

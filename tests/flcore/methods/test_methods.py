@@ -188,9 +188,7 @@ def test_batchnorm_statistics_are_counted_apart(lab: Any, tmp_path: Any) -> None
 @pytest.mark.parametrize("method", METHODS)
 def test_measured_bytes_are_those_of_the_messages(lab: Any, method: str) -> None:
     """Invariant 3, on what each method really sends and receives in round 1."""
-    # FedCSPC calibrates a projection.
-    model = {"name": "fedcspc_cnn", "projection_dim": 8} if method == "fedcspc" else {"name": "fedgen_cnn"}
-    experiment = lab.experiment(method__name=method, model=model)
+    experiment = lab.experiment(method__name=method, model=lab.model_of(method))
     server = Record(experiment.method.start_server(experiment.setting))
     reply, _ = lab.train(experiment, server=server)
     if method == "central":

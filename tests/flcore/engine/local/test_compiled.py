@@ -181,11 +181,14 @@ def furthest(one: RunState, other: RunState, distance: Any) -> float:
 
 @pytest.mark.slow
 @needs_compiler
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "fedpg"])
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in ("fedpg", "protolda")])
 def test_compiled_training_of_every_method(lab: Any, distance: Any, method: str, tmp_path: Path) -> None:
     """Two rounds of up to six steps, really compiled, against one client after the other: 1e-3."""
-    model = {"name": "fedcspc_cnn", "projection_dim": 16} if method == "fedcspc" else {"name": "fedgen_cnn"}
-    changes = {"method__name": method, "model": model, "federation": {"rounds": 2, "participation": 0.75}}
+    changes = {
+        "method__name": method,
+        "model": lab.model_of(method),
+        "federation": {"rounds": 2, "participation": 0.75},
+    }
     serial = lab.run(lab.experiment(**changes), tmp_path / "serial")
     other = lab.run(lab.experiment(**changes, engine__compile="default"), tmp_path / "compiled")
     assert furthest(serial.state, other.state, distance) < 1e-2

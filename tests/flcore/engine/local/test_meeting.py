@@ -39,20 +39,13 @@ Stack = list[tuple[int, int]]
 """(seed, client) of a stack that was trained."""
 
 
-def model_of(method: str) -> dict[str, Any]:
-    """Batch normalisation, which is harder to stack; FedCSPC calibrates a projection."""
-    if method == "fedcspc":
-        return {"name": "fedcspc_cnn", "projection_dim": 16}
-    return {"name": "fedgen_cnn", "feature_dim": 8}
-
-
 def every_method(*but: str) -> list[Any]:
-    """All methods; what is not here for its own sake belongs to the slow part."""
+    """All methods that train; what is not here for its own sake belongs to the slow part."""
     slow = (pytest.mark.slow,)
     return [
         pytest.param(method, marks=() if method in ("local", "fedavg", "fedproto") else slow)
         for method in METHODS
-        if method not in but
+        if method not in (*but, "protolda")
     ]
 
 
@@ -124,7 +117,7 @@ def turns(lab: Any, experiment: Any, before: Any, worker: TurnRunner | None = No
 @pytest.mark.parametrize("method", every_method())
 def test_one_step_of_three_runs(lab: Any, distance: Any, method: str, trained: list[Stack], tmp_path: Path) -> None:
     """In round 2, each run after another first one: 1e-5 of each array's largest value; all runs in one stack."""
-    changes = {"method__name": method, "model": model_of(method), "local__lr": 0.1}
+    changes = {"method__name": method, "model": lab.model_of(method), "local__lr": 0.1}
     plain = {seed: lab.experiment(**changes, seed=seed, local__steps=1) for seed in SEEDS}
     before = {
         seed: lab.run(lab.experiment(**changes, seed=seed, federation__rounds=1), tmp_path / str(seed))
@@ -150,7 +143,11 @@ def test_two_rounds_of_three_runs(lab: Any, distance: Any, method: str, trained:
 
     As there FedGen's generator enlarges a rounding to 1e-2, and FedCSPC's own work at the server is left out.
     """
-    changes = {"method__name": method, "federation": {"rounds": 2, "participation": 0.75}, "model": model_of(method)}
+    changes = {
+        "method__name": method,
+        "federation": {"rounds": 2, "participation": 0.75},
+        "model": lab.model_of(method),
+    }
     joined = [lab.experiment(**changes, seed=seed, engine=STACK_RUNS) for seed in SEEDS]
     found = together(*(partial(whole_run, lab, one, tmp_path / f"{one.config.seed}") for one in joined))
     with_others = [stack for stack in trained if len({seed for seed, _ in stack}) == len(SEEDS)]

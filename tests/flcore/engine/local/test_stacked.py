@@ -39,10 +39,7 @@ MODELS = {
 }
 
 
-def model_of(method: str) -> str:
-    """Batch normalisation, which is harder to stack; FedCSPC calibrates a projection."""
-    return "projection" if method == "fedcspc" else "batchnorm"
-
+TRAINED = [method for method in METHODS if method != "protolda"]  # in steps
 
 STACKED = {"stack": True}
 ENGINES = {
@@ -63,7 +60,8 @@ def captured_here(step: Callable[[], list[torch.Tensor]]) -> tuple[list[torch.Te
     return found, replay
 
 
-@pytest.fixture(params=ENGINES)
+# Only a GPU trains by recorded programs: they belong to the slow part.
+@pytest.fixture(params=["stacked", "program", pytest.param("recorded", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Ways to train that agree with one client after the other; programs are called as they are, not compiled."""
     recorded = request.param == "recorded"
@@ -110,15 +108,15 @@ def assert_close(
 @pytest.mark.parametrize(
     ("method", "model"),
     [
-        *((method, model_of(method)) for method in METHODS),
+        *((method, None) for method in TRAINED),
         *itertools.product(["fedavg", "fedproto"], ["dropout", "projection"]),
     ],
 )
 def test_one_step_of_every_method(
-    lab: Any, distance: Any, method: str, model: str, engine: dict[str, Any], tmp_path: Path
+    lab: Any, distance: Any, method: str, model: str | None, engine: dict[str, Any], tmp_path: Path
 ) -> None:
     """In round 2, so that anchors and prototypes are there: 1e-5 of each array's largest value."""
-    changes = {"method__name": method, "model": MODELS[model], "local__lr": 0.1}
+    changes = {"method__name": method, "model": MODELS[model] if model else lab.model_of(method), "local__lr": 0.1}
     before = lab.run(lab.experiment(**changes, federation__rounds=1), tmp_path / "one")
     found = [
         replies(lab, experiment, before.state, before.memory, number=2)
@@ -167,7 +165,7 @@ def test_a_turn_of_unequal_clients(lab: Any, distance: Any, variant: str, engine
 
 
 # FedPG's server makes images in many gradient steps, which turns a rounding into another image.
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "fedpg"])
+@pytest.mark.parametrize("method", [method for method in TRAINED if method != "fedpg"])
 def test_a_run_of_every_method(lab: Any, distance: Any, method: str, tmp_path: Path) -> None:
     """Two rounds of up to six steps: 1e-3 of what server and clients hold; the same participants and bytes.
 
@@ -175,7 +173,7 @@ def test_a_run_of_every_method(lab: Any, distance: Any, method: str, tmp_path: P
     more steps, from which exemplars are made: what clients gave is compared, and the server's own work left out.
     """
     changes = {"method__name": method, "federation": {"rounds": 2, "participation": 0.75}}
-    changes["model"] = MODELS[model_of(method)]
+    changes["model"] = lab.model_of(method)
     tolerance = 1e-2 if method == "fedgen" else 1e-3
     serial, stacked = (
         lab.run(experiment, tmp_path / name) for name, experiment in zip("ab", pair(lab, **changes), strict=True)

@@ -1,0 +1,445 @@
+"""ProtoLDA (ours; no paper): label-free features from summed moments, class prototypes, one shared second moment.
+
+Nothing is trained by gradients. Everything that clients send is a sum over their images, so that the model is the same
+for every division of the data, every order and any number of clients (protolda.md). Each client answers once, in legs:
+
+1. ``patch-moments``: sum and second moment of its patches. Server ``whiten``: mean m, W = U (L + ε·mean L)^(-1/2) Uᵀ
+   of the covariance ULUᵀ; K directions a_k from the run's seed.
+2. ``dictionary-1`` … ``-s``, spherical k-means: receives the filters W a_k; each patch x goes to the filter with the
+   largest |a_kᵀW(x − m)|; sends the signed sum of its patches per filter. Server ``fit-dictionary``: a_k ← the
+   whitened sums, normalised; an atom that got none stays.
+3. ``statistics``: receives the filters, sends class counts, class sums (the prototypes, before division) and the second
+   moment of its features (`flcore/models/patch_dictionary.py`). Server ``solve-head``: standardise by the summed
+   moments, w_c = (S_w + λI)⁻¹ μ_c (`flcore/prototypes/discriminant.py`).
+4. ``deliver-head``: the head goes to everybody, in the last round.
+
+With ``federation.participation: 1`` one round does it all. Otherwise the first cohort makes the dictionary, and whoever
+is sampled later and has not answered yet adds its sums; who failed may answer in a later round. In a stream of tasks a
+client answers once per task, and old tasks, being in the sums, are not forgotten. A client that is told of (``forget``)
+sends its sums once more in the last round, and they are taken off: what is left is exactly the model without it.
+
+Relatives: Coates, Lee, Ng (AISTATS 2011), Thiry et al. (ICLR 2021): the features; AFL (He et al., CVPR 2025), Fed3R
+(Fanì et al., ICML 2024): heads in closed form over pretrained features; CCVR; FedCGS (2025).
+
+Choices: W stays at the server and sums travel of patches as they are, for W is linear: W Σ±(x − m) = W(Σ±x − m Σ±1).
+The dictionary starts from Gaussian directions: no pixel leaves a client. ``balance`` weights samples by one over the
+number of their class, which clients then tell beforehand.
+
+Privacy: class sums of one image are its features, second moments of few have low rank; sums over clients are what
+secure aggregation gives. With ``noise_multiplier`` every message is noisy, see :meth:`ProtoLDA.privacy`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from flcore.errors import ConfigError
+from flcore.messages import Arrays, Count, Payload, Weights
+from flcore.methods.base import Method
+from flcore.methods.vocabulary import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
+from flcore.models.base import Backbone
+from flcore.models.patch_dictionary import PatchFeatures
+from flcore.params import Search, param
+from flcore.prototypes.dictionary import (
+    PatchMoments,
+    as_filters,
+    assigned_patches,
+    merged_moments,
+    moved_atoms,
+    patch_moments,
+    random_atoms,
+    whitening,
+)
+from flcore.prototypes.discriminant import (
+    ClassSums,
+    added,
+    class_sums,
+    cross_validated,
+    discriminant,
+    packed,
+    reweighted,
+    ridge,
+    unpacked,
+)
+from flcore.prototypes.gaussians import from_upper_triangles, upper_triangles
+from flcore.prototypes.release import clip_to_norm, privacy_spent
+from flcore.records import Payloads, Record, Slot
+from flcore.rng import torch_stream
+
+DICTIONARY = ("encoder.dictionary.weight", "encoder.dictionary.bias")
+"""The convolution's parameters, [K, C, p, p] and [K]."""
+
+FILTERS = Slot("filters", Weights)
+"""The dictionary as a convolution."""
+
+PATCH_MOMENTS = Slot("patch_moments", Arrays)
+"""Of a client's n patches: ``count`` int64 [1], ``sum`` [d], ``second`` [d(d + 1)/2]; with ``balance``
+``classes`` int64 [C]."""
+
+ASSIGNED = Slot("assigned_patches", Arrays)
+"""``sums`` [K, d]: patches by filter, with the sign of their product; ``signs`` [K]: the sums of these signs."""
+
+STATISTICS = Slot("statistics", Arrays)
+"""A client's class sums, see :func:`flcore.prototypes.discriminant.packed`."""
+
+TASK = Slot("task", Count)
+"""The task of the stream that statistics are of."""
+
+WHITENING = Slot("whitening", Arrays)
+"""At the server, float64: ``mean`` [d], ``matrix`` [d, d], ``atoms`` [K, d]."""
+
+TOTALS = Slot("totals", Arrays)
+"""At the server, float64: ``counts`` [C], ``sums`` [C, D], ``second`` [D(D + 1)/2]; ``answered`` int64 [m, 2]: the
+client and task of every answer in them."""
+
+CLASS_WEIGHTS = Slot("class_weights", Arrays)
+"""``weights`` float64 [C], of a sample by its class."""
+
+HEAD = Slot("head", Weights)
+"""The head as it is delivered."""
+
+OWN = Slot("own", Arrays)
+"""In a client's memory: ``counts`` int64 [C] of what it told, ``tasks`` int64 [m] that it answered for."""
+
+MOMENTS_LEG, STATISTICS_LEG, DELIVERY_LEG, FORGET_LEG = "patch-moments", "statistics", "deliver-head", "forget"
+
+_BLOCK = 64  # images whose patches are held at once
+
+
+@dataclass(frozen=True)
+class ProtoLDA(Method):
+    """Sums of patches, then sums of features, then one linear system."""
+
+    name: ClassVar[str] = "protolda"
+    summary: ClassVar[str] = "features from summed moments, class prototypes and one second moment, head in closed form"
+    citation: ClassVar[str] = "protofl, 2026"
+    needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {"model.name": ("patch_dictionary",)}
+
+    eps: float = param(
+        0.5,
+        "ε, added to the whitening's eigenvalues, in units of their mean",
+        above=0,
+        search=Search(0.01, 1.0, log=True),
+    )
+    steps: int = param(5, "s, steps of the dictionary's k-means; 0: random directions", low=0, search=Search(0, 20))
+    stride: int = param(3, "positions between the patches that moments and k-means look at", low=1)
+    head: Literal["discriminant", "ridge"] = param("discriminant", "Fisher's discriminant, or ridge regression")
+    shrinkage: float | None = param(
+        0.001,
+        "λ, added to the standardised covariance's diagonal; null: by generalised cross-validation",
+        above=0,
+        search=Search(1e-5, 0.3, log=True),
+    )
+    wire: Literal["float64", "float32", "float16", "int8"] = param(
+        "float16", "precision in which second moments travel; int8: of their Cholesky factor"
+    )
+    balance: bool = param(False, "weight samples by one over the size of their class", switch=True)
+    personal: Literal["none", "shares"] = param(
+        "none", "clients answer with the global head, or with their own class shares in it"
+    )
+    deliver: Literal["end", "every_round"] = param("end", "when the head goes down to clients")
+    forget: tuple[int, ...] = param((), "clients whose sums are taken off again in the last round", low=0)
+    min_count: int = param(1, "samples that a client needs of a class to tell of it", low=1)
+    clip: float = param(30.0, "largest norm of a feature, where noise is added", above=0)
+    patch_clip: float = param(10.0, "largest norm of a patch, where noise is added", above=0)
+    noise_multiplier: float = param(0.0, "Gaussian noise on every message, in units of its sensitivity; 0: none", low=0)
+    delta: float = param(1e-5, "δ of the account of noise", above=0, below=1)
+
+    def __post_init__(self) -> None:
+        """Refuse what the account of noise does not cover."""
+        if self.noise_multiplier and self.balance:
+            raise ValueError("balance tells class counts without noise; use noise_multiplier = 0 with it")
+
+    # ---- the round -----------------------------------------------------------------------------------------------
+
+    def start_server(self, setting: Setting) -> Payloads:
+        """The initial model and empty sums.
+
+        Raises:
+            ConfigError: a client to forget does not exist.
+        """
+        if self.forget and max(self.forget) >= setting.num_clients:
+            raise ConfigError(
+                f"method.forget = {max(self.forget)}: clients are numbered 0 to {setting.num_clients - 1}"
+            )
+        nothing = ClassSums.nothing(setting.num_classes, setting.feature_dim)
+        return {MODEL: setting.initial, TOTALS: _kept(nothing, torch.zeros(0, 2, dtype=torch.int64))}
+
+    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
+        """The dictionary's in the first round; statistics in every one; the head's delivery in the last, or in all."""
+        legs: list[Leg] = []
+        if round_number == 1:
+            legs.append(Leg(MOMENTS_LEG, phases=(), stages=("whiten",)))
+            steps = range(1, self.steps + 1)
+            legs += [Leg(f"dictionary-{step}", phases=(), stages=("fit-dictionary",)) for step in steps]
+        legs.append(Leg(STATISTICS_LEG, phases=(), stages=("solve-head",)))
+        last = round_number == setting.rounds
+        if last and self.forget:
+            legs.append(Leg(FORGET_LEG, who="all", phases=(), stages=("forget-clients",)))
+        if last or self.deliver == "every_round":
+            legs.append(Leg(DELIVERY_LEG, who="all" if last else "cohort", phases=(), stages=()))
+        return tuple(legs)
+
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """Filters to whom they are new; class weights where samples have any; at the end the head."""
+        if exchange.leg == MOMENTS_LEG or (exchange.leg == FORGET_LEG and client not in self.forget):
+            return {}
+        if exchange.leg == DELIVERY_LEG:
+            head = {name: value for name, value in server[MODEL].params.items() if name.startswith("head.")}
+            return {HEAD: Weights(head)}
+        if exchange.leg not in (STATISTICS_LEG, FORGET_LEG):
+            return server.only(FILTERS)
+        if bool((server[TOTALS]["answered"][:, 0] == client).any()):
+            return {}
+        return server.only(FILTERS, CLASS_WEIGHTS)
+
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        """What the leg asks for; nothing where this client has told it already."""
+        if turn.leg == DELIVERY_LEG:
+            return {}, turn.memory
+        if turn.leg == MOMENTS_LEG:
+            return {PATCH_MOMENTS: self.patch_moments(turn, *trained.images())}, turn.memory
+        if turn.leg == FORGET_LEG:
+            if turn.client not in self.forget or OWN not in turn.memory:
+                return {}, turn.memory
+            return {STATISTICS: self.statistics(turn, trained, turn.memory)}, turn.memory
+        if turn.leg != STATISTICS_LEG:
+            return {ASSIGNED: self.assigned(turn, trained.images()[0])}, turn.memory
+        task = turn.task or 0
+        own = turn.memory.get(OWN, Arrays({"counts": torch.zeros_like(turn.counts), "tasks": turn.counts[:0]}))
+        if task in own["tasks"].tolist():
+            return {}, turn.memory
+        known = Record({**turn.memory, **turn.inbox})
+        counts, tasks = own["counts"].cpu() + turn.counts.cpu(), [*own["tasks"].tolist(), task]
+        told = Arrays({"counts": counts, "tasks": torch.tensor(tasks, dtype=torch.int64)})
+        message: dict[str, Payload] = {STATISTICS: self.statistics(turn, trained, known), TASK: Count(task)}
+        return message, {**known, OWN: told}
+
+    def stages(self) -> Mapping[str, Stage]:
+        """Whitening, k-means, the head, and taking sums off again."""
+        return {
+            "whiten": self.whiten,
+            "fit-dictionary": self.fit_dictionary,
+            "solve-head": self.solve_head,
+            "forget-clients": self.forget_clients,
+        }
+
+    # ---- clients -------------------------------------------------------------------------------------------------
+
+    def patch_moments(self, turn: Turn, images: Tensor, labels: Tensor) -> Arrays:
+        """Number, sum and second moment of patches, of every ``stride``-th position of every image.
+
+        With noise: an image has L patches of norm at most ``patch_clip``; replacing it moves the scaled pair of sums by
+        at most L·√(2² + 2), second moments being positive.
+
+        Args:
+            turn: the client's. images: normalised [n, C, H, W]. labels: int64 [n].
+        """
+        moments = patch_moments(self._patches(turn.setting, images))
+        moved = math.sqrt(6) * moments.count / len(images)
+        total = moments.total + self._noise(turn, "patch sums", moments.total.shape, moved * self.patch_clip)
+        noise = self._symmetric(turn, "patch moments", len(total), moved * self.patch_clip**2)
+        arrays = {
+            "count": torch.tensor([moments.count], dtype=torch.int64),
+            "sum": self._sent(total),
+            "second": self._sent(upper_triangles(moments.second + noise)),
+        }
+        if self.balance:
+            arrays["classes"] = torch.bincount(labels, minlength=turn.setting.num_classes)
+        return Arrays(arrays)
+
+    def assigned(self, turn: Turn, images: Tensor) -> Arrays:
+        """Patches summed by the filter that answers them most, with the sign of the answer.
+
+        With noise: replacing an image moves the scaled sums of patches and signs by at most 2·√2·L.
+
+        Args:
+            turn: the client's, with the filters. images: normalised [n, C, H, W].
+        """
+        weight, bias = (turn.inbox[FILTERS].params[name] for name in DICTIONARY)
+        sums, signs = assigned_patches(self._patches(turn.setting, images), weight.flatten(1), bias)
+        if self.noise_multiplier:
+            per_image = next(iter(self._patches(turn.setting, images[:1]))).shape[2]
+            moved = 2 * math.sqrt(2) * per_image
+            sums = sums + self._noise(turn, "assigned patches", sums.shape, moved * self.patch_clip)
+            signs = signs + self._noise(turn, "assigned signs", signs.shape, moved)
+        return Arrays({"sums": self._sent(sums), "signs": self._sent(signs)})
+
+    def statistics(self, turn: Turn, trained: TrainedClient, known: Record) -> Arrays:
+        """Class sums of the client's features, as they travel.
+
+        With noise: features of norm at most ``clip``. Replacing an image's f by g moves (sums/clip, second/clip²) by at
+        most √(2 − 2c + 2 − 2c²) ≤ √4.5 for their cosine c = −½. Class counts are taken to be public.
+
+        Args:
+            turn: the client's. trained: its samples. known: what it received now and before.
+        """
+        setting = turn.setting
+        weights = Weights({**setting.initial.params, **known[FILTERS].params})
+        features, labels = trained.features(weights)
+        features, labels = features.cpu(), labels.cpu()
+        frequent = torch.bincount(labels, minlength=setting.num_classes) >= self.min_count
+        features, labels = features[frequent[labels]], labels[frequent[labels]]
+        if self.noise_multiplier:
+            features = clip_to_norm(features, self.clip)
+        own = known[CLASS_WEIGHTS]["weights"].cpu() if CLASS_WEIGHTS in known else None
+        sums = class_sums(features, labels, setting.num_classes, own)
+        if self.noise_multiplier:
+            moved = math.sqrt(4.5) * self.clip
+            noise = self._noise(turn, "class sums", sums.sums.shape, moved)
+            held = (sums.counts > 0).unsqueeze(1)
+            second = self._symmetric(turn, "second moment", setting.feature_dim, moved * self.clip)
+            sums = ClassSums(sums.counts, sums.sums + noise * held, sums.second + second)
+        return Arrays(packed(sums, self.wire))
+
+    def _patches(self, setting: Setting, images: Tensor) -> Iterator[Tensor]:
+        for block in torch.split(images, _BLOCK):
+            patches = setting.network.ask(partial(_patches_of, block, self.stride), {})
+            yield clip_to_norm(patches.mT, self.patch_clip).mT if self.noise_multiplier else patches
+
+    def _noise(self, turn: Turn, purpose: str, shape: torch.Size | tuple[int, ...], moved: float) -> Tensor | float:
+        if not self.noise_multiplier:
+            return 0.0
+        drawn = torch.randn(shape, generator=turn.stream(purpose), dtype=torch.float64)
+        return (drawn * self.noise_multiplier * moved).to(turn.setting.device)
+
+    def _symmetric(self, turn: Turn, purpose: str, dim: int, moved: float) -> Tensor | float:
+        drawn = self._noise(turn, purpose, (dim * (dim + 1) // 2,), moved)
+        return from_upper_triangles(drawn) if isinstance(drawn, Tensor) else drawn
+
+    def _sent(self, values: Tensor) -> Tensor:
+        return values if self.wire == "float64" else values.float()
+
+    # ---- the server ----------------------------------------------------------------------------------------------
+
+    def whiten(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+        """Server stage: whitening of patches, and directions to start from.
+
+        Fact: the share of the patches' variance that the ε-shrinkage leaves whitened.
+        """
+        setting, sent = exchange.setting, list(replies.of(PATCH_MOMENTS).values())
+        moments = merged_moments(
+            PatchMoments(int(own["count"]), own["sum"].double(), from_upper_triangles(own["second"].double()))
+            for own in sent
+        )
+        mean, matrix, share = whitening(moments, self.eps)
+        count = len(setting.initial.params[DICTIONARY[1]])
+        atoms = random_atoms(count, len(mean), torch_stream(setting.seed, "dictionary"))
+        made: dict[str, Payload] = _dictionary(atoms, mean, matrix, setting)
+        if self.balance:
+            sizes = torch.stack([own["classes"] for own in sent]).sum(0).double()
+            weights = torch.where(sizes > 0, sizes.sum() / (len(sizes) * sizes.clamp_min(1)), 0.0)
+            made[CLASS_WEIGHTS] = Arrays({"weights": weights})
+        return server | made, {"whitened_share": share}
+
+    def fit_dictionary(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+        """Server stage: a step of k-means.
+
+        Facts: how far atoms turned (mean of 1 − cosine), and how many got no patch.
+        """
+        sent = list(replies.of(ASSIGNED).values())
+        sums, signs = (torch.stack([own[name].double() for own in sent]).sum(0) for name in ("sums", "signs"))
+        before, mean, matrix = (server[WHITENING][name] for name in ("atoms", "mean", "matrix"))
+        atoms, stayed = moved_atoms(before, sums, signs, mean, matrix)
+        facts = {"atoms_turned": float((1 - (atoms * before).sum(1)).mean()), "empty_atoms": float(stayed.sum())}
+        return server | _dictionary(atoms, mean, matrix, exchange.setting), facts
+
+    def solve_head(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+        """Server stage: new answers join the sums, and the head is solved from them.
+
+        Facts: how many answers are in the sums, the λ that was taken, and answers that were there already.
+        """
+        before, classes = server[TOTALS], exchange.setting.num_classes
+        answered = [(client, task) for client, task in before["answered"].tolist()]
+        tasks, new, repeated = replies.of(TASK), [], 0
+        for client, statistics in replies.of(STATISTICS).items():
+            if (client, tasks[client].value) in answered:
+                repeated += 1
+                continue
+            answered.append((client, tasks[client].value))
+            new.append(statistics)
+        totals = added((unpacked(dict(own.named), classes) for own in new), _sums(before))
+        pairs = torch.tensor(answered, dtype=torch.int64).reshape(-1, 2)
+        after, facts = self._solved(server, totals, pairs, exchange.setting)
+        return after, {**facts, "repeated_answers": float(repeated)} if repeated else facts
+
+    def forget_clients(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+        """Server stage: sums of those who are forgotten are taken off, and the head is solved again."""
+        totals, pairs = _sums(server[TOTALS]), server[TOTALS]["answered"]
+        for client, statistics in replies.of(STATISTICS).items():
+            totals = totals - unpacked(dict(statistics.named), exchange.setting.num_classes)
+            pairs = pairs[pairs[:, 0] != client]
+        return self._solved(server, totals, pairs, exchange.setting)
+
+    def _solved(self, server: Record, totals: ClassSums, pairs: Tensor, setting: Setting) -> tuple[Record, Facts]:
+        facts = {"answers": float(len(pairs))}
+        model = setting.initial
+        if float(totals.counts.sum()) > 0:
+            shrinkage = cross_validated(totals, _GRID) if self.shrinkage is None else self.shrinkage
+            facts["shrinkage"] = shrinkage
+            weight, bias = (discriminant if self.head == "discriminant" else ridge)(totals, shrinkage)
+            head = {"head.weight": weight.float(), "head.bias": bias.float()}
+            model = Weights({**setting.initial.params, **server[FILTERS].params, **head})
+        return server | {MODEL: model, TOTALS: _kept(totals, pairs)}, facts
+
+    # ---- answers -------------------------------------------------------------------------------------------------
+
+    @property
+    def answers_from_memory(self) -> bool:
+        """With personal answers: a client knows its own class counts."""
+        return self.personal != "none"
+
+    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
+        """With personal answers the global head with the client's own class shares."""
+        if self.personal == "none" or OWN not in memory:
+            return None
+        model, before = server[MODEL], server[TOTALS]["counts"]
+        bias = reweighted(model.params["head.bias"], before, memory[OWN]["counts"].double())
+        return Weights({**model.params, "head.bias": bias.float()})
+
+    def privacy(self, releases: int) -> Mapping[str, Any] | None:
+        """What noise on every message costs: one release for each of the 2 + s messages of a client, once per run."""
+        if not self.noise_multiplier:
+            return None
+        messages = 2 + self.steps
+        return {
+            "epsilon": privacy_spent(self.noise_multiplier, messages, self.delta),
+            "delta": self.delta,
+            "unit": "sample",
+            "covers": "patch moments, assigned patches, class sums and second moments; not class counts",
+            "releases": messages,
+        }
+
+
+_GRID = tuple(10.0 ** (exponent / 2) for exponent in range(-10, 1))
+"""What generalised cross-validation chooses from: 1e-5 to 1, two values per decade."""
+
+
+def _patches_of(images: Tensor, stride: int, model: Backbone) -> Tensor:
+    encoder = model.encoder
+    assert isinstance(encoder, PatchFeatures)  # as `needs` says
+    return encoder.patches(images, stride)
+
+
+def _dictionary(atoms: Tensor, mean: Tensor, matrix: Tensor, setting: Setting) -> dict[str, Payload]:
+    """What the server holds of a dictionary: its parts, and the filters that travel."""
+    filters = zip(DICTIONARY, as_filters(atoms, mean, matrix), strict=True)
+    like = setting.initial.params
+    sent = {name: value.float().reshape(like[name].shape) for name, value in filters}
+    return {WHITENING: Arrays({"mean": mean, "matrix": matrix, "atoms": atoms}), FILTERS: Weights(sent)}
+
+
+def _kept(totals: ClassSums, answered: Tensor) -> Arrays:
+    second = upper_triangles(totals.second)
+    return Arrays({"counts": totals.counts, "sums": totals.sums, "second": second, "answered": answered})
+
+
+def _sums(totals: Arrays) -> ClassSums:
+    return ClassSums(totals["counts"], totals["sums"], from_upper_triangles(totals["second"]))

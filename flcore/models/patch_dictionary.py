@@ -1,0 +1,128 @@
+"""Features from a dictionary of patches: one convolution, soft thresholds, pooling (Coates, Lee, Ng, AISTATS 2011).
+
+Nothing in it needs labels: its filters may be fitted to data by moments and k-means (`flcore/methods/protolda.py`), or
+be trained by any method like another network's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flcore.models.base import Backbone
+from flcore.params import param
+
+_ROOT_OFFSET = 1e-6  # keeps the gradient of the square root finite where nothing passes the threshold
+
+
+class PatchFeatures(nn.Module):
+    """Patches of every position, their products with the filters, thresholds, means over a grid of cells.
+
+    Attributes:
+        dictionary: filters float32 [K, C, p, p] and a bias [K]: what a patch of the (normalised, where ``contrast`` is
+            given contrast-normalised) image is multiplied with.
+    """
+
+    def __init__(
+        self,
+        dictionary: nn.Conv2d,
+        grid: int,
+        threshold: float,
+        signs: Literal["absolute", "both"],
+        contrast: float | None,
+        mirror: bool,
+        root: bool,
+    ) -> None:
+        """Keep the parts; see :class:`PatchDictionary` for their meaning."""
+        super().__init__()
+        self.dictionary = dictionary
+        self.grid, self.threshold, self.signs = grid, threshold, signs
+        self.contrast, self.mirror, self.root = contrast, mirror, root
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [B, C, H, W] to features [B, D], D = K·g² or twice that with both signs."""
+        features = self._features(images)
+        return (features + self._features(images.flip(-1))) / 2 if self.mirror else features
+
+    def _features(self, images: Tensor) -> Tensor:
+        products = self.products(images)
+        if self.signs == "absolute":
+            passed = F.relu(products.abs() - self.threshold)
+        else:
+            passed = torch.cat([F.relu(products - self.threshold), F.relu(-products - self.threshold)], 1)
+        pooled = F.adaptive_avg_pool2d(passed, self.grid).flatten(1)
+        return (pooled + _ROOT_OFFSET).sqrt() if self.root else pooled
+
+    def products(self, images: Tensor) -> Tensor:
+        """Every patch times every filter, [B, K, H - p + 1, W - p + 1]."""
+        if self.contrast is None:
+            found: Tensor = self.dictionary(images)
+            return found
+        weight, bias = self.dictionary.weight, self.dictionary.bias
+        assert bias is not None
+        mean, deviation = self._contrast(images, self.contrast)
+        # (x - mean) / deviation needs no patch of its own: the mean of a patch is one number for each filter.
+        products = F.conv2d(images, weight) - mean * weight.sum((1, 2, 3)).reshape(1, -1, 1, 1)
+        return products / deviation + bias.reshape(1, -1, 1, 1)
+
+    def patches(self, images: Tensor, stride: int) -> Tensor:
+        """The patches that the filters see, of every ``stride``-th position: [B, d, L] with d = C·p²."""
+        size = self.dictionary.kernel_size[0]
+        found = F.unfold(images, size, stride=stride)
+        if self.contrast is None:
+            return found
+        mean = found.mean(1, keepdim=True)
+        variance = found.square().mean(1, keepdim=True) - mean.square()
+        return (found - mean) / (variance.clamp_min(0) + self.contrast).sqrt()
+
+    def _contrast(self, images: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of every patch, [B, 1, H - p + 1, W - p + 1]."""
+        size = self.dictionary.kernel_size[0]
+        mean, square = (
+            F.avg_pool2d(values.mean(1, keepdim=True), size, stride=1) for values in (images, images.square())
+        )
+        return mean, ((square - mean.square()).clamp_min(0) + floor).sqrt()
+
+
+@dataclass(frozen=True)
+class PatchDictionary:
+    """K filters of p×p, thresholds, g×g cells: D = K·g² features (2·K·g² with both signs), and a linear head.
+
+    With the defaults and 10 classes 111·(100 + 1) + 999·10 + 10 = 21,211 parameters for 1×28×28 images.
+    """
+
+    name: ClassVar[str] = "patch_dictionary"
+    summary: ClassVar[str] = "one convolution as a dictionary of patches, thresholds, pooling, linear head; ProtoLDA"
+    atoms: int = param(111, "K, filters of the dictionary", low=1)
+    patch: int = param(10, "p, side of a patch in pixels", low=1)
+    grid: int = param(3, "g, cells in each direction over which features are averaged", low=1)
+    threshold: float = param(0.5, "what a product with a filter must exceed to count", low=0)
+    signs: Literal["absolute", "both"] = param("absolute", "size of a product alone, or both signs apart (twice D)")
+    contrast: float | None = param(
+        None, "added to each patch's variance in its normalisation, in normalised pixels; null: none", above=0
+    )
+    mirror: bool = param(False, "features are means of those of an image and of its mirror image", switch=True)
+    root: bool = param(True, "the square root of each feature", switch=True)
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
+        """Assemble the network for images of ``shape`` (C, H, W).
+
+        Raises:
+            ValueError: a patch, or the grid over its positions, does not fit into the image.
+        """
+        positions = min(shape[1:]) - self.patch + 1
+        if positions < self.grid:
+            raise ValueError(
+                f"images of {shape[1]}x{shape[2]} have {max(positions, 0)} positions of a patch in a row; lower patch "
+                f"(now {self.patch}) or grid (now {self.grid})"
+            )
+        dictionary = nn.Conv2d(shape[0], self.atoms, self.patch)
+        encoder = PatchFeatures(
+            dictionary, self.grid, self.threshold, self.signs, self.contrast, self.mirror, self.root
+        )
+        dim = self.atoms * self.grid**2 * (1 if self.signs == "absolute" else 2)
+        return Backbone(encoder, nn.Identity(), nn.Linear(dim, num_classes))

@@ -1,0 +1,330 @@
+"""ProtoLDA: whitening and k-means by hand, what travels, and that the division of data does not matter (protolda.md).
+
+The mathematics of heads and of the wire is tested in tests/flcore/prototypes/test_discriminant.py.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.config import Config
+from flcore.errors import ConfigError
+from flcore.messages import Arrays, Weights
+from flcore.methods.protolda import (
+    ASSIGNED,
+    DICTIONARY,
+    FILTERS,
+    OWN,
+    PATCH_MOMENTS,
+    STATISTICS,
+    TOTALS,
+    WHITENING,
+    ProtoLDA,
+)
+from flcore.methods.vocabulary import MODEL, Exchange, Replies
+from flcore.prototypes.discriminant import ClassSums, discriminant
+from flcore.prototypes.gaussians import from_upper_triangles
+from flcore.records import Record
+
+# Four images of 2x1 pixels: patches of one pixel are 2, 0 | 0, 4 | 0, 4 | 0, 4.
+PIXELS, LABELS = [[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1]
+ONE_PIXEL = {"name": "patch_dictionary", "atoms": 1, "patch": 1, "grid": 1, "root": False, "threshold": 0.0}
+
+
+def by_hand(lab: Any, clients: list[list[int]], **method: Any) -> Any:
+    dataset = lab.toy_dataset(PIXELS, LABELS, None, None)
+    partition = lab.by_hand(dataset, clients, [[0, 1]] * len(clients))
+    settings = {"name": "protolda", "stride": 1, "wire": "float64", **method}
+    return lab.experiment(dataset, partition, model=ONE_PIXEL, method=settings, federation={"rounds": 1})
+
+
+def tiny(
+    lab: Any, partition: Any = None, rounds: int = 1, federation: dict[str, Any] | None = None, **method: Any
+) -> Any:
+    """Six features' atoms on the bars of the tiny data; everything exact."""
+    settings = {"name": "protolda", "wire": "float64", **method}
+    asked = {"rounds": rounds, **(federation or {})}
+    return lab.experiment(partition=partition, model=lab.model_of("protolda"), method=settings, federation=asked)
+
+
+def head(run: Any) -> tuple[Any, Any]:
+    """The head in float64, solved anew from the sums that a run ended with."""
+    totals = run.state.server[TOTALS]
+    return discriminant(ClassSums(totals["counts"], totals["sums"], from_upper_triangles(totals["second"])), 0.001)
+
+
+def close(one: Any, other: Any, tolerance: float = 1e-9) -> None:
+    for first, second in zip(head(one), head(other), strict=True):
+        assert float((first - second).abs().max() / second.abs().max()) < tolerance
+
+
+# ---- by hand -----------------------------------------------------------------------------------------------------
+
+
+def test_the_first_legs_by_hand(lab: Any) -> None:
+    """8 patches with sum 14 and squares 4 + 3·16 = 52: mean 1.75, variance 6.5 − 3.0625 = 3.4375; ε = 0.6: 5.5.
+
+    The atom is ±1, the filter ±1/√5.5, the bias ∓1.75/√5.5. Patches above the mean (2, 4, 4, 4) have the atom's sign
+    and those below (four of 0) the other one: sums ±14 of patches and 0 of signs, and the atom turns nowhere.
+    """
+    experiment = by_hand(lab, [[0], [1, 2, 3]], eps=0.6)
+    server, method = Record(experiment.method.start_server(experiment.setting)), experiment.method
+    sent = {client: lab.train(experiment, client, server=server)[0].message for client in (0, 1)}
+    assert sent[0][PATCH_MOMENTS]["count"].tolist() == [2]
+    assert [sent[k][PATCH_MOMENTS]["sum"].item() for k in (0, 1)] == [2, 12]
+    assert [sent[k][PATCH_MOMENTS]["second"].item() for k in (0, 1)] == [4, 48]
+
+    exchange = Exchange(experiment.setting, 1, "patch-moments")
+    server, facts = method.whiten(server, Replies(sent), exchange)
+    atom = server[WHITENING]["atoms"].item()
+    assert abs(atom) == 1
+    filters = server[FILTERS].params
+    assert filters["encoder.dictionary.weight"].item() == pytest.approx(atom / math.sqrt(5.5))
+    assert filters["encoder.dictionary.bias"].item() == pytest.approx(-atom * 1.75 / math.sqrt(5.5))
+    assert facts["whitened_share"] == pytest.approx(3.4375 / 5.5)
+
+    sent = {client: lab.train(experiment, client, leg=1, server=server)[0].message for client in (0, 1)}
+    assert [sent[k][ASSIGNED]["sums"].item() * atom for k in (0, 1)] == [2, 12]
+    assert [sent[k][ASSIGNED]["signs"].item() * atom for k in (0, 1)] == [0, 0]
+    after, facts = method.fit_dictionary(server, Replies(sent), exchange)
+    assert after[WHITENING]["atoms"].item() == atom
+    assert facts == {"atoms_turned": 0, "empty_atoms": 0}
+
+
+def test_an_atom_without_patches_stays(lab: Any) -> None:
+    """Atom 0 gets nothing; atom 1 two patches that are together (3, 4) beyond the mean, and becomes (0.6, 0.8)."""
+    model = {**ONE_PIXEL, "atoms": 2}
+    dataset = lab.toy_dataset(PIXELS, LABELS, None, None)
+    experiment = lab.experiment(
+        dataset, lab.by_hand(dataset, [[0], [1, 2, 3]], [[0, 1]] * 2), model=model, method={"name": "protolda"}
+    )
+    eye = torch.eye(2, dtype=torch.float64)
+    whitening = {"mean": torch.tensor([1.0, 1.0], dtype=torch.float64), "matrix": eye, "atoms": eye.clone()}
+    server = Record({WHITENING: Arrays(whitening), FILTERS: Weights({})})
+    sent = Arrays({"sums": torch.tensor([[0.0, 0.0], [5.0, 6.0]]), "signs": torch.tensor([0.0, 2.0])})
+
+    class Flat:
+        """Filters of two values."""
+
+        initial = Weights(dict(zip(DICTIONARY, (torch.zeros(2, 2, 1, 1), torch.zeros(2)), strict=True)))
+
+    exchange = Exchange(Flat(), 1, "dictionary-1")  # type: ignore[arg-type]
+    after, facts = experiment.method.fit_dictionary(server, Replies({0: {ASSIGNED: sent}}), exchange)
+    assert after[WHITENING]["atoms"].flatten().tolist() == pytest.approx([1, 0, 0.6, 0.8])
+    assert facts == {"atoms_turned": pytest.approx((0 + 1 - 0.8) / 2), "empty_atoms": 1}
+
+
+def test_the_head_is_that_of_all_features_at_once(lab: Any, tmp_path: Path) -> None:
+    """What the run ends with, from the features of all training samples under its own filters."""
+    run = lab.run(tiny(lab), tmp_path / "run")
+    experiment = tiny(lab, lab.by_hand(lab.dataset, [range(240)], [range(60)]))
+    memory = Record({FILTERS: run.state.server[FILTERS]})
+    known = lab.train(experiment, leg=6, server=run.state.server, memory=memory)
+    features = known[0].message[STATISTICS]
+    found = run.state.server[TOTALS]
+    for name in ("counts", "sums", "second"):
+        torch.testing.assert_close(found[name], features[name], rtol=1e-12, atol=1e-9)
+    weight, bias = head(run)
+    torch.testing.assert_close(run.state.server[MODEL].params["head.weight"], weight.float())
+    torch.testing.assert_close(run.state.server[MODEL].params["head.bias"], bias.float())
+    assert run.history[-1]["top1_global"] > 0.9  # bars of six columns are easy
+    assert run.history[-1]["steps"] == 0
+
+
+# ---- what sums do not see ----------------------------------------------------------------------------------------
+
+
+DIVISIONS = {
+    "one client": [range(240)],
+    "two halves, odd and even": [range(1, 240, 2), range(0, 240, 2)],
+    "24 clients": [range(start, start + 10) for start in range(0, 240, 10)],
+    "unequal": [range(3), range(3, 10), range(10, 77), range(77, 240)],
+}
+
+
+@pytest.mark.parametrize("division", DIVISIONS)
+def test_a_division_gives_the_same_model(lab: Any, division: str, tmp_path: Path) -> None:
+    """The law: dictionary and head of the Dirichlet division, of any other, to 1e-9; and the same answers."""
+    expected = lab.run(tiny(lab), tmp_path / "dirichlet")
+    parts = DIVISIONS[division]
+    order = torch.randperm(240, generator=torch.Generator().manual_seed(1)).tolist()
+    clients = [[order[index] for index in part] for part in parts]
+    other = lab.run(tiny(lab, lab.by_hand(lab.dataset, clients, [range(60)] * len(clients))), tmp_path / "other")
+    close(other, expected)
+    atoms = [run.state.server[WHITENING]["atoms"] for run in (expected, other)]
+    assert float((atoms[0] - atoms[1]).abs().max()) < 1e-9
+    assert other.history[-1]["top1_global"] == expected.history[-1]["top1_global"]
+
+
+def test_everybody_answers_once_whoever_is_sampled(lab: Any, tmp_path: Path) -> None:
+    """Half of the clients a round: nobody is counted twice, and nothing is sent by whom has answered already."""
+    experiment = tiny(lab, rounds=8, federation={"participation": 0.5})
+    run = lab.run(experiment, tmp_path / "run")
+    answered = run.state.server[TOTALS]["answered"].tolist()
+    sampled = [client for record in run.history for client in record["participants"]]
+    assert len(sampled) == 7 * 2 + 4 and set(sampled) == {0, 1, 2, 3}  # the head goes to everybody
+    assert sorted(client for client, _ in answered) == [0, 1, 2, 3]
+    assert float(run.state.server[TOTALS]["counts"].sum()) == 240
+    first = next(r["round"] for r in run.history if r["server"]["answers"] == 4)
+    kinds = ("statistics", "task", "filters")
+    counted = [{**record["bytes_up"], **record["bytes_down"]} for record in run.history]
+    after = [{kind: costs[kind] for kind in kinds} for costs in counted[first - 1 :]]
+    assert len(after) > 1 and all(costs == after[0] for costs in after)
+
+
+def test_who_fails_may_answer_later(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ProtoLDA.statistics
+    failed: list[int] = []
+
+    def failing(self: Any, turn: Any, *rest: Any) -> Any:
+        if turn.client == 2 and not failed:
+            failed.append(2)
+            raise RuntimeError("by hand")
+        return own(self, turn, *rest)
+
+    monkeypatch.setattr(ProtoLDA, "statistics", failing)
+    run = lab.run(tiny(lab, rounds=2, federation={"on_client_error": "drop"}), tmp_path / "run")
+    assert [record["server"]["answers"] for record in run.history] == [3, 4]
+    monkeypatch.undo()
+    close(run, lab.run(tiny(lab), tmp_path / "expected"))
+
+
+def test_an_answer_that_is_there_already_is_refused(lab: Any, tmp_path: Path) -> None:
+    """A server that is sent the same statistics twice keeps its sums and says so."""
+    experiment = tiny(lab)
+    run = lab.run(experiment, tmp_path / "run")
+    reply, _ = lab.train(
+        experiment, 1, leg=6, server=run.state.server, memory=Record({FILTERS: run.state.server[FILTERS]})
+    )
+    exchange = Exchange(experiment.setting, 2, "statistics")
+    after, facts = experiment.method.solve_head(run.state.server, Replies({1: reply.message}), exchange)
+    assert facts["repeated_answers"] == 1 and facts["answers"] == 4
+    assert torch.equal(after[TOTALS]["second"], run.state.server[TOTALS]["second"])
+
+
+def test_who_is_forgotten_was_never_there(lab: Any, tmp_path: Path) -> None:
+    """The head of the others alone, over the same dictionary."""
+    run = lab.run(tiny(lab, forget=[2]), tmp_path / "run")
+    alone = lab.run(tiny(lab, rounds=1), tmp_path / "all")
+    others = [client for client in range(4) if client != 2]
+    assert [client for client, _ in run.state.server[TOTALS]["answered"].tolist()] == others
+    experiment, total = tiny(lab), None
+    memory = Record({FILTERS: alone.state.server[FILTERS]})
+    for client in others:
+        sent = lab.train(experiment, client, leg=6, server=alone.state.server, memory=memory)[0].message[STATISTICS]
+        sums = torch.zeros(6, sent["sums"].shape[1], dtype=torch.float64).index_copy_(0, sent["classes"], sent["sums"])
+        counts = torch.zeros(6, dtype=torch.float64).index_copy_(0, sent["classes"], sent["counts"])
+        own = ClassSums(counts, sums, from_upper_triangles(sent["second"]))
+        total = own if total is None else total + own
+    assert total is not None
+    for found, expected in zip(head(run), discriminant(total, 0.001), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
+    with pytest.raises(ConfigError, match=r"method\.forget = 4: clients are numbered 0 to 3"):
+        lab.run(tiny(lab, forget=[4]), tmp_path / "nobody")
+
+
+# ---- traffic -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wire", "second", "rest"),
+    [
+        ("float64", 8 * 300, 8),
+        ("float32", 4 * 276 + 4 * 24, 4),
+        ("float16", 2 * 276 + 4 * 24, 4),
+        ("int8", 300 + 8 * 24, 4),
+    ],
+)
+def test_bytes_of_one_run(lab: Any, wire: str, second: int, rest: int, tmp_path: Path) -> None:
+    """K = 6 filters of d = 25, D = 24, C = 6, 4 clients: D(D + 1)/2 = 300, without the diagonal 276.
+
+    Up, each: moments 8 + (25 + 325)·w; five times (150 + 6)·w; statistics with k classes 16k + 24k·w, and the second
+    moment; a task. Down: six times filters of (150 + 6)·4, at the end a head of (6·24 + 6)·4.
+    """
+    run = lab.run(tiny(lab, wire=wire), tmp_path / "run")
+    held = sum(int((counts > 0).sum()) for counts in torch.from_numpy(lab.partition.counts))
+    up, down = run.history[-1]["bytes_up"], run.history[-1]["bytes_down"]
+    assert up == {
+        "patch_moments": 4 * (8 + 350 * rest),
+        "assigned_patches": 4 * 5 * 156 * rest,
+        "statistics": held * (16 + 24 * rest) + 4 * second,
+        "task": 4 * 8,
+    }
+    assert down == {"filters": 4 * 6 * 156 * 4, "head": 4 * 150 * 4}
+
+
+# ---- variants ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [{"wire": "int8", "shrinkage": 0.01}, {"head": "ridge"}, {"shrinkage": None}, {"balance": True}, {"steps": 0},
+     {"min_count": 3}, {"deliver": "every_round"}],
+)  # fmt: skip
+def test_variants_answer_well(lab: Any, variant: dict[str, Any], tmp_path: Path) -> None:
+    run = lab.run(tiny(lab, **variant), tmp_path / "run")
+    assert run.history[-1]["top1_global"] > 0.85
+
+
+def test_balanced_classes_weigh_the_same(lab: Any, tmp_path: Path) -> None:
+    """Each class has the weight of a sixth of all samples, however many clients hold how much of it."""
+    partition = lab.by_hand(lab.dataset, [range(100), range(100, 170)], [range(60)] * 2)
+    run = lab.run(tiny(lab, partition, balance=True), tmp_path / "run")
+    assert run.state.server[TOTALS]["counts"].tolist() == pytest.approx([170 / 6] * 6)
+
+
+def test_own_shares(lab: Any, tmp_path: Path) -> None:
+    """Client 0 has classes 0 and 1 three to one, of data with as many of all six: log ¾ + log 6 and log ¼ + log 6."""
+    labels = lab.dataset.train.labels
+    of = [(labels == label).nonzero().flatten().tolist() for label in range(6)]
+    first = of[0][:30] + of[1][:10]
+    rest = [index for index in range(240) if index not in first]
+    partition = lab.by_hand(lab.dataset, [first, rest], [range(60)] * 2)
+    experiment = tiny(lab, partition, personal="shares")
+    run = lab.run(experiment, tmp_path / "run")
+    model = experiment.method.client_model(run.state.server, 0, run.memory(0), experiment.setting)
+    shift = model.params["head.bias"] - run.state.server[MODEL].params["head.bias"]
+    assert shift[:2].tolist() == pytest.approx([math.log(0.75 * 6), math.log(0.25 * 6)], abs=1e-4)
+    assert (shift[2:] < -1000).all()
+    assert run.memory(0)[OWN]["counts"].tolist() == [30, 10, 0, 0, 0, 0]
+
+
+def test_noise_reaches_every_message_and_has_an_account(lab: Any) -> None:
+    quiet, noisy = tiny(lab), tiny(lab, noise_multiplier=5.0)
+    assert quiet.method.privacy(1) is None
+    account = noisy.method.privacy(1)
+    assert account["releases"] == 2 + 5 and account["unit"] == "sample"
+    assert 0 < account["epsilon"] < 10
+    server = {}
+    for experiment in (quiet, noisy):
+        state = Record(experiment.method.start_server(experiment.setting))
+        sent = lab.train(experiment, 0, server=state)[0].message[PATCH_MOMENTS]
+        server[experiment is noisy] = sent
+    assert not torch.equal(server[True]["sum"], server[False]["sum"])
+    assert not torch.equal(server[True]["second"], server[False]["second"])
+    with pytest.raises(ConfigError, match="balance tells class counts without noise"):
+        tiny(lab, noise_multiplier=1.0, balance=True)
+
+
+def test_it_brings_its_model_where_none_is_named(lab: Any) -> None:
+    assert Config.from_mapping({"method": {"name": "protolda"}}).model_spec.name == "patch_dictionary"
+    config = Config.from_mapping({"method": {"name": "protolda"}, "model": {"atoms": 7}})
+    assert config.to_mapping()["model"]["atoms"] == 7
+    with pytest.raises(ConfigError, match=r"^model\.name = fedgen_cnn: protolda works with patch_dictionary alone$"):
+        lab.config(method__name="protolda")
+
+
+def test_sums_of_a_stream_forget_nothing(lab: Any, tmp_path: Path) -> None:
+    """Two tasks per client in alternating rounds, met twice: in the end every sample stands in the sums once."""
+    half = [[range(start, start + 60), range(start + 60, start + 120)] for start in (0, 120)]
+    partition = lab.by_hand(lab.dataset, [range(120), range(120, 240)], [range(60)] * 2, tasks=half)
+    experiment = tiny(lab, partition, rounds=4, federation={"task_schedule": "cyclic"})
+    run = lab.run(experiment, tmp_path / "run")
+    assert [record["server"]["answers"] for record in run.history] == [2, 4, 4, 4]
+    assert sorted(run.state.server[TOTALS]["answered"].tolist()) == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert run.state.server[TOTALS]["counts"].sum() == 240
