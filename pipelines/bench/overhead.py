@@ -77,16 +77,24 @@ class Options(BenchOptions):
         peers: measure the other simulators too, in environments that are made when they are not there.
         only_peers: some of them, by name.
         engine: assignments such as ``engine.stack=true`` (or ``stack=true``), for our cases beside those without.
+        cases: some of our whole commands, beside the bare loop alone and without a look at bits; None: all.
     """
 
     rounds: int = Work.rounds
     peers: bool = False
     only_peers: tuple[str, ...] | None = None
     engine: tuple[str, ...] | None = None
+    cases: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse assignments that the engine refuses."""
+        """Refuse assignments that the engine refuses, and cases that there are not."""
         super().__post_init__()
+        for case in self.cases or ():
+            if case not in self.own:
+                known = ", ".join(self.own)
+                raise ConfigError(
+                    f"bench overhead: --cases {case}: expected some of {known}; with --engine also its own"
+                )
         if any(assignment.startswith("engine.workers=") for assignment in self.assignments):
             raise ConfigError("bench overhead: --engine workers: the cases have their own; leave it out")
         Config.from_mapping(override(_params(Work()), self.assignments))
@@ -95,6 +103,12 @@ class Options(BenchOptions):
     def assignments(self) -> tuple[str, ...]:
         """What ``engine`` says, with full keys; none where it says nothing."""
         return engine_assignments(self.engine)
+
+    @property
+    def own(self) -> dict[str, int]:
+        """Our whole commands, by number of workers: all, those with ``engine`` behind the others."""
+        engine = {f"{case}_engine": workers for case, workers in OWN.items()} if self.assignments else {}
+        return {**OWN, **engine}
 
     @property
     def named_peers(self) -> list[str]:
@@ -112,12 +126,13 @@ def measure(options: Options, bench: Bench) -> Measurement:
     # Before anything is measured: making their environments may take minutes.
     roster = Roster(options.named_peers, bench.say)
     measured = Overhead(bench, work)
-    engine = {f"{case}_engine": workers for case, workers in OWN.items()} if options.assignments else {}
+    own = {case: workers for case, workers in options.own.items() if options.cases is None or case in options.cases}
+    engine = {case: workers for case, workers in own.items() if case not in OWN}
     first = {f"{case}_first": [measured.first(case, workers, options.assignments)] for case, workers in engine.items()}
     cases: dict[str, Case] = {
         "bare": measured.bare,
-        "train": measured.train,
-        **{case: partial(measured.run, case, workers) for case, workers in OWN.items()},
+        **({"train": measured.train} if options.cases is None else {}),
+        **{case: partial(measured.run, case, workers) for case, workers in own.items() if case in OWN},
         **{case: partial(measured.run, case, workers, options.assignments) for case, workers in engine.items()},
         **{
             name: partial(roster.attempt, name, partial(measured.peer, name, python))
@@ -125,7 +140,9 @@ def measure(options: Options, bench: Bench) -> Measurement:
         },
     }
     series = bench.alternate(cases, options.repetitions)
-    bits = {**measured.own_bits(options.assignments), **measured.peers_bits(roster)}
+    bits = measured.peers_bits(roster)
+    if options.cases is None:
+        bits |= measured.own_bits(options.assignments)
     left_out = set(roster.pythons) - set(roster.measured)
     kept = {case: timings for case, timings in series.items() if case.removesuffix("_rounds") not in left_out}
     settings = {
@@ -136,12 +153,12 @@ def measure(options: Options, bench: Bench) -> Measurement:
         "peers": roster.settings(),
     }
     facts = {case: found.fact() for case, found in bits.items() if case in kept}
-    return Measurement(settings, {**kept, **first}, _ratios(kept, [*OWN, *engine], roster.measured), facts=facts)
+    return Measurement(settings, {**kept, **first}, _ratios(kept, list(own), roster.measured), facts=facts)
 
 
 def _ratios(series: Series, own: list[str], peers: list[str]) -> dict[str, float]:
     ratios = {f"{case}/bare": paired(series, case, "bare") for case in series if case != "bare"}
-    for case in ("train", *own):
+    for case in (case for case in ("train", *own) if case in series):
         shares = zip(series[case], series[f"{case}_training"], strict=True)
         ratios[f"{case} beyond its training/{case}"] = statistics.median(
             1 - training.seconds / whole.seconds for whole, training in shares

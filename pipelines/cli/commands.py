@@ -211,7 +211,18 @@ def bench(arguments: argparse.Namespace) -> int:
     from pipelines import bench as benchmarks
 
     options: tuple[str, ...] = ("rounds", "repetitions")
-    options += ("peers", "only_peers", "clients", "workers", "group_sizes", "devices", "model", "models", "scale")
+    options += (
+        "peers",
+        "only_peers",
+        "cases",
+        "clients",
+        "workers",
+        "group_sizes",
+        "devices",
+        "model",
+        "models",
+        "scale",
+    )
     options += ("methods", "seeds", "cores", "engine", "data_root", "baseline")
     given = {name: getattr(arguments, name) for name in options if getattr(arguments, name) is not None}
     result = benchmarks.run(arguments.name, given)

@@ -298,6 +298,9 @@ def _add_machine(add: _Commands) -> None:
         help="overhead: also other simulators, in environments of their own that are made in the cache folder",
     )
     measured.add_argument("--only-peers", type=names, metavar="A,B,...", help="overhead: some of them, by name")
+    measured.add_argument(
+        "--cases", type=names, metavar="A,B,...", help="overhead: some of our commands alone, such as run_2_workers"
+    )
     measured.add_argument("--clients", type=whole_numbers, metavar="N,N,...", help="population: how many clients")
     measured.add_argument(
         "--workers",

@@ -284,6 +284,9 @@ def test_which_peers_are_asked_for() -> None:
     assert Options().named_peers == []
     assert Options(peers=True).named_peers == list(PEERS)
     assert Options(only_peers=("pfl", "jax")).named_peers == ["pfl", "jax"]
+    assert list(Options(engine=("stack=true",)).own) == ["run", "run_2_workers", "run_engine", "run_2_workers_engine"]
+    with pytest.raises(ConfigError, match=r"^bench overhead: --cases run_engine: expected some of run, run_2_workers;"):
+        Options(cases=("run_engine",))
     with pytest.raises(ConfigError, match="--only-peers nobody: expected some of torch_cuda_graph, jax, fedjax, "):
         bench.run("overhead", {"only_peers": ("nobody",)})
 
