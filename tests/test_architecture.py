@@ -65,7 +65,7 @@ LIBRARY = House(
         # Words and tools that know nothing of learning; what is said in them holds everywhere above.
         ("version", "errors", "rng", "schedules", "registry", "imports", "locks", "plugin_places"),
         # Values: how parameters are declared, arrays written, records kept and counted, weights moved by a step.
-        ("params", "files", "messages", "records", "optim"),
+        ("params", "files", "messages", "records", "optim", "compression"),
         # What one model and one set of images are; a loss reads a model's answers and never the model.
         ("losses", "data", "models"),
         # What methods make of features and images, on a client or on the server.

@@ -58,6 +58,7 @@ from flcore.prototypes.dictionary import (
     whitening,
 )
 from flcore.prototypes.discriminant import (
+    GRID,
     ClassSums,
     added,
     class_sums,
@@ -365,7 +366,7 @@ class ProtoLDA(Method):
                 continue
             answered.append((client, tasks[client].value))
             new.append(statistics)
-        totals = added((unpacked(dict(own.named), classes) for own in new), _sums(before))
+        totals = added((unpacked(own.named, classes) for own in new), _sums(before))
         pairs = torch.tensor(answered, dtype=torch.int64).reshape(-1, 2)
         after, facts = self._solved(server, totals, pairs, exchange.setting)
         return after, {**facts, "repeated_answers": float(repeated)} if repeated else facts
@@ -374,7 +375,7 @@ class ProtoLDA(Method):
         """Server stage: sums of those who are forgotten are taken off, and the head is solved again."""
         totals, pairs = _sums(server[TOTALS]), server[TOTALS]["answered"]
         for client, statistics in replies.of(STATISTICS).items():
-            totals = totals - unpacked(dict(statistics.named), exchange.setting.num_classes)
+            totals = totals - unpacked(statistics.named, exchange.setting.num_classes)
             pairs = pairs[pairs[:, 0] != client]
         return self._solved(server, totals, pairs, exchange.setting)
 
@@ -382,7 +383,7 @@ class ProtoLDA(Method):
         facts = {"answers": float(len(pairs))}
         model = setting.initial
         if float(totals.counts.sum()) > 0:
-            shrinkage = cross_validated(totals, _GRID) if self.shrinkage is None else self.shrinkage
+            shrinkage = cross_validated(totals, GRID) if self.shrinkage is None else self.shrinkage
             facts["shrinkage"] = shrinkage
             weight, bias = (discriminant if self.head == "discriminant" else ridge)(totals, shrinkage)
             head = {"head.weight": weight.float(), "head.bias": bias.float()}
@@ -416,10 +417,6 @@ class ProtoLDA(Method):
             "covers": "patch moments, assigned patches, class sums and second moments; not class counts",
             "releases": messages,
         }
-
-
-_GRID = tuple(10.0 ** (exponent / 2) for exponent in range(-10, 1))
-"""What generalised cross-validation chooses from: 1e-5 to 1, two values per decade."""
 
 
 def _patches_of(images: Tensor, stride: int, model: Backbone) -> Tensor:

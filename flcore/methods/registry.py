@@ -30,6 +30,8 @@ METHODS: Registry[type[Method]] = Registry(
         "creff": "flcore.methods.creff:CReFF",
         "fedmlp": "flcore.methods.fedmlp:FedMLP",
         "fesem": "flcore.methods.fesem:FeSEM",
+        "fedavg_q": "flcore.methods.fedavg_q:FedAvgQ",
+        "lda_head": "flcore.methods.lda_head:LdaHead",
         "protolda": "flcore.methods.protolda:ProtoLDA",
     },
 )

@@ -7,7 +7,7 @@ standardisation is folded into the head, which therefore reads features as they 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +21,9 @@ Wire = Literal["float64", "float32", "float16", "int8"]
 
 Linear = tuple[Tensor, Tensor]
 """Weight float64 [C, D] and bias [C]."""
+
+GRID = tuple(10.0 ** (exponent / 2) for exponent in range(-10, 1))
+"""What :func:`cross_validated` is given to choose from: 1e-5 to 1, two values per decade."""
 
 NEVER = -1e4
 """The bias of a class without samples: no features, of whatever size, let it win."""
@@ -215,7 +218,7 @@ def packed(sums: ClassSums, wire: Wire) -> dict[str, Tensor]:
     return {**common, "correlations": _strict_upper(correlations).to(own)}
 
 
-def unpacked(arrays: dict[str, Tensor], num_classes: int) -> ClassSums:
+def unpacked(arrays: Mapping[str, Tensor], num_classes: int) -> ClassSums:
     """The inverse of :func:`packed`, to the wire's precision."""
     classes, counts = arrays["classes"], arrays["counts"]
     rows = arrays["sums"].double()

@@ -92,7 +92,7 @@ OPTIONS = {
     "status": "json",
     "down": "",
     "doctor": "",
-    "bench": "json rounds repetitions peers only-peers clients workers group-sizes devices model models scale "
+    "bench": "json rounds repetitions peers only-peers cases clients workers group-sizes devices model models scale "
     "methods seeds cores engine data-root baseline",
     "completion": "",
 }
