@@ -8,7 +8,7 @@ All state comes in and goes out as records, so that nothing of one client can re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -183,9 +183,9 @@ class _Passes:
             self._stacked[part] = stacked_part(network, self._weights, self._data, part, rows)
         return self._stacked[part][index], data.labels
 
-    def images(self, index: int) -> tuple[Tensor, Tensor]:
+    def images(self, index: int, rows: int) -> Iterator[Tensor]:
         data = self._data[index]
-        return data.block(0, len(data)), data.labels
+        return (data.block(start, min(start + rows, len(data))) for start in range(0, len(data), rows))
 
 
 class _Trained:
@@ -195,8 +195,8 @@ class _Trained:
         self._passes, self._index, self._outcome = passes, index, outcome
         self.weights, self.steps, self.num_samples = outcome.weights, outcome.steps, num_samples
 
-    def images(self) -> tuple[Tensor, Tensor]:
-        return self._passes.images(self._index)
+    def images(self, rows: int) -> Iterator[Tensor]:
+        return self._passes.images(self._index, rows)
 
     def features(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
         return self._passes.of(self._index, "features", weights)

@@ -32,7 +32,7 @@ secure aggregation gives. With ``noise_multiplier`` every message is noisy, see 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -161,7 +161,7 @@ class ProtoLDA(Method):
     # ---- the round -----------------------------------------------------------------------------------------------
 
     def start_server(self, setting: Setting) -> Payloads:
-        """The initial model and empty sums.
+        """The initial model; sums are there once somebody has answered.
 
         Raises:
             ConfigError: a client to forget does not exist.
@@ -170,8 +170,7 @@ class ProtoLDA(Method):
             raise ConfigError(
                 f"method.forget = {max(self.forget)}: clients are numbered 0 to {setting.num_clients - 1}"
             )
-        nothing = ClassSums.nothing(setting.num_classes, setting.feature_dim)
-        return {MODEL: setting.initial, TOTALS: _kept(nothing, torch.zeros(0, 2, dtype=torch.int64))}
+        return {MODEL: setting.initial}
 
     def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
         """The dictionary's in the first round; statistics in every one; the head's delivery in the last, or in all."""
@@ -197,7 +196,7 @@ class ProtoLDA(Method):
             return {HEAD: Weights(head)}
         if exchange.leg not in (STATISTICS_LEG, FORGET_LEG):
             return server.only(FILTERS)
-        if bool((server[TOTALS]["answered"][:, 0] == client).any()):
+        if TOTALS in server and bool((server[TOTALS]["answered"][:, 0] == client).any()):
             return {}
         return server.only(FILTERS, CLASS_WEIGHTS)
 
@@ -206,13 +205,13 @@ class ProtoLDA(Method):
         if turn.leg == DELIVERY_LEG:
             return {}, turn.memory
         if turn.leg == MOMENTS_LEG:
-            return {PATCH_MOMENTS: self.patch_moments(turn, *trained.images())}, turn.memory
+            return {PATCH_MOMENTS: self.patch_moments(turn, trained.images(_BLOCK))}, turn.memory
         if turn.leg == FORGET_LEG:
             if turn.client not in self.forget or OWN not in turn.memory:
                 return {}, turn.memory
-            return {STATISTICS: self.statistics(turn, trained, turn.memory)}, turn.memory
+            return self._told(turn, trained, turn.memory), turn.memory
         if turn.leg != STATISTICS_LEG:
-            return {ASSIGNED: self.assigned(turn, trained.images()[0])}, turn.memory
+            return {ASSIGNED: self.assigned(turn, trained.images(_BLOCK))}, turn.memory
         task = turn.task or 0
         own = turn.memory.get(OWN, Arrays({"counts": torch.zeros_like(turn.counts), "tasks": turn.counts[:0]}))
         if task in own["tasks"].tolist():
@@ -220,8 +219,7 @@ class ProtoLDA(Method):
         known = Record({**turn.memory, **turn.inbox})
         counts, tasks = own["counts"].cpu() + turn.counts.cpu(), [*own["tasks"].tolist(), task]
         told = Arrays({"counts": counts, "tasks": torch.tensor(tasks, dtype=torch.int64)})
-        message: dict[str, Payload] = {STATISTICS: self.statistics(turn, trained, known), TASK: Count(task)}
-        return message, {**known, OWN: told}
+        return {**self._told(turn, trained, known), TASK: Count(task)}, {**known, OWN: told}
 
     def stages(self) -> Mapping[str, Stage]:
         """Whitening, k-means, the head, and taking sums off again."""
@@ -234,17 +232,17 @@ class ProtoLDA(Method):
 
     # ---- clients -------------------------------------------------------------------------------------------------
 
-    def patch_moments(self, turn: Turn, images: Tensor, labels: Tensor) -> Arrays:
+    def patch_moments(self, turn: Turn, images: Iterable[Tensor]) -> Arrays:
         """Number, sum and second moment of patches, of every ``stride``-th position of every image.
 
         With noise: an image has L patches of norm at most ``patch_clip``; replacing it moves the scaled pair of sums by
         at most L·√(2² + 2), second moments being positive.
 
         Args:
-            turn: the client's. images: normalised [n, C, H, W]. labels: int64 [n].
+            turn: the client's. images: normalised, in blocks [n, C, H, W].
         """
         moments = patch_moments(self._patches(turn.setting, images))
-        moved = math.sqrt(6) * moments.count / len(images)
+        moved = math.sqrt(6) * moments.count / int(turn.counts.sum())
         total = moments.total + self._noise(turn, "patch sums", moments.total.shape, moved * self.patch_clip)
         noise = self._symmetric(turn, "patch moments", len(total), moved * self.patch_clip**2)
         arrays = {
@@ -253,28 +251,31 @@ class ProtoLDA(Method):
             "second": self._sent(upper_triangles(moments.second + noise)),
         }
         if self.balance:
-            arrays["classes"] = torch.bincount(labels, minlength=turn.setting.num_classes)
+            arrays["classes"] = turn.counts
         return Arrays(arrays)
 
-    def assigned(self, turn: Turn, images: Tensor) -> Arrays:
+    def assigned(self, turn: Turn, images: Iterable[Tensor]) -> Arrays:
         """Patches summed by the filter that answers them most, with the sign of the answer.
 
         With noise: replacing an image moves the scaled sums of patches and signs by at most 2·√2·L.
 
         Args:
-            turn: the client's, with the filters. images: normalised [n, C, H, W].
+            turn: the client's, with the filters. images: normalised, in blocks [n, C, H, W].
         """
         weight, bias = (turn.inbox[FILTERS].params[name] for name in DICTIONARY)
-        sums, signs = assigned_patches(self._patches(turn.setting, images), weight.flatten(1), bias)
-        if self.noise_multiplier:
-            per_image = next(iter(self._patches(turn.setting, images[:1]))).shape[2]
-            moved = 2 * math.sqrt(2) * per_image
-            sums = sums + self._noise(turn, "assigned patches", sums.shape, moved * self.patch_clip)
-            signs = signs + self._noise(turn, "assigned signs", signs.shape, moved)
+        found = assigned_patches(self._patches(turn.setting, images), weight.flatten(1), bias)
+        moved = 2 * math.sqrt(2) * found.count / int(turn.counts.sum())
+        sums = found.sums + self._noise(turn, "assigned patches", found.sums.shape, moved * self.patch_clip)
+        signs = found.signs + self._noise(turn, "assigned signs", found.signs.shape, moved)
         return Arrays({"sums": self._sent(sums), "signs": self._sent(signs)})
 
-    def statistics(self, turn: Turn, trained: TrainedClient, known: Record) -> Arrays:
-        """Class sums of the client's features, as they travel.
+    def _told(self, turn: Turn, trained: TrainedClient, known: Record) -> dict[str, Payload]:
+        """The client's class sums, or nothing where all of its classes are too rare to be told of."""
+        found = self.statistics(turn, trained, known)
+        return {} if found is None else {STATISTICS: found}
+
+    def statistics(self, turn: Turn, trained: TrainedClient, known: Record) -> Arrays | None:
+        """Class sums of the client's features, as they travel; None where no class has ``min_count`` samples.
 
         With noise: features of norm at most ``clip``. Replacing an image's f by g moves (sums/clip, second/clip²) by at
         most √(2 − 2c + 2 − 2c²) ≤ √4.5 for their cosine c = −½. Class counts are taken to be public.
@@ -283,10 +284,12 @@ class ProtoLDA(Method):
             turn: the client's. trained: its samples. known: what it received now and before.
         """
         setting = turn.setting
+        frequent = turn.counts.cpu() >= max(self.min_count, 1)
+        if not frequent.any():
+            return None
         weights = Weights({**setting.initial.params, **known[FILTERS].params})
         features, labels = trained.features(weights)
         features, labels = features.cpu(), labels.cpu()
-        frequent = torch.bincount(labels, minlength=setting.num_classes) >= self.min_count
         features, labels = features[frequent[labels]], labels[frequent[labels]]
         if self.noise_multiplier:
             features = clip_to_norm(features, self.clip)
@@ -300,8 +303,8 @@ class ProtoLDA(Method):
             sums = ClassSums(sums.counts, sums.sums + noise * held, sums.second + second)
         return Arrays(packed(sums, self.wire))
 
-    def _patches(self, setting: Setting, images: Tensor) -> Iterator[Tensor]:
-        for block in torch.split(images, _BLOCK):
+    def _patches(self, setting: Setting, images: Iterable[Tensor]) -> Iterator[Tensor]:
+        for block in images:
             patches = setting.network.ask(partial(_patches_of, block, self.stride), {})
             yield clip_to_norm(patches.mT, self.patch_clip).mT if self.noise_multiplier else patches
 
@@ -357,8 +360,8 @@ class ProtoLDA(Method):
 
         Facts: how many answers are in the sums, the λ that was taken, and answers that were there already.
         """
-        before, classes = server[TOTALS], exchange.setting.num_classes
-        answered = [(client, task) for client, task in before["answered"].tolist()]
+        totals, before = _sums(server, exchange.setting)
+        answered, classes = [(client, task) for client, task in before.tolist()], exchange.setting.num_classes
         tasks, new, repeated = replies.of(TASK), [], 0
         for client, statistics in replies.of(STATISTICS).items():
             if (client, tasks[client].value) in answered:
@@ -366,14 +369,14 @@ class ProtoLDA(Method):
                 continue
             answered.append((client, tasks[client].value))
             new.append(statistics)
-        totals = added((unpacked(own.named, classes) for own in new), _sums(before))
+        totals = added((unpacked(own.named, classes) for own in new), totals)
         pairs = torch.tensor(answered, dtype=torch.int64).reshape(-1, 2)
         after, facts = self._solved(server, totals, pairs, exchange.setting)
         return after, {**facts, "repeated_answers": float(repeated)} if repeated else facts
 
     def forget_clients(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
         """Server stage: sums of those who are forgotten are taken off, and the head is solved again."""
-        totals, pairs = _sums(server[TOTALS]), server[TOTALS]["answered"]
+        totals, pairs = _sums(server, exchange.setting)
         for client, statistics in replies.of(STATISTICS).items():
             totals = totals - unpacked(statistics.named, exchange.setting.num_classes)
             pairs = pairs[pairs[:, 0] != client]
@@ -438,5 +441,11 @@ def _kept(totals: ClassSums, answered: Tensor) -> Arrays:
     return Arrays({"counts": totals.counts, "sums": totals.sums, "second": second, "answered": answered})
 
 
-def _sums(totals: Arrays) -> ClassSums:
-    return ClassSums(totals["counts"], totals["sums"], from_upper_triangles(totals["second"]))
+def _sums(server: Record, setting: Setting) -> tuple[ClassSums, Tensor]:
+    """What the server has summed so far, and whose answers for which task are in it."""
+    if TOTALS not in server:
+        nothing = ClassSums.nothing(setting.num_classes, setting.feature_dim)
+        return nothing, torch.zeros(0, 2, dtype=torch.int64)
+    totals = server[TOTALS]
+    sums = ClassSums(totals["counts"], totals["sums"], from_upper_triangles(totals["second"]))
+    return sums, totals["answered"]

@@ -296,8 +296,8 @@ class TrainedClient(Protocol):
     def steps(self) -> int:
         """Mini-batches trained on in this leg."""
 
-    def images(self) -> tuple[Tensor, Tensor]:
-        """All training samples: normalised images [n, C, H, W] without augmentation, and labels [n]."""
+    def images(self, rows: int) -> Iterator[Tensor]:
+        """All training images, in blocks of ``rows``: normalised [rows, C, H, W], without augmentation."""
 
     def features(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
         """Features [n, d] and labels [n] of all training samples: evaluation mode, no augmentation, no gradient.

@@ -78,25 +78,39 @@ def as_filters(atoms: Tensor, mean: Tensor, matrix: Tensor) -> tuple[Tensor, Ten
     return rows, -(rows @ mean)
 
 
-def assigned_patches(blocks: Iterable[Tensor], filters: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class AssignedPatches:
+    """Patches summed by the filter that they go to.
+
+    Attributes:
+        count: how many patches.
+        sums: float64 [K, d], with the sign of their product.
+        signs: float64 [K], the sums of these signs.
+    """
+
+    count: int
+    sums: Tensor
+    signs: Tensor
+
+
+def assigned_patches(blocks: Iterable[Tensor], filters: Tensor, bias: Tensor) -> AssignedPatches:
     """Each patch goes to the filter with the largest product in size, with that product's sign.
 
     Args:
         blocks: patches by image, float32 [n, d, L] each.
         filters: float32 [K, d]. bias: float32 [K].
-
-    Returns:
-        Signed sums of patches by filter, float64 [K, d], and the sums of signs, float64 [K].
     """
+    count = 0
     sums = torch.zeros_like(filters, dtype=torch.float64)
     signs = torch.zeros_like(bias, dtype=torch.float64)
     for patches in blocks:
+        count += len(patches) * patches.shape[2]
         products = torch.bmm(filters.expand(len(patches), *filters.shape), patches) + bias.unsqueeze(1)
         largest = products.abs().argmax(1)
         sign = products.gather(1, largest.unsqueeze(1)).sign()
         sums.index_add_(0, largest.flatten(), (patches * sign).mT.flatten(0, 1).double())
         signs.index_add_(0, largest.flatten(), sign.flatten().double())
-    return sums, signs
+    return AssignedPatches(count, sums, signs)
 
 
 def moved_atoms(atoms: Tensor, sums: Tensor, signs: Tensor, mean: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:

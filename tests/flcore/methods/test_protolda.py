@@ -319,6 +319,14 @@ def test_it_brings_its_model_where_none_is_named(lab: Any) -> None:
         lab.config(method__name="protolda")
 
 
+def test_who_has_too_little_of_every_class_tells_nothing(lab: Any, tmp_path: Path) -> None:
+    """Client 0 has one sample; the others tell of all of theirs."""
+    partition = lab.by_hand(lab.dataset, [[0], range(1, 120), range(120, 240)], [range(60)] * 3)
+    run = lab.run(tiny(lab, partition, min_count=2), tmp_path / "run")
+    assert [client for client, _ in run.state.server[TOTALS]["answered"].tolist()] == [1, 2]
+    assert run.state.server[TOTALS]["counts"].sum() == 239
+
+
 def test_sums_of_a_stream_forget_nothing(lab: Any, tmp_path: Path) -> None:
     """Two tasks per client in alternating rounds, met twice: in the end every sample stands in the sums once."""
     half = [[range(start, start + 60), range(start + 60, start + 120)] for start in (0, 120)]
