@@ -276,7 +276,11 @@ class Lab:
     @staticmethod
     def model_of(method: str) -> dict[str, Any]:
         """Batch normalisation, which is harder to get right, but where a method needs another model."""
-        return dict({"fedcspc": PROJECTED, "protolda": PATCHES}.get(method, {"name": "fedgen_cnn", "feature_dim": 8}))
+        return dict(
+            {"fedcspc": PROJECTED, "protolda": PATCHES, "protolda_blocks": PATCHES}.get(
+                method, {"name": "fedgen_cnn", "feature_dim": 8}
+            )
+        )
 
     def __init__(self, prepared: Path, partition: Path) -> None:
         self.prepared, self.partition_folder = prepared, partition

@@ -3,11 +3,7 @@
 Nothing is trained by gradients. Everything that clients send is a sum over their images, so that the model is the same
 for every division of the data, every order and any number of clients (protolda.md). Each client answers once, in legs:
 
-1. ``patch-moments``: sum and second moment of its patches. Server ``whiten``: mean m, W = U (L + ε·mean L)^(-1/2) Uᵀ
-   of the covariance ULUᵀ; K directions a_k from the run's seed.
-2. ``dictionary-1`` … ``-s``, spherical k-means: receives the filters W a_k; each patch x goes to the filter with the
-   largest |a_kᵀW(x − m)|; sends the signed sum of its patches per filter. Server ``fit-dictionary``: a_k ← the
-   whitened sums, normalised; an atom that got none stays.
+1. ``patch-moments``, 2. ``dictionary-1`` … ``-s``: a whitened dictionary (`flcore/methods/patch_sums.py`).
 3. ``statistics``: receives the filters, sends class counts, class sums (the prototypes, before division) and the second
    moment of its features (`flcore/models/patch_dictionary.py`). Server ``solve-head``: standardise by the summed
    moments, w_c = (S_w + λI)⁻¹ μ_c (`flcore/prototypes/discriminant.py`).
@@ -21,9 +17,7 @@ sends its sums once more in the last round, and they are taken off: what is left
 Relatives: Coates, Lee, Ng (AISTATS 2011), Thiry et al. (ICLR 2021): the features; AFL (He et al., CVPR 2025), Fed3R
 (Fanì et al., ICML 2024): heads in closed form over pretrained features; CCVR; FedCGS (2025).
 
-Choices: W stays at the server and sums travel of patches as they are, for W is linear: W Σ±(x − m) = W(Σ±x − m Σ±1).
-The dictionary starts from Gaussian directions: no pixel leaves a client. ``balance`` weights samples by one over the
-number of their class, which clients then tell beforehand.
+Choice: ``balance`` weights samples by one over the number of their class, which clients then tell beforehand.
 
 Privacy: class sums of one image are its features, second moments of few have low rank; sums over clients are what
 secure aggregation gives. With ``noise_multiplier`` every message is noisy, see :meth:`ProtoLDA.privacy`.
@@ -32,9 +26,8 @@ secure aggregation gives. With ``noise_multiplier`` every message is noisy, see 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -42,21 +35,9 @@ from torch import Tensor
 
 from flcore.errors import ConfigError
 from flcore.messages import Arrays, Count, Payload, Weights
-from flcore.methods.base import Method
+from flcore.methods.patch_sums import CLASS_WEIGHTS, FILTERS, PatchSums
 from flcore.methods.vocabulary import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
-from flcore.models.base import Backbone
-from flcore.models.patch_dictionary import PatchFeatures
 from flcore.params import Search, param
-from flcore.prototypes.dictionary import (
-    PatchMoments,
-    as_filters,
-    assigned_patches,
-    merged_moments,
-    moved_atoms,
-    patch_moments,
-    random_atoms,
-    whitening,
-)
 from flcore.prototypes.discriminant import (
     GRID,
     ClassSums,
@@ -70,22 +51,8 @@ from flcore.prototypes.discriminant import (
     unpacked,
 )
 from flcore.prototypes.gaussians import from_upper_triangles, upper_triangles
-from flcore.prototypes.release import clip_to_norm, privacy_spent
+from flcore.prototypes.release import clip_to_norm
 from flcore.records import Payloads, Record, Slot
-from flcore.rng import torch_stream
-
-DICTIONARY = ("encoder.dictionary.weight", "encoder.dictionary.bias")
-"""The convolution's parameters, [K, C, p, p] and [K]."""
-
-FILTERS = Slot("filters", Weights)
-"""The dictionary as a convolution."""
-
-PATCH_MOMENTS = Slot("patch_moments", Arrays)
-"""Of a client's n patches: ``count`` int64 [1], ``sum`` [d], ``second`` [d(d + 1)/2]; with ``balance``
-``classes`` int64 [C]."""
-
-ASSIGNED = Slot("assigned_patches", Arrays)
-"""``sums`` [K, d]: patches by filter, with the sign of their product; ``signs`` [K]: the sums of these signs."""
 
 STATISTICS = Slot("statistics", Arrays)
 """A client's class sums, see :func:`flcore.prototypes.discriminant.packed`."""
@@ -93,15 +60,9 @@ STATISTICS = Slot("statistics", Arrays)
 TASK = Slot("task", Count)
 """The task of the stream that statistics are of."""
 
-WHITENING = Slot("whitening", Arrays)
-"""At the server, float64: ``mean`` [d], ``matrix`` [d, d], ``atoms`` [K, d]."""
-
 TOTALS = Slot("totals", Arrays)
 """At the server, float64: ``counts`` [C], ``sums`` [C, D], ``second`` [D(D + 1)/2]; ``answered`` int64 [m, 2]: the
 client and task of every answer in them."""
-
-CLASS_WEIGHTS = Slot("class_weights", Arrays)
-"""``weights`` float64 [C], of a sample by its class."""
 
 HEAD = Slot("head", Weights)
 """The head as it is delivered."""
@@ -109,28 +70,17 @@ HEAD = Slot("head", Weights)
 OWN = Slot("own", Arrays)
 """In a client's memory: ``counts`` int64 [C] of what it told, ``tasks`` int64 [m] that it answered for."""
 
-MOMENTS_LEG, STATISTICS_LEG, DELIVERY_LEG, FORGET_LEG = "patch-moments", "statistics", "deliver-head", "forget"
-
-_BLOCK = 64  # images whose patches are held at once
+STATISTICS_LEG, DELIVERY_LEG, FORGET_LEG = "statistics", "deliver-head", "forget"
 
 
 @dataclass(frozen=True)
-class ProtoLDA(Method):
+class ProtoLDA(PatchSums):
     """Sums of patches, then sums of features, then one linear system."""
 
     name: ClassVar[str] = "protolda"
     summary: ClassVar[str] = "features from summed moments, class prototypes and one second moment, head in closed form"
     citation: ClassVar[str] = "protofl, 2026"
-    needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {"model.name": ("patch_dictionary",)}
 
-    eps: float = param(
-        0.5,
-        "ε, added to the whitening's eigenvalues, in units of their mean",
-        above=0,
-        search=Search(0.01, 1.0, log=True),
-    )
-    steps: int = param(5, "s, steps of the dictionary's k-means; 0: random directions", low=0, search=Search(0, 20))
-    stride: int = param(3, "positions between the patches that moments and k-means look at", low=1)
     head: Literal["discriminant", "ridge"] = param("discriminant", "Fisher's discriminant, or ridge regression")
     shrinkage: float | None = param(
         0.001,
@@ -138,10 +88,6 @@ class ProtoLDA(Method):
         above=0,
         search=Search(1e-5, 0.3, log=True),
     )
-    wire: Literal["float64", "float32", "float16", "int8"] = param(
-        "float16", "precision in which second moments travel; int8: of their Cholesky factor"
-    )
-    balance: bool = param(False, "weight samples by one over the size of their class", switch=True)
     personal: Literal["none", "shares"] = param(
         "none", "clients answer with the global head, or with their own class shares in it"
     )
@@ -149,14 +95,6 @@ class ProtoLDA(Method):
     forget: tuple[int, ...] = param((), "clients whose sums are taken off again in the last round", low=0)
     min_count: int = param(1, "samples that a client needs of a class to tell of it", low=1)
     clip: float = param(30.0, "largest norm of a feature, where noise is added", above=0)
-    patch_clip: float = param(10.0, "largest norm of a patch, where noise is added", above=0)
-    noise_multiplier: float = param(0.0, "Gaussian noise on every message, in units of its sensitivity; 0: none", low=0)
-    delta: float = param(1e-5, "δ of the account of noise", above=0, below=1)
-
-    def __post_init__(self) -> None:
-        """Refuse what the account of noise does not cover."""
-        if self.noise_multiplier and self.balance:
-            raise ValueError("balance tells class counts without noise; use noise_multiplier = 0 with it")
 
     # ---- the round -----------------------------------------------------------------------------------------------
 
@@ -174,11 +112,7 @@ class ProtoLDA(Method):
 
     def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
         """The dictionary's in the first round; statistics in every one; the head's delivery in the last, or in all."""
-        legs: list[Leg] = []
-        if round_number == 1:
-            legs.append(Leg(MOMENTS_LEG, phases=(), stages=("whiten",)))
-            steps = range(1, self.steps + 1)
-            legs += [Leg(f"dictionary-{step}", phases=(), stages=("fit-dictionary",)) for step in steps]
+        legs = list(self.dictionary_legs() if round_number == 1 else ())
         legs.append(Leg(STATISTICS_LEG, phases=(), stages=("solve-head",)))
         last = round_number == setting.rounds
         if last and self.forget:
@@ -189,13 +123,13 @@ class ProtoLDA(Method):
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """Filters to whom they are new; class weights where samples have any; at the end the head."""
-        if exchange.leg == MOMENTS_LEG or (exchange.leg == FORGET_LEG and client not in self.forget):
+        if exchange.leg == FORGET_LEG and client not in self.forget:
             return {}
         if exchange.leg == DELIVERY_LEG:
             head = {name: value for name, value in server[MODEL].params.items() if name.startswith("head.")}
             return {HEAD: Weights(head)}
         if exchange.leg not in (STATISTICS_LEG, FORGET_LEG):
-            return server.only(FILTERS)
+            return super().broadcast(server, client, exchange)
         if TOTALS in server and bool((server[TOTALS]["answered"][:, 0] == client).any()):
             return {}
         return server.only(FILTERS, CLASS_WEIGHTS)
@@ -204,14 +138,12 @@ class ProtoLDA(Method):
         """What the leg asks for; nothing where this client has told it already."""
         if turn.leg == DELIVERY_LEG:
             return {}, turn.memory
-        if turn.leg == MOMENTS_LEG:
-            return {PATCH_MOMENTS: self.patch_moments(turn, trained.images(_BLOCK))}, turn.memory
         if turn.leg == FORGET_LEG:
             if turn.client not in self.forget or OWN not in turn.memory:
                 return {}, turn.memory
             return self._told(turn, trained, turn.memory), turn.memory
         if turn.leg != STATISTICS_LEG:
-            return {ASSIGNED: self.assigned(turn, trained.images(_BLOCK))}, turn.memory
+            return super().reply(turn, trained)
         task = turn.task or 0
         own = turn.memory.get(OWN, Arrays({"counts": torch.zeros_like(turn.counts), "tasks": turn.counts[:0]}))
         if task in own["tasks"].tolist():
@@ -223,51 +155,9 @@ class ProtoLDA(Method):
 
     def stages(self) -> Mapping[str, Stage]:
         """Whitening, k-means, the head, and taking sums off again."""
-        return {
-            "whiten": self.whiten,
-            "fit-dictionary": self.fit_dictionary,
-            "solve-head": self.solve_head,
-            "forget-clients": self.forget_clients,
-        }
+        return {**super().stages(), "solve-head": self.solve_head, "forget-clients": self.forget_clients}
 
     # ---- clients -------------------------------------------------------------------------------------------------
-
-    def patch_moments(self, turn: Turn, images: Iterable[Tensor]) -> Arrays:
-        """Number, sum and second moment of patches, of every ``stride``-th position of every image.
-
-        With noise: an image has L patches of norm at most ``patch_clip``; replacing it moves the scaled pair of sums by
-        at most L·√(2² + 2), second moments being positive.
-
-        Args:
-            turn: the client's. images: normalised, in blocks [n, C, H, W].
-        """
-        moments = patch_moments(self._patches(turn.setting, images))
-        moved = math.sqrt(6) * moments.count / int(turn.counts.sum())
-        total = moments.total + self._noise(turn, "patch sums", moments.total.shape, moved * self.patch_clip)
-        noise = self._symmetric(turn, "patch moments", len(total), moved * self.patch_clip**2)
-        arrays = {
-            "count": torch.tensor([moments.count], dtype=torch.int64),
-            "sum": self._sent(total),
-            "second": self._sent(upper_triangles(moments.second + noise)),
-        }
-        if self.balance:
-            arrays["classes"] = turn.counts
-        return Arrays(arrays)
-
-    def assigned(self, turn: Turn, images: Iterable[Tensor]) -> Arrays:
-        """Patches summed by the filter that answers them most, with the sign of the answer.
-
-        With noise: replacing an image moves the scaled sums of patches and signs by at most 2·√2·L.
-
-        Args:
-            turn: the client's, with the filters. images: normalised, in blocks [n, C, H, W].
-        """
-        weight, bias = (turn.inbox[FILTERS].params[name] for name in DICTIONARY)
-        found = assigned_patches(self._patches(turn.setting, images), weight.flatten(1), bias)
-        moved = 2 * math.sqrt(2) * found.count / int(turn.counts.sum())
-        sums = found.sums + self._noise(turn, "assigned patches", found.sums.shape, moved * self.patch_clip)
-        signs = found.signs + self._noise(turn, "assigned signs", found.signs.shape, moved)
-        return Arrays({"sums": self._sent(sums), "signs": self._sent(signs)})
 
     def _told(self, turn: Turn, trained: TrainedClient, known: Record) -> dict[str, Payload]:
         """The client's class sums, or nothing where all of its classes are too rare to be told of."""
@@ -303,57 +193,7 @@ class ProtoLDA(Method):
             sums = ClassSums(sums.counts, sums.sums + noise * held, sums.second + second)
         return Arrays(packed(sums, self.wire))
 
-    def _patches(self, setting: Setting, images: Iterable[Tensor]) -> Iterator[Tensor]:
-        for block in images:
-            patches = setting.network.ask(partial(_patches_of, block, self.stride), {})
-            yield clip_to_norm(patches.mT, self.patch_clip).mT if self.noise_multiplier else patches
-
-    def _noise(self, turn: Turn, purpose: str, shape: torch.Size | tuple[int, ...], moved: float) -> Tensor | float:
-        if not self.noise_multiplier:
-            return 0.0
-        drawn = torch.randn(shape, generator=turn.stream(purpose), dtype=torch.float64)
-        return (drawn * self.noise_multiplier * moved).to(turn.setting.device)
-
-    def _symmetric(self, turn: Turn, purpose: str, dim: int, moved: float) -> Tensor | float:
-        drawn = self._noise(turn, purpose, (dim * (dim + 1) // 2,), moved)
-        return from_upper_triangles(drawn) if isinstance(drawn, Tensor) else drawn
-
-    def _sent(self, values: Tensor) -> Tensor:
-        return values if self.wire == "float64" else values.float()
-
     # ---- the server ----------------------------------------------------------------------------------------------
-
-    def whiten(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
-        """Server stage: whitening of patches, and directions to start from.
-
-        Fact: the share of the patches' variance that the ε-shrinkage leaves whitened.
-        """
-        setting, sent = exchange.setting, list(replies.of(PATCH_MOMENTS).values())
-        moments = merged_moments(
-            PatchMoments(int(own["count"]), own["sum"].double(), from_upper_triangles(own["second"].double()))
-            for own in sent
-        )
-        mean, matrix, share = whitening(moments, self.eps)
-        count = len(setting.initial.params[DICTIONARY[1]])
-        atoms = random_atoms(count, len(mean), torch_stream(setting.seed, "dictionary"))
-        made: dict[str, Payload] = _dictionary(atoms, mean, matrix, setting)
-        if self.balance:
-            sizes = torch.stack([own["classes"] for own in sent]).sum(0).double()
-            weights = torch.where(sizes > 0, sizes.sum() / (len(sizes) * sizes.clamp_min(1)), 0.0)
-            made[CLASS_WEIGHTS] = Arrays({"weights": weights})
-        return server | made, {"whitened_share": share}
-
-    def fit_dictionary(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
-        """Server stage: a step of k-means.
-
-        Facts: how far atoms turned (mean of 1 − cosine), and how many got no patch.
-        """
-        sent = list(replies.of(ASSIGNED).values())
-        sums, signs = (torch.stack([own[name].double() for own in sent]).sum(0) for name in ("sums", "signs"))
-        before, mean, matrix = (server[WHITENING][name] for name in ("atoms", "mean", "matrix"))
-        atoms, stayed = moved_atoms(before, sums, signs, mean, matrix)
-        facts = {"atoms_turned": float((1 - (atoms * before).sum(1)).mean()), "empty_atoms": float(stayed.sum())}
-        return server | _dictionary(atoms, mean, matrix, exchange.setting), facts
 
     def solve_head(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
         """Server stage: new answers join the sums, and the head is solved from them.
@@ -410,30 +250,7 @@ class ProtoLDA(Method):
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
         """What noise on every message costs: one release for each of the 2 + s messages of a client, once per run."""
-        if not self.noise_multiplier:
-            return None
-        messages = 2 + self.steps
-        return {
-            "epsilon": privacy_spent(self.noise_multiplier, messages, self.delta),
-            "delta": self.delta,
-            "unit": "sample",
-            "covers": "patch moments, assigned patches, class sums and second moments; not class counts",
-            "releases": messages,
-        }
-
-
-def _patches_of(images: Tensor, stride: int, model: Backbone) -> Tensor:
-    encoder = model.encoder
-    assert isinstance(encoder, PatchFeatures)  # as `needs` says
-    return encoder.patches(images, stride)
-
-
-def _dictionary(atoms: Tensor, mean: Tensor, matrix: Tensor, setting: Setting) -> dict[str, Payload]:
-    """What the server holds of a dictionary: its parts, and the filters that travel."""
-    filters = zip(DICTIONARY, as_filters(atoms, mean, matrix), strict=True)
-    like = setting.initial.params
-    sent = {name: value.float().reshape(like[name].shape) for name, value in filters}
-    return {WHITENING: Arrays({"mean": mean, "matrix": matrix, "atoms": atoms}), FILTERS: Weights(sent)}
+        return self.account(1, "class sums and second moments")
 
 
 def _kept(totals: ClassSums, answered: Tensor) -> Arrays:

@@ -33,5 +33,6 @@ METHODS: Registry[type[Method]] = Registry(
         "fedavg_q": "flcore.methods.fedavg_q:FedAvgQ",
         "lda_head": "flcore.methods.lda_head:LdaHead",
         "protolda": "flcore.methods.protolda:ProtoLDA",
+        "protolda_blocks": "flcore.methods.protolda_blocks:ProtoLDABlocks",
     },
 )

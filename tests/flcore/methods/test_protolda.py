@@ -15,17 +15,8 @@ import torch
 from flcore.config import Config
 from flcore.errors import ConfigError
 from flcore.messages import Arrays, Weights
-from flcore.methods.protolda import (
-    ASSIGNED,
-    DICTIONARY,
-    FILTERS,
-    OWN,
-    PATCH_MOMENTS,
-    STATISTICS,
-    TOTALS,
-    WHITENING,
-    ProtoLDA,
-)
+from flcore.methods.patch_sums import ASSIGNED, DICTIONARY, FILTERS, PATCH_MOMENTS, WHITENING
+from flcore.methods.protolda import OWN, STATISTICS, TOTALS, ProtoLDA
 from flcore.methods.vocabulary import MODEL, Exchange, Replies
 from flcore.prototypes.discriminant import ClassSums, discriminant
 from flcore.prototypes.gaussians import from_upper_triangles

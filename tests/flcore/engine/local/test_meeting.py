@@ -40,12 +40,12 @@ Stack = list[tuple[int, int]]
 
 
 def every_method(*but: str) -> list[Any]:
-    """All methods that train; what is not here for its own sake belongs to the slow part."""
+    """All methods that train, but for one that makes a step of a rounding; most belong to the slow part."""
     slow = (pytest.mark.slow,)
     return [
         pytest.param(method, marks=() if method in ("local", "fedavg", "fedproto") else slow)
         for method in METHODS
-        if method not in (*but, "protolda")
+        if method not in (*but, "fedavg_q", "protolda", "protolda_blocks")
     ]
 
 

@@ -1,0 +1,160 @@
+"""ProtoLDA where a second moment does not fit the budget: the head from products with it (ours; protolda.md section 3).
+
+The features are ProtoLDA's. Instead of the second moment, D(D + 1)/2 numbers, clients send
+
+3. ``statistics``: class counts, class sums and the diagonal of the second moment. Server ``begin-basis``: standardise;
+   the first block of directions spans the class means.
+4. ``products-1`` … ``-m``: receive C directions U, send Σ f (fᵀU). Server ``extend-basis``: the head that is best over
+   all directions so far (`flcore/prototypes/krylov.py`); what it leaves is the next block.
+5. ``deliver-head``.
+
+Everybody answers in the first round, whoever is sampled; later rounds change nothing. A block costs 2·D·C numbers per
+client: at D = 6,400 and C = 10 some 160 of them cost what the second moment does in float32. Clients compute their
+features anew for every block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from flcore.errors import ConfigError
+from flcore.messages import Arrays, Weights
+from flcore.methods.patch_sums import FILTERS, PatchSums
+from flcore.methods.vocabulary import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
+from flcore.params import Search, param
+from flcore.prototypes.krylov import Margins, directions, head, next_block, solved, standardised_products
+from flcore.records import Payloads, Record, Slot
+
+MARGINS = Slot("margins", Arrays)
+"""``counts`` int64 [C], ``sums`` [C, D], ``squares`` [D]; of one client, at the server (float64) of all."""
+
+BLOCK = Slot("block", Arrays)
+"""``vectors`` [D, k]: directions for features as they are."""
+
+PRODUCTS = Slot("products", Arrays)
+"""A client's ``products`` [D, k] of its second moment with the block."""
+
+BASIS = Slot("basis", Arrays)
+"""At the server, float64: ``basis`` and ``products`` [D, m], of standardised features; ``first`` [1], a size."""
+
+HEAD = Slot("head", Weights)
+"""The head as it is delivered."""
+
+STATISTICS_LEG, DELIVERY_LEG = "statistics", "deliver-head"
+
+
+@dataclass(frozen=True)
+class ProtoLDABlocks(PatchSums):
+    """Sums of patches, then products with the second moment of features, block by block."""
+
+    name: ClassVar[str] = "protolda_blocks"
+    summary: ClassVar[str] = "ProtoLDA with many features: the head from products with their second moment"
+    citation: ClassVar[str] = "protofl, 2026"
+
+    exchanges: int = param(18, "m, blocks of directions that are exchanged", low=1, search=Search(4, 40, log=True))
+    shrinkage: float = param(
+        0.001, "λ, added to the standardised covariance's diagonal", above=0, search=Search(1e-5, 0.3, log=True)
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what is not built."""
+        super().__post_init__()
+        if self.noise_multiplier or self.balance:
+            raise ValueError("noise and balance are protolda's; use it, or noise_multiplier = 0 and balance = false")
+
+    def start_server(self, setting: Setting) -> Payloads:
+        """The initial model."""
+        return {MODEL: setting.initial}
+
+    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
+        """All in the first round, for everybody; the delivery alone in later ones."""
+        delivery = Leg(DELIVERY_LEG, who="all", phases=(), stages=())
+        if round_number > 1:
+            return (delivery,)
+        blocks = range(1, self.exchanges + 1)
+        return (
+            *(replace(leg, who="all") for leg in self.dictionary_legs()),
+            Leg(STATISTICS_LEG, who="all", phases=(), stages=("begin-basis",)),
+            *(Leg(f"products-{number}", who="all", phases=(), stages=("extend-basis",)) for number in blocks),
+            delivery,
+        )
+
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """Filters, then directions, at the end the head."""
+        if exchange.leg == DELIVERY_LEG:
+            if exchange.round > 1:
+                return {}
+            return {HEAD: Weights({name: server[MODEL].params[name] for name in ("head.weight", "head.bias")})}
+        if exchange.leg.startswith("products-"):
+            return server.only(BLOCK)
+        return super().broadcast(server, client, exchange)
+
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        """Sums of patches, then of features, then products.
+
+        Raises:
+            ConfigError: data change; a client is asked once.
+        """
+        if turn.task is not None:
+            raise ConfigError("method.name = protolda_blocks: it asks everybody once; use protolda for task streams")
+        if turn.leg == DELIVERY_LEG:
+            return {}, turn.memory
+        if turn.leg == STATISTICS_LEG:
+            features, labels = self._features(turn, trained, turn.inbox[FILTERS])
+            sums = features.new_zeros(turn.setting.num_classes, features.shape[1]).index_add_(0, labels, features)
+            own = {"sums": self._sent(sums), "squares": self._sent(features.square().sum(0))}
+            return {MARGINS: Arrays({"counts": turn.counts, **own})}, turn.inbox.only(FILTERS)
+        if not turn.leg.startswith("products-"):
+            return super().reply(turn, trained)
+        vectors = turn.inbox[BLOCK]["vectors"].cpu().double()
+        if vectors.shape[1] == 0:
+            return {PRODUCTS: Arrays({"products": self._sent(vectors)})}, turn.memory
+        features, _ = self._features(turn, trained, turn.memory[FILTERS])
+        return {PRODUCTS: Arrays({"products": self._sent(features.mT @ (features @ vectors))})}, turn.memory
+
+    def _features(self, turn: Turn, trained: TrainedClient, filters: Weights) -> tuple[Tensor, Tensor]:
+        features, labels = trained.features(Weights({**turn.setting.initial.params, **filters.params}))
+        return features.cpu().double(), labels.cpu()
+
+    def stages(self) -> Mapping[str, Stage]:
+        """Whitening, k-means, and the head's."""
+        return {**super().stages(), "begin-basis": self.begin_basis, "extend-basis": self.extend_basis}
+
+    def begin_basis(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+        """Server stage: sums over clients; the first block."""
+        sent = list(replies.of(MARGINS).values())
+        totals = {name: torch.stack([own[name].double() for own in sent]).sum(0) for name in sent[0].named}
+        margins = Margins(**totals)
+        first = float(torch.linalg.matrix_norm(margins.class_means, 2))
+        none = torch.zeros(margins.sums.shape[1], 0, dtype=torch.float64)
+        block = self._sent(directions(next_block(none, margins.class_means.mT, first), margins))
+        basis = {"basis": none, "products": none, "first": torch.tensor([first], dtype=torch.float64)}
+        return server | {MARGINS: Arrays(totals), BLOCK: Arrays({"vectors": block}), BASIS: Arrays(basis)}, {}
+
+    def extend_basis(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+        """Server stage: the head over all directions so far, and the next block.
+
+        Facts: the residual's size in units of the first one, and how many directions there are.
+        """
+        margins, before = Margins(**server[MARGINS].named), server[BASIS]
+        vectors = server[BLOCK]["vectors"].double()
+        summed = torch.stack([own["products"].double() for own in replies.of(PRODUCTS).values()]).sum(0)
+        # Directions as they arrived: what rounding did to them does not matter.
+        scale = torch.where(margins.scale.isinf(), 0.0, margins.scale).unsqueeze(1)
+        basis = torch.cat([before["basis"], vectors * scale], 1)
+        products = torch.cat([before["products"], standardised_products(vectors, summed, margins)], 1)
+        solution, residual = solved(basis, products, margins, self.shrinkage)
+        first = float(before["first"])
+        block = self._sent(directions(next_block(basis, residual, first), margins))
+        weight, bias = head(solution, margins)
+        solved_head = {"head.weight": weight.float(), "head.bias": bias.float()}
+        model = Weights({**exchange.setting.initial.params, **server[FILTERS].params, **solved_head})
+        kept = {"basis": basis, "products": products, "first": before["first"]}
+        after = server | {MODEL: model} | {BASIS: Arrays(kept), BLOCK: Arrays({"vectors": block})}
+        left = float(torch.linalg.matrix_norm(residual, 2)) / first
+        return after, {"residual": left, "directions": float(basis.shape[1])}

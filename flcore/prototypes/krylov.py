@@ -1,0 +1,103 @@
+"""A discriminant from products with the second moment, where that itself is too large to send (protolda.md section 3).
+
+The solution X of (S_w + λI) X = μᵀ is approached in the span of blocks of directions; each costs every client one
+product of its second moment with C vectors, 2·D·C numbers. After each block the minimum over *all* directions so far
+is taken, and the next block is what that leaves (a block Krylov space): far fewer blocks than ordinary conjugate
+gradients, which forget earlier ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flcore.prototypes.discriminant import NEVER, Linear
+
+_NOTHING_LEFT = 1e-9  # of the first residual: directions of that size are rounding
+
+
+@dataclass(frozen=True)
+class Margins:
+    """What clients sum beforehand: all of a second moment that its diagonal says.
+
+    Attributes:
+        counts: float64 [C], samples of each class.
+        sums: float64 [C, D], features by class.
+        squares: float64 [D], Σ f².
+    """
+
+    counts: Tensor
+    sums: Tensor
+    squares: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Of all features, [D]."""
+        return self.sums.sum(0) / self.counts.sum()
+
+    @property
+    def scale(self) -> Tensor:
+        """Deviations [D]; infinite for features that never change, which are then left out."""
+        variance = self.squares / self.counts.sum() - self.mean.square()
+        return torch.where(variance > 1e-12 * (1 + self.mean.square()), variance.clamp_min(1e-30).sqrt(), torch.inf)
+
+    @property
+    def class_means(self) -> Tensor:
+        """Of standardised features, [C, D]; 0 for classes without samples."""
+        means = self.sums / self.counts.clamp_min(1e-300).unsqueeze(1) - self.mean
+        return torch.where((self.counts > 0).unsqueeze(1), means / self.scale, 0.0)
+
+
+def directions(block: Tensor, margins: Margins) -> Tensor:
+    """Standardised directions [D, m] as vectors for features as they are."""
+    return block / margins.scale.unsqueeze(1)
+
+
+def standardised_products(vectors: Tensor, products: Tensor, margins: Margins) -> Tensor:
+    """T V from Σ f (fᵀu): the covariance of standardised features times directions V, for u as they travelled.
+
+    Args:
+        vectors: [D, m], of :func:`directions`. products: [D, m], summed over all clients.
+    """
+    mean = margins.mean
+    centred = products / margins.counts.sum() - torch.outer(mean, mean @ vectors)
+    return centred / margins.scale.unsqueeze(1)
+
+
+def solved(basis: Tensor, products: Tensor, margins: Margins, shrinkage: float) -> tuple[Tensor, Tensor]:
+    """The best X in the span of the basis, and the residual μᵀ − (S_w + λI) X, both [D, C].
+
+    Args:
+        basis: V, [D, m], standardised; need not be orthonormal. products: T V, [D, m].
+        margins: of all clients. shrinkage: λ > 0.
+    """
+    means, shares = margins.class_means, margins.counts / margins.counts.sum()
+    applied = products - means.mT @ (shares.unsqueeze(1) * (means @ basis)) + shrinkage * basis
+    gram = basis.mT @ applied
+    coefficients = torch.linalg.lstsq((gram + gram.mT) / 2, basis.mT @ means.mT, driver="gelsd").solution
+    return basis @ coefficients, means.mT - applied @ coefficients
+
+
+def next_block(basis: Tensor, residual: Tensor, first: float) -> Tensor:
+    """Orthonormal directions of a residual that the basis does not have, [D, k], k ≤ C; k = 0 where nothing is left.
+
+    Args:
+        basis: [D, m], m may be 0. residual: [D, C]. first: the largest singular value of the first residual.
+    """
+    rest = residual
+    if basis.shape[1]:
+        orthonormal = torch.linalg.qr(basis).Q
+        for _ in range(2):  # once is not enough in floating point
+            rest = rest - orthonormal @ (orthonormal.mT @ rest)
+    vectors, sizes, _ = torch.linalg.svd(rest, full_matrices=False)
+    return vectors[:, sizes > _NOTHING_LEFT * first]
+
+
+def head(solution: Tensor, margins: Margins) -> Linear:
+    """Weight [C, D] and bias [C] of the discriminant for features as they are."""
+    shares, held = margins.counts / margins.counts.sum(), margins.counts > 0
+    bias = torch.where(held, shares.log() - (margins.class_means * solution.mT).sum(1) / 2, NEVER)
+    weight = torch.where(held.unsqueeze(1), solution.mT, 0.0) / margins.scale
+    return weight, bias - weight @ margins.mean

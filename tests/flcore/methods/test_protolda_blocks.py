@@ -1,0 +1,70 @@
+"""ProtoLDA by blocks: the head of ProtoLDA itself, for any division; what travels (protolda.md section 3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.errors import ConfigError
+from flcore.methods.vocabulary import MODEL
+
+
+def blocks(lab: Any, partition: Any = None, rounds: int = 1, **method: Any) -> Any:
+    settings = {"name": "protolda_blocks", "wire": "float64", "exchanges": 6, **method}
+    model = lab.model_of("protolda_blocks")
+    return lab.experiment(partition=partition, model=model, method=settings, federation={"rounds": rounds})
+
+
+def test_it_is_protolda_once_all_directions_are_there(lab: Any, tmp_path: Path) -> None:
+    """D = 24 features, class means of rank 5: five blocks."""
+    run = lab.run(blocks(lab), tmp_path / "blocks")
+    exact = lab.experiment(
+        model=lab.model_of("protolda"), method={"name": "protolda", "wire": "float64"}, federation={"rounds": 1}
+    )
+    expected = lab.run(exact, tmp_path / "exact").state.server[MODEL].params
+    for name, value in run.state.server[MODEL].params.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-4)
+    assert run.history[-1]["server"]["residual"] < 1e-6
+    assert run.history[-1]["server"]["directions"] <= 24
+
+
+def test_a_division_gives_the_same_head(lab: Any, tmp_path: Path) -> None:
+    heads = []
+    for name, parts in {"halves": [range(1, 240, 2), range(0, 240, 2)], "one": [range(240)]}.items():
+        partition = lab.by_hand(lab.dataset, parts, [range(60)] * len(parts))
+        run = lab.run(blocks(lab, partition, exchanges=2), tmp_path / name)
+        heads.append(run.state.server[MODEL].params["head.weight"])
+    torch.testing.assert_close(heads[0], heads[1], rtol=1e-6, atol=1e-6)
+
+
+def test_later_rounds_change_nothing_and_cost_nothing(lab: Any, tmp_path: Path) -> None:
+    run = lab.run(blocks(lab, rounds=3, exchanges=2), tmp_path / "run")
+    assert [record["bytes_up"] for record in run.history[1:]] == [run.history[0]["bytes_up"]] * 2
+    assert [record["bytes_down"] for record in run.history[1:]] == [run.history[0]["bytes_down"]] * 2
+
+
+def test_bytes_of_one_run(lab: Any, tmp_path: Path) -> None:
+    """Two blocks of five directions (class means of six classes have rank 5), D = 24, 4 clients, float32."""
+    run = lab.run(blocks(lab, exchanges=2, wire="float32"), tmp_path / "run")
+    up, down = run.history[-1]["bytes_up"], run.history[-1]["bytes_down"]
+    assert up["products"] == down["block"] == 4 * 2 * 24 * 5 * 4
+    assert up["margins"] == 4 * (6 * 8 + 24 * 6 * 4 + 24 * 4)
+    assert down["head"] == 4 * (6 * 24 + 6) * 4
+
+
+def test_what_is_not_built_is_refused(lab: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="noise and balance are protolda's"):
+        blocks(lab, noise_multiplier=1.0)
+    half = [[range(60), range(60, 120)], [range(120, 180), range(180, 240)]]
+    partition = lab.by_hand(lab.dataset, [range(120), range(120, 240)], [range(60)] * 2, tasks=half)
+    stream = lab.experiment(
+        partition=partition,
+        model=lab.model_of("protolda_blocks"),
+        method={"name": "protolda_blocks"},
+        federation={"rounds": 2, "task_schedule": "cyclic"},
+    )
+    with pytest.raises(Exception, match="it asks everybody once; use protolda for task streams"):
+        lab.run(stream, tmp_path / "stream")
