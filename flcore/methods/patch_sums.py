@@ -84,6 +84,7 @@ class PatchSums(Method):
         "float16", "precision in which second moments travel; int8: of their Cholesky factor"
     )
     balance: bool = param(False, "weight samples by one over the size of their class", switch=True)
+    clip: float = param(30.0, "largest norm of a feature, where noise is added", above=0)
     patch_clip: float = param(10.0, "largest norm of a patch, where noise is added", above=0)
     noise_multiplier: float = param(0.0, "Gaussian noise on every message, in units of its sensitivity; 0: none", low=0)
     delta: float = param(1e-5, "δ of the account of noise", above=0, below=1)
@@ -125,12 +126,12 @@ class PatchSums(Method):
         """
         moments = patch_moments(self._patches(turn.setting, images))
         moved = math.sqrt(6) * moments.count / int(turn.counts.sum())
-        total = moments.total + self._noise(turn, "patch sums", moments.total.shape, moved * self.patch_clip)
+        total = moments.total.cpu() + self._noise(turn, "patch sums", moments.total.shape, moved * self.patch_clip)
         noise = self._symmetric(turn, "patch moments", len(total), moved * self.patch_clip**2)
         arrays = {
             "count": torch.tensor([moments.count], dtype=torch.int64),
             "sum": self._sent(total),
-            "second": self._sent(upper_triangles(moments.second + noise)),
+            "second": self._sent(upper_triangles(moments.second.cpu() + noise)),
         }
         if self.balance:
             arrays["classes"] = turn.counts
@@ -147,8 +148,8 @@ class PatchSums(Method):
         weight, bias = (turn.inbox[FILTERS].params[name] for name in DICTIONARY)
         found = assigned_patches(self._patches(turn.setting, images), weight.flatten(1), bias)
         moved = 2 * math.sqrt(2) * found.count / int(turn.counts.sum())
-        sums = found.sums + self._noise(turn, "assigned patches", found.sums.shape, moved * self.patch_clip)
-        signs = found.signs + self._noise(turn, "assigned signs", found.signs.shape, moved)
+        sums = found.sums.cpu() + self._noise(turn, "assigned patches", found.sums.shape, moved * self.patch_clip)
+        signs = found.signs.cpu() + self._noise(turn, "assigned signs", found.signs.shape, moved)
         return Arrays({"sums": self._sent(sums), "signs": self._sent(signs)})
 
     def _patches(self, setting: Setting, images: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -160,7 +161,7 @@ class PatchSums(Method):
         if not self.noise_multiplier:
             return 0.0
         drawn = torch.randn(shape, generator=turn.stream(purpose), dtype=torch.float64)
-        return (drawn * self.noise_multiplier * moved).to(turn.setting.device)
+        return drawn * self.noise_multiplier * moved
 
     def _symmetric(self, turn: Turn, purpose: str, dim: int, moved: float) -> Tensor | float:
         drawn = self._noise(turn, purpose, (dim * (dim + 1) // 2,), moved)

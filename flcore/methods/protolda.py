@@ -94,7 +94,6 @@ class ProtoLDA(PatchSums):
     deliver: Literal["end", "every_round"] = param("end", "when the head goes down to clients")
     forget: tuple[int, ...] = param((), "clients whose sums are taken off again in the last round", low=0)
     min_count: int = param(1, "samples that a client needs of a class to tell of it", low=1)
-    clip: float = param(30.0, "largest norm of a feature, where noise is added", above=0)
 
     # ---- the round -----------------------------------------------------------------------------------------------
 

@@ -15,23 +15,25 @@ features anew for every block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from flcore.errors import ConfigError
 from flcore.messages import Arrays, Weights
-from flcore.methods.patch_sums import FILTERS, PatchSums
+from flcore.methods.patch_sums import CLASS_WEIGHTS, FILTERS, PatchSums
 from flcore.methods.vocabulary import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
 from flcore.params import Search, param
 from flcore.prototypes.krylov import Margins, directions, head, next_block, solved, standardised_products
+from flcore.prototypes.release import clip_to_norm
 from flcore.records import Payloads, Record, Slot
 
 MARGINS = Slot("margins", Arrays)
-"""``counts`` int64 [C], ``sums`` [C, D], ``squares`` [D]; of one client, at the server (float64) of all."""
+"""``counts`` float64 [C], ``sums`` [C, D], ``squares`` [D]; of one client, at the server (float64) of all."""
 
 BLOCK = Slot("block", Arrays)
 """``vectors`` [D, k]: directions for features as they are."""
@@ -61,12 +63,6 @@ class ProtoLDABlocks(PatchSums):
         0.001, "λ, added to the standardised covariance's diagonal", above=0, search=Search(1e-5, 0.3, log=True)
     )
 
-    def __post_init__(self) -> None:
-        """Refuse what is not built."""
-        super().__post_init__()
-        if self.noise_multiplier or self.balance:
-            raise ValueError("noise and balance are protolda's; use it, or noise_multiplier = 0 and balance = false")
-
     def start_server(self, setting: Setting) -> Payloads:
         """The initial model."""
         return {MODEL: setting.initial}
@@ -92,6 +88,8 @@ class ProtoLDABlocks(PatchSums):
             return {HEAD: Weights({name: server[MODEL].params[name] for name in ("head.weight", "head.bias")})}
         if exchange.leg.startswith("products-"):
             return server.only(BLOCK)
+        if exchange.leg == STATISTICS_LEG:
+            return server.only(FILTERS, CLASS_WEIGHTS)
         return super().broadcast(server, client, exchange)
 
     def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
@@ -105,21 +103,48 @@ class ProtoLDABlocks(PatchSums):
         if turn.leg == DELIVERY_LEG:
             return {}, turn.memory
         if turn.leg == STATISTICS_LEG:
-            features, labels = self._features(turn, trained, turn.inbox[FILTERS])
-            sums = features.new_zeros(turn.setting.num_classes, features.shape[1]).index_add_(0, labels, features)
-            own = {"sums": self._sent(sums), "squares": self._sent(features.square().sum(0))}
-            return {MARGINS: Arrays({"counts": turn.counts, **own})}, turn.inbox.only(FILTERS)
+            return {MARGINS: self.margins(turn, trained)}, turn.inbox.only(FILTERS, CLASS_WEIGHTS)
         if not turn.leg.startswith("products-"):
             return super().reply(turn, trained)
-        vectors = turn.inbox[BLOCK]["vectors"].cpu().double()
-        if vectors.shape[1] == 0:
-            return {PRODUCTS: Arrays({"products": self._sent(vectors)})}, turn.memory
-        features, _ = self._features(turn, trained, turn.memory[FILTERS])
-        return {PRODUCTS: Arrays({"products": self._sent(features.mT @ (features @ vectors))})}, turn.memory
+        return {PRODUCTS: self.products(turn, trained)}, turn.memory
 
-    def _features(self, turn: Turn, trained: TrainedClient, filters: Weights) -> tuple[Tensor, Tensor]:
-        features, labels = trained.features(Weights({**turn.setting.initial.params, **filters.params}))
-        return features.cpu().double(), labels.cpu()
+    def margins(self, turn: Turn, trained: TrainedClient) -> Arrays:
+        """Class counts, class sums and Σ f² of the client's features.
+
+        With noise as ProtoLDA's statistics, of whose second moment this is the diagonal.
+        """
+        features, labels, weights = self._features(turn, trained, turn.inbox)
+        weighted = features * weights[labels].unsqueeze(1)
+        sums = features.new_zeros(turn.setting.num_classes, features.shape[1]).index_add_(0, labels, weighted)
+        squares = (weighted * features).sum(0)
+        moved = math.sqrt(4.5) * self.clip
+        own = {
+            "sums": sums + self._noise(turn, "class sums", sums.shape, moved),
+            "squares": squares + self._noise(turn, "squares", squares.shape, moved * self.clip),
+        }
+        counts = turn.counts.cpu() * weights
+        return Arrays({"counts": counts, **{name: self._sent(value) for name, value in own.items()}})
+
+    def products(self, turn: Turn, trained: TrainedClient) -> Arrays:
+        """Σ f (fᵀU) of the client's features.
+
+        With noise: replacing an image moves f fᵀU by at most √2·clip² times the largest singular value of U.
+        """
+        vectors = turn.inbox[BLOCK]["vectors"].cpu().double()
+        if vectors.shape[1] == 0:  # nothing is left to find out
+            return Arrays({"products": self._sent(vectors)})
+        features, labels, weights = self._features(turn, trained, turn.memory)
+        found = features.mT @ ((features @ vectors) * weights[labels].unsqueeze(1))
+        moved = math.sqrt(2) * self.clip**2 * float(torch.linalg.matrix_norm(vectors, 2))
+        return Arrays({"products": self._sent(found + self._noise(turn, "products", found.shape, moved))})
+
+    def _features(self, turn: Turn, trained: TrainedClient, known: Record) -> tuple[Tensor, Tensor, Tensor]:
+        """Features float64 [n, D], labels [n], and the weights of classes [C]."""
+        features, labels = trained.features(Weights({**turn.setting.initial.params, **known[FILTERS].params}))
+        features = clip_to_norm(features, self.clip) if self.noise_multiplier else features
+        one = torch.ones(turn.setting.num_classes, dtype=torch.float64)
+        weights = known[CLASS_WEIGHTS]["weights"].cpu() if CLASS_WEIGHTS in known else one
+        return features.cpu().double(), labels.cpu(), weights
 
     def stages(self) -> Mapping[str, Stage]:
         """Whitening, k-means, and the head's."""
@@ -158,3 +183,7 @@ class ProtoLDABlocks(PatchSums):
         after = server | {MODEL: model} | {BASIS: Arrays(kept), BLOCK: Arrays({"vectors": block})}
         left = float(torch.linalg.matrix_norm(residual, 2)) / first
         return after, {"residual": left, "directions": float(basis.shape[1])}
+
+    def privacy(self, releases: int) -> Mapping[str, Any] | None:
+        """What noise on every message costs: those of the dictionary, the margins and every block."""
+        return self.account(1 + self.exchanges, "class sums, squares and products with the second moment")

@@ -36,7 +36,7 @@ def percent_axis(axis: Any, locate: bool = True) -> None:
 def round_axis(axes: Axes, bins: int = 6) -> None:
     """Rounds from left to right."""
     axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=bins, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=bins, integer=True, min_n_ticks=1))
 
 
 def byte_axis(axes: Axes) -> None:

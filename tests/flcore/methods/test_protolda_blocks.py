@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.errors import ConfigError
 from flcore.methods.vocabulary import MODEL
 
 
@@ -55,9 +54,21 @@ def test_bytes_of_one_run(lab: Any, tmp_path: Path) -> None:
     assert down["head"] == 4 * (6 * 24 + 6) * 4
 
 
-def test_what_is_not_built_is_refused(lab: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="noise and balance are protolda's"):
-        blocks(lab, noise_multiplier=1.0)
+def test_weights_and_noise_are_protoldas(lab: Any, tmp_path: Path) -> None:
+    """Balanced classes give ProtoLDA's balanced head; with noise every block is one more release: 1 + 5 + 1 + 6."""
+    model, one = lab.model_of("protolda"), {"rounds": 1}
+    exact = {"name": "protolda", "wire": "float64", "balance": True}
+    expected = lab.run(lab.experiment(model=model, method=exact, federation=one), tmp_path / "exact")
+    run = lab.run(blocks(lab, balance=True), tmp_path / "blocks")
+    for name, value in expected.state.server[MODEL].params.items():
+        torch.testing.assert_close(run.state.server[MODEL].params[name], value, rtol=1e-4, atol=1e-4)
+    noisy = blocks(lab, noise_multiplier=5.0)
+    assert noisy.method.privacy(1)["releases"] == 13
+    changed = lab.run(noisy, tmp_path / "noisy").state.server[MODEL].params["head.weight"]
+    assert not torch.allclose(changed, expected.state.server[MODEL].params["head.weight"], atol=1e-3)
+
+
+def test_a_stream_is_refused(lab: Any, tmp_path: Path) -> None:
     half = [[range(60), range(60, 120)], [range(120, 180), range(180, 240)]]
     partition = lab.by_hand(lab.dataset, [range(120), range(120, 240)], [range(60)] * 2, tasks=half)
     stream = lab.experiment(
