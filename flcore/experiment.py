@@ -97,6 +97,12 @@ class Experiment:
             return bool(self._tasks)
         return self.config.evaluation.private and self.method.data_scope == "client"
 
+    @cached_property
+    def trains_models(self) -> bool:
+        """Whether clients train anything; else the model that answers for everybody is also each one's own."""
+        rounds = {1, self.config.federation.rounds}
+        return any(leg.phases for number in rounds for leg in self.method.legs(number, self.setting))
+
     def task_counts(self, trainer: int) -> Tensor:
         """int64 [T, C]: a trainer's samples per task and class; one row where data do not change."""
         if self._tasks:

@@ -205,9 +205,10 @@ class Scorer:
     def _ask_private(
         self, client: int, server: Record, memory: Record, own: Weights | None, held: Tensor, request: Request
     ) -> dict[str, Tensor]:
-        """A client's own model, as its training left it, on the global test set."""
-        setting = self._experiment.setting
-        trained = private_model(memory)
+        """A client's own model, as its training left it, on the global test set; where nobody trains, the global one."""
+        setting, trained = self._experiment.setting, private_model(memory)
+        if trained is None and not self._experiment.trains_models:
+            trained = self._experiment.method.global_model(server, setting)
         weights = with_statistics(trained or setting.initial, memory, setting) if request.private else own
         assert weights is not None
         images = StoredImages(self._experiment, self._data.images[: self._data.num_shared])

@@ -327,3 +327,6 @@ def test_sums_of_a_stream_forget_nothing(lab: Any, tmp_path: Path) -> None:
     assert [record["server"]["answers"] for record in run.history] == [2, 4, 4, 4]
     assert sorted(run.state.server[TOTALS]["answered"].tolist()) == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert run.state.server[TOTALS]["counts"].sum() == 240
+    # Nobody trains a model of its own: each one's is the global one.
+    tasks = run.history[-1]["tasks"]
+    assert tasks["a_loc"] == tasks["a_glo"] == run.history[-1]["top1_global"]
