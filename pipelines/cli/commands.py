@@ -69,7 +69,9 @@ def _raw(arguments: argparse.Namespace) -> dict[str, Any]:
     from pipelines.config.files import read_params, with_plugins
     from pipelines.config.params import override
 
-    return override(with_plugins(read_params(arguments.params), arguments.plugins), arguments.assignments)
+    # As its help says: the values that go with --method are those of that method, not of the file's.
+    named = [f"method.name={arguments.method}"] if getattr(arguments, "method", None) else []
+    return override(with_plugins(read_params(arguments.params), arguments.plugins), [*named, *arguments.assignments])
 
 
 def _entry(arguments: argparse.Namespace) -> dict[str, Any]:

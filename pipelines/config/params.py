@@ -109,13 +109,33 @@ def for_entry(raw: Mapping[str, Any], method: str | None, seed: int | None) -> d
         seed: likewise.
 
     Raises:
-        ConfigError: ``compare.settings`` of the method are not dotted keys with values, or say whose they are.
+        ConfigError: ``compare.settings`` of the method are not dotted keys with values, or say whose they are; or a
+            value was given for a parameter that the named method does not have, and would be dropped.
     """
+    if method is not None:
+        _refuse_lost_values(raw, method)
     result = with_values(raw, {} if method is None else {"method.name": method})
     name = _method_named(result.get("method"))
     if name is not None:
         result = with_values(result, _settings_of(result, name), f"compare.settings.{name}: ")
     return result if seed is None else {**result, "seed": seed}
+
+
+def _refuse_lost_values(raw: Mapping[str, Any], method: str) -> None:
+    """What is meant for the file's method is dropped for others; what it cannot be meant for is a mistake."""
+    from flcore.methods.registry import METHODS
+    from flcore.params import declared
+
+    section, name = raw.get("method"), _method_named(raw.get("method"))
+    if not isinstance(section, Mapping) or name is None or name == method or name not in METHODS:
+        return
+    known = {param.name for param in declared(METHODS[name])}
+    for key in section:
+        if key != "name" and key not in known:
+            raise ConfigError(
+                f"method.{key}: {name}, which method.name is, has no such parameter, and {method} would not see it; "
+                f"set it for that method alone, compare.settings: {{{method}: {{method.{key}: ...}}}}"
+            )
 
 
 def _method_named(section: Any) -> str | None:
@@ -158,7 +178,8 @@ def load_config(
     """
     from flcore.config import Config
 
-    return Config.from_mapping(for_entry(override(read_params(params), assignments), method, seed))
+    named = [] if method is None else [f"method.name={method}"]
+    return Config.from_mapping(for_entry(override(read_params(params), [*named, *assignments]), method, seed))
 
 
 def without_tracking(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -179,7 +179,8 @@ def test_parameters_are_handed_on_unchecked(asked: list[tuple[Any, ...]], capsys
     assert main(["tune", "--method", "moon", "--objective", "accuracy,bytes", "--metric", "mean_local", *more]) == 0
     assert asked.pop() == ("tune", moon, 20, "accuracy,bytes", "mean_local", None, Path("runs/tune-moon"), how)
     assert main(["stage", "train", "--method", "moon", "--restart", *more]) == 0
-    assert asked.pop() == ("stage", "train", raw, Path("artifacts"), "moon", None, {"restart": True})
+    named = {**raw, "method": {"name": "moon"}}
+    assert asked.pop() == ("stage", "train", named, Path("artifacts"), "moon", None, {"restart": True})
     assert main(["stage", "compare", "--out", "y", *more]) == 0
     assert asked.pop() == ("stage", "compare", raw, Path("y"), None, None, {"restart": False})
 

@@ -178,6 +178,18 @@ def test_settings_of_a_method_hold_however_it_was_chosen_and_the_command_line_wi
     assert rate_and_seed(*assignments, **entry) == expected
 
 
+def test_values_that_go_with_a_method_are_that_methods(tmp_path: Path) -> None:
+    """--method fedprox --set method.mu=0.5 over a file of another method; the file's own values are dropped."""
+    file = tmp_path / "params.yaml"
+    file.write_text("method: {name: moon, tau: 0.7}\n")
+    found = load_config(file, ["method.mu=0.5"], method="fedprox").method
+    assert (found.name, found.mu) == ("fedprox", 0.5)  # type: ignore[attr-defined]
+    lost = r"^method\.mu: moon, which method\.name is, has no such parameter, and fedprox would not see it; .*alone, "
+    raw = override({"method": {"name": "moon"}}, ["method.nu=0.5"])
+    with pytest.raises(ConfigError, match=lost.replace("mu", "nu")):
+        for_entry(raw, "fedprox", 0)
+
+
 def test_settings_concern_their_method_alone() -> None:
     raw = yaml.safe_load(FILE)
     assert for_entry(raw, "fedproto", None)["method"] == {"name": "fedproto", "weight": 3.0}
