@@ -205,7 +205,7 @@ class Scorer:
     def _ask_private(
         self, client: int, server: Record, memory: Record, own: Weights | None, held: Tensor, request: Request
     ) -> dict[str, Tensor]:
-        """A client's own model, as its training left it, on the global test set; where nobody trains, the global one."""
+        """A client's own model, as its training left it, on the global test set; the global one where nobody trains."""
         setting, trained = self._experiment.setting, private_model(memory)
         if trained is None and not self._experiment.trains_models:
             trained = self._experiment.method.global_model(server, setting)
