@@ -40,7 +40,7 @@ from flcore.sections import (
     TrackingConfig,
 )
 
-_REGISTRIES: Mapping[str, Mapping[str, type]] = {
+REGISTRIES: Mapping[str, Mapping[str, type]] = {
     "data": SOURCES,
     "partition": PARTITIONERS,
     "model": MODELS,
@@ -208,7 +208,7 @@ def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _named_section(name: str, values: Mapping[str, Any]) -> tuple[Any, Any]:
-    registry, common = _REGISTRIES[name], SHARED[name]
+    registry, common = REGISTRIES[name], SHARED[name]
     chosen = values.get("name", DEFAULT_NAMES[name])
     if not isinstance(chosen, str) or chosen not in registry:
         near = get_close_matches(chosen, registry, n=1) if isinstance(chosen, str) else []

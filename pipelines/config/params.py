@@ -49,7 +49,8 @@ def with_values(raw: Mapping[str, Any], values: Mapping[str, Any], origin: str =
     """Parameters with other values, by dotted key.
 
     Choosing another ``name`` in a section (another method, partitioner, ...) drops that section's keys of the earlier
-    choice: they were meant for it and would be errors. Values given for such keys stay, whatever their order.
+    choice: they were meant for it and would be errors. Values given for such keys stay, whatever their order, and so do
+    keys that the earlier choice does not have: they were given for the new one, or are mistakes that are told later.
 
     Args:
         raw: nested parameters; not changed.
@@ -70,13 +71,28 @@ def _assigned(raw: Mapping[str, Any], pairs: Sequence[tuple[str, Any]], origin: 
         if section not in DEFAULT_NAMES or rest != "name" or not isinstance(current, dict):
             continue
         if current.get("name", DEFAULT_NAMES[section]) != value:
-            result[section] = {key: kept for key, kept in current.items() if key in own_keys(section)}
+            result[section] = _without_the_choices(section, current)
     for key, value in pairs:
         section = key.partition(".")[0]
         if section not in SECTIONS:
             raise ConfigError(f"{origin}{key}: {unknown_key(section, section, SECTIONS)}")
         _assign(result, key.split("."), value, origin)
     return result
+
+
+def _without_the_choices(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A section's values but for the parameters of what its name chooses; of a name that is not known, all of them."""
+    kept = {key: value for key, value in values.items() if key in own_keys(section)}
+    if len(kept) == len(values):
+        return kept
+    from flcore.config import REGISTRIES
+    from flcore.params import declared
+
+    chosen, registry = values.get("name", DEFAULT_NAMES[section]), REGISTRIES[section]
+    if not isinstance(chosen, str) or chosen not in registry:
+        return kept
+    meant = {param.name for param in declared(registry[chosen])}
+    return {key: value for key, value in values.items() if key in kept or key not in meant}
 
 
 def _split(assignment: str) -> tuple[str, Any]:
@@ -109,33 +125,13 @@ def for_entry(raw: Mapping[str, Any], method: str | None, seed: int | None) -> d
         seed: likewise.
 
     Raises:
-        ConfigError: ``compare.settings`` of the method are not dotted keys with values, or say whose they are; or a
-            value was given for a parameter that the named method does not have, and would be dropped.
+        ConfigError: ``compare.settings`` of the method are not dotted keys with values, or say whose they are.
     """
-    if method is not None:
-        _refuse_lost_values(raw, method)
     result = with_values(raw, {} if method is None else {"method.name": method})
     name = _method_named(result.get("method"))
     if name is not None:
         result = with_values(result, _settings_of(result, name), f"compare.settings.{name}: ")
     return result if seed is None else {**result, "seed": seed}
-
-
-def _refuse_lost_values(raw: Mapping[str, Any], method: str) -> None:
-    """What is meant for the file's method is dropped for others; what it cannot be meant for is a mistake."""
-    from flcore.methods.registry import METHODS
-    from flcore.params import declared
-
-    section, name = raw.get("method"), _method_named(raw.get("method"))
-    if not isinstance(section, Mapping) or name is None or name == method or name not in METHODS:
-        return
-    known = {param.name for param in declared(METHODS[name])}
-    for key in section:
-        if key != "name" and key not in known:
-            raise ConfigError(
-                f"method.{key}: {name}, which method.name is, has no such parameter, and {method} would not see it; "
-                f"set it for that method alone, compare.settings: {{{method}: {{method.{key}: ...}}}}"
-            )
 
 
 def _method_named(section: Any) -> str | None:

@@ -184,10 +184,19 @@ def test_values_that_go_with_a_method_are_that_methods(tmp_path: Path) -> None:
     file.write_text("method: {name: moon, tau: 0.7}\n")
     found = load_config(file, ["method.mu=0.5"], method="fedprox").method
     assert (found.name, found.mu) == ("fedprox", 0.5)  # type: ignore[attr-defined]
-    lost = r"^method\.mu: moon, which method\.name is, has no such parameter, and fedprox would not see it; .*alone, "
-    raw = override({"method": {"name": "moon"}}, ["method.nu=0.5"])
-    with pytest.raises(ConfigError, match=lost.replace("mu", "nu")):
-        for_entry(raw, "fedprox", 0)
+    # What the file's method does not have was given for another one, or is a mistake that is told.
+    raw = override({"method": {"name": "fedntd", "tau": 0.7}}, ["method.mu=0.5"])
+    assert for_entry(raw, "fedprox", 0)["method"] == {"name": "fedprox", "mu": 0.5}
+    with pytest.raises(ConfigError, match=r"^method\.nu: unknown key; did you mean 'mu'"):
+        Config.from_mapping(for_entry(override(raw, ["method.nu=0.5"]), "fedprox", 0))
+
+
+def test_a_model_that_settings_bring_takes_what_is_given_for_it() -> None:
+    """--set model.atoms=7 over a file whose compare.settings say which model the method has."""
+    settings = {"protolda": {"model.name": "patch_dictionary"}}
+    file = {"model": {"name": "fedgen_cnn", "feature_dim": 16}, "compare": {"settings": settings}}
+    found = for_entry(override(file, ["model.atoms=7"]), "protolda", 0)
+    assert found["model"] == {"name": "patch_dictionary", "atoms": 7}
 
 
 def test_settings_concern_their_method_alone() -> None:
