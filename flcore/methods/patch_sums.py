@@ -63,8 +63,6 @@ CLASS_WEIGHTS = Slot("class_weights", Arrays)
 
 MOMENTS_LEG = "patch-moments"
 
-_BLOCK = 64  # images whose patches are held at once
-
 
 @dataclass(frozen=True)
 class PatchSums(Method):
@@ -105,9 +103,11 @@ class PatchSums(Method):
 
     def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """Sums of patches."""
+        setting = turn.setting
+        images = trained.images(setting.network.ask(partial(_rows, setting.image_shape, self.stride), {}))
         if turn.leg == MOMENTS_LEG:
-            return {PATCH_MOMENTS: self.patch_moments(turn, trained.images(_BLOCK))}, turn.memory
-        return {ASSIGNED: self.assigned(turn, trained.images(_BLOCK))}, turn.memory
+            return {PATCH_MOMENTS: self.patch_moments(turn, images)}, turn.memory
+        return {ASSIGNED: self.assigned(turn, images)}, turn.memory
 
     def stages(self) -> Mapping[str, Stage]:
         """Whitening and k-means."""
@@ -220,6 +220,12 @@ class PatchSums(Method):
             "covers": f"patch moments, assigned patches, {covers}; not class counts",
             "releases": messages,
         }
+
+
+def _rows(shape: tuple[int, int, int], stride: int, model: Backbone) -> int:
+    encoder = model.encoder
+    assert isinstance(encoder, PatchFeatures)  # as `needs` says
+    return encoder.rows(shape, stride)
 
 
 def _patches_of(images: Tensor, stride: int, model: Backbone) -> Tensor:

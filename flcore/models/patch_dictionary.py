@@ -6,6 +6,8 @@ be trained by any method like another network's.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -17,7 +19,7 @@ from flcore.models.base import Backbone
 from flcore.params import param
 
 _ROOT_OFFSET = 1e-6  # keeps the gradient of the square root finite where nothing passes the threshold
-_BLOCK = 64  # images at a time: maps of more do not stay in the cache, and cost three times as much
+_CACHED = 2**20  # values of a map at a time: larger ones do not stay in the cache, and cost three times as much
 
 
 class PatchFeatures(nn.Module):
@@ -46,8 +48,9 @@ class PatchFeatures(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, C, H, W] to features [B, D], D = K·g² or twice that with both signs."""
-        if len(images) > _BLOCK:
-            return torch.cat([self(block) for block in torch.split(images, _BLOCK)])
+        rows = self.rows(images.shape, 1)
+        if len(images) > rows:
+            return torch.cat([self(block) for block in torch.split(images, rows)])
         features = self._features(images)
         return (features + self._features(images.flip(-1))) / 2 if self.mirror else features
 
@@ -59,6 +62,12 @@ class PatchFeatures(nn.Module):
             passed = torch.cat([F.relu(products - self.threshold), F.relu(-products - self.threshold)], 1)
         pooled = F.adaptive_avg_pool2d(passed, self.grid).flatten(1)
         return (pooled + _ROOT_OFFSET).sqrt() if self.root else pooled
+
+    def rows(self, shape: Sequence[int], stride: int) -> int:
+        """How many images of ``shape`` [..., H, W] to look at once, at every ``stride``-th position."""
+        size = self.dictionary.kernel_size[0]
+        positions = math.prod((side - size) // stride + 1 for side in shape[-2:])
+        return max(1, _CACHED // (positions * self.dictionary.out_channels))
 
     def products(self, images: Tensor) -> Tensor:
         """Every patch times every filter, [B, K, H - p + 1, W - p + 1]."""

@@ -105,10 +105,10 @@ def assigned_patches(blocks: Iterable[Tensor], filters: Tensor, bias: Tensor) ->
     signs = torch.zeros_like(bias, dtype=torch.float64)
     for patches in blocks:
         count += len(patches) * patches.shape[2]
-        products = torch.bmm(filters.expand(len(patches), *filters.shape), patches) + bias.unsqueeze(1)
-        largest = products.abs().argmax(1)
-        sign = products.gather(1, largest.unsqueeze(1)).sign()
-        sums.index_add_(0, largest.flatten(), (patches * sign).mT.flatten(0, 1).double())
+        products = torch.bmm(patches.mT, filters.mT.expand(len(patches), *filters.mT.shape)) + bias
+        largest = products.abs().argmax(2)  # [n, L]
+        sign = products.gather(2, largest.unsqueeze(2)).sign().squeeze(2)
+        sums.index_add_(0, largest.flatten(), (patches * sign.unsqueeze(1)).mT.flatten(0, 1).double())
         signs.index_add_(0, largest.flatten(), sign.flatten().double())
     return AssignedPatches(count, sums, signs)
 

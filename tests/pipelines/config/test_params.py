@@ -187,7 +187,7 @@ def test_values_that_go_with_a_method_are_that_methods(tmp_path: Path) -> None:
     # What the file's method does not have was given for another one, or is a mistake that is told.
     raw = override({"method": {"name": "fedntd", "tau": 0.7}}, ["method.mu=0.5"])
     assert for_entry(raw, "fedprox", 0)["method"] == {"name": "fedprox", "mu": 0.5}
-    with pytest.raises(ConfigError, match=r"^method\.nu: unknown key; did you mean 'mu'"):
+    with pytest.raises(ConfigError, match=r"^method\.nu: unknown key; allowed here: mu, name"):
         Config.from_mapping(for_entry(override(raw, ["method.nu=0.5"]), "fedprox", 0))
 
 
