@@ -35,8 +35,8 @@ class Dropped(nn.Module):
 
 
 def test_every_model_has_a_paper() -> None:
-    assert set(PAPERS) == set(MODELS)
-    assert Options().named == tuple(MODELS)
+    trained = [name for name in MODELS if name != "patch_dictionary"]  # whose method takes no steps
+    assert list(PAPERS) == list(Options().named) == trained
     assert Options(models=("pfl_cnn", "fedgen_cnn")).named == ("pfl_cnn", "fedgen_cnn")
     assert all(paper.source for paper in PAPERS.values())
 
