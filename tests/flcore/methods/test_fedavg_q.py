@@ -38,8 +38,8 @@ def test_clients_have_the_servers_model_to_the_bit(lab: Any, participation: floa
     run = lab.run(experiment, tmp_path / "run")
     server, method = run.state.server, experiment.method
     for client in range(4):
-        runner = lab.train  # one more turn, of which only its start matters
-        reply, memory = runner(experiment, client, number=7, server=server, memory=run.memory(client))
+        # One more turn, of which only its start matters.
+        reply, memory = lab.train(experiment, client, number=7, server=server, memory=run.memory(client))
         assert reply.steps > 0
         for name, value in server[MODEL].params.items():
             assert torch.equal(memory[MODEL].params[name], value), name
