@@ -344,7 +344,7 @@ class Sleepy(FedAvg):
 """
 
 INTERRUPTED = """
-import json, sys
+import json, signal, sys
 from pathlib import Path
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint
@@ -354,6 +354,8 @@ from flcore.engine.rounds import Observers, run_rounds
 from flcore.experiment import Experiment
 
 if __name__ == "__main__":
+    # As in a terminal: a shell that runs the tests in the background has them ignore Ctrl-C, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config, (prepared, partition, folder) = Config.from_mapping(json.loads(sys.argv[1])), map(Path, sys.argv[2:])
     experiment, checkpoint = Experiment.open(config, prepared, partition), Checkpoint(folder)
     experiment.setting
