@@ -50,11 +50,15 @@ class Point:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run: its configuration, what messages call it, and a folder below ``partitions`` for its division."""
+    """One run: its configuration, what messages call it, and a folder below ``partitions`` for its division.
+
+    ``row`` is what a comparison calls its method; empty: the method's name.
+    """
 
     config: Config
     label: str = ""
     division: str = ""
+    row: str = ""
 
 
 @dataclass(frozen=True)

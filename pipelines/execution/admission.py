@@ -11,6 +11,9 @@ taken yet of theirs. So as many run as fit, small ones beside large ones. If non
 Runs in one company (:attr:`~pipelines.execution.one_run.PlacedRun.company`) begin as one: they take one core, and the
 memory of all of them.
 
+Some runs appear only when others have ended, as the trials of a study do: they are asked for whenever fewer wait than
+cores are free, and no sooner, so that another process can take those that this one has no room for.
+
 Time: what took longest before comes first, so that no long run is left over at the end. Of what was never run, one of
 each kind comes before all others: as soon as it has ended, it is known how long its kind takes.
 """
@@ -18,21 +21,25 @@ each kind comes before all others: as soon as it has ended, it is known how long
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import torch
 
+from flcore.config import Config
 from flcore.engine.pool.workers import physical_cores, worker_count
 from pipelines.execution.one_run import PlacedRun
 from pipelines.runs import memory
-from pipelines.runs.cache import Cache, kind_of
+from pipelines.runs.cache import Cache, Cost, kind_of
 
 WORTH_WORKERS = 20.0
 """Seconds of training; workers take some to start, and of a shorter run that is much."""
 _SEEDS_DIFFER = 1.1  # another seed has other data on the largest client
 _LOOK_AGAIN_SECONDS = 1.0  # others on this machine take and give back memory too
+
+More = Callable[[int], Sequence[PlacedRun] | None]
+"""Asked for at most so many runs that have appeared; None: no more will."""
 
 
 class Held(Protocol):
@@ -45,9 +52,9 @@ class Held(Protocol):
         """Bytes that the process holds which takes the next run."""
 
 
-def most_at_once(runs: Sequence[PlacedRun]) -> int:
+def most_at_once(runs: Sequence[Config]) -> int:
     """How many processes runs may need at the same time: one per core, on GPUs one per GPU, and no more than runs."""
-    if any(run.config.engine.device == "cuda" for run in runs):
+    if any(config.engine.device == "cuda" for config in runs):
         return min(max(torch.cuda.device_count(), 1), len(runs))
     return min(physical_cores(), len(runs))
 
@@ -55,19 +62,22 @@ def most_at_once(runs: Sequence[PlacedRun]) -> int:
 class Admission:
     """Runs in the order in which they begin: iterating waits until the next one may. It is told which have ended."""
 
-    def __init__(self, runs: Sequence[PlacedRun], cache: Cache, held: Held) -> None:
+    def __init__(self, runs: Sequence[PlacedRun], cache: Cache, held: Held, more: More | None = None) -> None:
         """Let each of them begin once.
 
         Args:
             runs: whose data are there.
             cache: knows what earlier ones took.
             held: knows what those under way hold.
+            more: those that appear later; None: these are all.
         """
         self._cache, self._held = cache, held
+        self._more = more
         self._cores = physical_cores()
-        self._waiting = list(runs)
-        self._kinds = {run.label: kind_of(run.config) for run in runs}
-        self._costs = {kind: cache.cost(kind) for kind in self._kinds.values()}
+        self._waiting: list[PlacedRun] = []
+        self._kinds: dict[str, str] = {}
+        self._costs: dict[str, Cost] = {}
+        self._await(runs)
         self._begun: set[str] = set()  # kinds
         self._process = memory.peak()  # this one has imported at least what training needs
         self._estimates: dict[str, int] = {}
@@ -76,9 +86,11 @@ class Admission:
 
     def __iter__(self) -> Iterator[PlacedRun]:
         """The next run, as soon as it may begin; its configuration may have been given workers."""
-        while self._waiting:
+        while True:
             with self._changed:
                 while (chosen := self._choose()) is None:
+                    if not self._waiting and self._more is None:
+                        return
                     self._changed.wait(_LOOK_AGAIN_SECONDS)
                 self._waiting = [run for run in self._waiting if run.label != chosen.label]
                 self._under_way[chosen.label] = chosen
@@ -93,9 +105,27 @@ class Admission:
             self._costs[kind] = self._cache.cost(kind)
             self._changed.notify()
 
+    def _await(self, runs: Sequence[PlacedRun]) -> None:
+        """Have runs wait for their turn."""
+        kinds = {run.label: kind_of(run.config) for run in runs}
+        self._costs |= {kind: self._cache.cost(kind) for kind in kinds.values()}
+        self._kinds |= kinds
+        self._waiting += runs
+
+    def _ask_for_more(self, room: int) -> None:
+        if self._more is not None and room > 0:
+            appeared = self._more(room)
+            if appeared is None:
+                self._more = None
+            else:
+                self._await(appeared)
+
     def _choose(self) -> PlacedRun | None:
-        """The run that begins now; None if none may yet."""
+        """The run that begins now; None if none may yet, or none waits."""
         free = self._cores - sum(map(_cores, self._under_way.values()))
+        self._ask_for_more(free - len(self._waiting))
+        if not self._waiting:
+            return None
         room = memory.free_memory() + self._held.held_idle() - sum(map(self._to_come, self._under_way.values()))
         share = free // len(self._waiting)
         for run in sorted(self._waiting, key=self._turn):

@@ -5,7 +5,7 @@ Nothing here knows whether a step is a plain call or a task (:class:`Operation`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,11 +20,11 @@ from flcore.errors import ConfigError, ProtoflError, RunError
 from flcore.run_folder import RunFiles, refuse_other_run
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry
-from pipelines.execution.admission import Admission, most_at_once
+from pipelines.execution.admission import Admission, More, most_at_once
 from pipelines.execution.one_run import PlacedRun, analyses_left, carry_out, fetch, in_company, placed
 from pipelines.execution.progress import Watcher
 from pipelines.execution.recorder import Recorder
-from pipelines.execution.run_pool import RunPool
+from pipelines.execution.run_pool import RunPool, ThisProcess
 from pipelines.execution.steps import Steps
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
@@ -189,6 +189,7 @@ def comparison(
         RunError: no run has finished.
     """
     runs, failed = carry_out_all(planned, out / "runs", operation, restart=restart)
+    facts = {**facts, "rows": [run.row for run in planned]}
     finished = [run.directory for run in runs if run.label not in failed]
     if not finished:
         first = next(iter(failed.values()))
@@ -223,6 +224,8 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
         By label why some failed.
     """
     cache, watcher, recorder = Cache.here(), operation.watcher, operation.recorder
+    shared = runs  # tuning may have found the values that were given: one run in two rows
+    runs = list({run.directory: run for run in reversed(runs)}.values())[::-1]
     waiting = [run for run in runs if not fetch(run, cache)]
     watcher.runs(len(runs), len(runs) - len(waiting))
     failed: dict[str, str] = {}
@@ -230,41 +233,78 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
     def record(run: PlacedRun) -> None:
         recorder.finish(run.directory).add_done_callback(partial(_tell_of_failure, watcher, run))
 
-    def work(run: PlacedRun, pool: RunPool, admission: Admission) -> None:
-        under_way = {one.label: one for one in (run, *run.company)}
-        for one in under_way.values():
-            recorder.watch(one.directory)
+    def begun(run: PlacedRun) -> None:
+        recorder.watch(run.directory)
 
-        def ended(label: str, error: ProtoflError | None) -> None:
-            one = under_way.pop(label)
-            if error is None:
-                record(one)
-            else:
-                failed[label] = str(error)
-                watcher.say(f"{label} failed: {error}")
-                recorder.stop(one.directory, str(error))
-            watcher.run_ended(label)
-
-        try:
-            pool.carry_out(run, ended, restart=restart)
-        except StoppedError:  # whoever closed the pool has an error of its own, and the recorder marks what it watches
-            failed.update(dict.fromkeys(under_way, "interrupted"))
-        finally:
-            admission.ended(run)
-            for label in under_way:
-                watcher.run_ended(label)
+    def ended(run: PlacedRun, error: ProtoflError | None) -> None:
+        if error is None:
+            record(run)
+        elif isinstance(error, StoppedError):  # the recorder marks what it watches
+            failed[run.label] = "interrupted"
+        else:
+            failed[run.label] = str(error)
+            watcher.say(f"{run.label} failed: {error}")
+            recorder.stop(run.directory, str(error))
 
     for run in runs:
         if run not in waiting and not RunFiles(run.directory).report.exists():
             record(run)
     if waiting:
         companies = in_company(waiting)
-        at_once = most_at_once(companies)
+        at_once = most_at_once([run.config for run in companies])
         with RunPool(at_once, watcher) as pool:
-            admission = Admission(companies, cache, pool)
-            works = ((_short(run), partial(work, run, pool, admission)) for run in admission)
-            operation.steps.together(works, at_once)
-    return failed
+            side_by_side(pool, at_once, operation, begun, ended, runs=companies, restart=restart)
+    reasons = {run.directory: failed[run.label] for run in runs if run.label in failed}
+    return {run.label: reasons[run.directory] for run in shared if run.directory in reasons}
+
+
+def side_by_side(
+    pool: RunPool | ThisProcess,
+    at_once: int,
+    operation: Operation,
+    begun: Callable[[PlacedRun], None],
+    ended: Callable[[PlacedRun, ProtoflError | None], None],
+    *,
+    name: Callable[[PlacedRun], str] | None = None,
+    runs: Sequence[PlacedRun] = (),
+    more: More | None = None,
+    restart: bool = False,
+) -> None:
+    """Carry out runs side by side, in the order and as many as :class:`Admission` says, and wait for all of them.
+
+    Args:
+        pool: carries them out. at_once: so many at most.
+        operation: shows them as pieces of work, and is told how far they are.
+        begun: called before a run begins.
+        ended: called when it has, well or with what went wrong; with a StoppedError where the pool was closed, by
+            somebody who has an error of its own. From any thread, before anything else begins instead.
+        name: of a run as a piece of work; None: its method, seeds and point.
+        runs: with their company. more: those that appear later.
+        restart: throw away checkpoints that cannot be used.
+    """
+    watcher = operation.watcher
+
+    def work(run: PlacedRun) -> None:
+        under_way = {one.label: one for one in (run, *run.company)}
+        for one in under_way.values():
+            begun(one)
+
+        def told(label: str, error: ProtoflError | None) -> None:
+            ended(under_way.pop(label), error)
+            watcher.run_ended(label)
+
+        try:
+            pool.carry_out(run, told, restart=restart)
+        except StoppedError as stopped:
+            for label in list(under_way):
+                told(label, stopped)
+        finally:
+            admission.ended(run)
+            for label in under_way:
+                watcher.run_ended(label)
+
+    admission = Admission(runs, Cache.here(), pool, more)
+    operation.steps.together((((name or _short)(run), partial(work, run)) for run in admission), at_once)
 
 
 def _tell_of_failure(watcher: Watcher, run: PlacedRun, recorded: Future[dict[str, Any]]) -> None:

@@ -5,24 +5,65 @@ Both the process that a command runs in and the workers of :mod:`pipelines.execu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from flcore import training
 from flcore.config import Config
 from flcore.engine.local.meeting import Seat
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.rounds import Observers
-from flcore.errors import ConfigError
+from flcore.errors import ConfigError, RunError
 from flcore.experiment import Experiment
 from flcore.provenance import code_fingerprint
 from flcore.run_folder import RunFiles, described, refuse_other_run
 from flcore.running import evaluate
 from pipelines.runs import analyses, memory
 from pipelines.runs.cache import Cache, has_finished, place
+from pipelines.runs.folder import read_lines
 from pipelines.runs.inputs import Inputs, write_inputs
 from pipelines.runs.provenance import environment
+
+
+class GivenUpError(RunError):
+    """A run was given up at a hurdle; what it has done stays in its checkpoint."""
+
+
+@dataclass(frozen=True)
+class Hurdles:
+    """What a run must have reached by some rounds to go on; a trial of a study that is no match for others has not.
+
+    Attributes:
+        metric: of a history's records, more is better.
+        at: by round: the best value until then must be at least this.
+    """
+
+    metric: str = "top1_global"
+    at: Mapping[int, float] = field(default_factory=dict)
+
+    def failed_at(self, history: Iterable[Mapping[str, Any]]) -> int | None:
+        """The first round at which a history, in order, is below a hurdle; None if it passes all that it has come to.
+
+        A value that is no number, as of a model that has diverged, is below any.
+        """
+        best = float("-inf")
+        for record in history:
+            value = record.get(self.metric)
+            if value is not None and value == value:
+                best = max(best, float(value))
+            if best < self.at.get(record["round"], float("-inf")):
+                return int(record["round"])
+        return None
+
+
+NO_HURDLES = Hurdles()
+
+
+def is_of_the_machine(error: BaseException | None) -> bool:
+    """Whether what the system refused (space on a disk, a file) is behind an error, and nothing that a run has done."""
+    return error is not None and (isinstance(error, OSError) or is_of_the_machine(error.__cause__))
 
 
 @dataclass(frozen=True)
@@ -36,6 +77,7 @@ class PlacedRun:
         label: what messages call it.
         company: the other runs that the same process carries out at the same time, training in one stack with this one
             (``engine.stack_runs``); mostly none.
+        hurdles: where it may be given up; mostly none.
     """
 
     config: Config
@@ -45,6 +87,7 @@ class PlacedRun:
     code: str
     label: str
     company: tuple[PlacedRun, ...] = ()
+    hurdles: Hurdles = NO_HURDLES
 
     @property
     def is_finished(self) -> bool:
@@ -117,7 +160,8 @@ def carry_out(
         seat: where it meets its company; None: it trains alone.
 
     Raises:
-        RunError: training failed. DataError: data are damaged.
+        RunError: training failed; or, as a :class:`GivenUpError`, it did not pass a hurdle.
+        DataError: data are damaged.
     """
     files, steps = RunFiles(run.directory), orchestrator or InlineOrchestrator()
     folders = (run.inputs.prepared, run.inputs.partition, run.directory)
@@ -132,7 +176,7 @@ def carry_out(
             run.inputs.partition,
             run.directory,
             orchestrator=orchestrator,
-            observers=observers,
+            observers=_with_hurdles(run, observers),
             restart=restart,
             about=environment(run.config),
             seat=seat,
@@ -150,6 +194,31 @@ def carry_out(
 def analyses_left(run: PlacedRun) -> list[str]:
     """The analyses that a run asks for and nobody has made."""
     return [name for name in run.config.evaluation.analyses if name not in analyses.stored_names(run.directory)]
+
+
+def _with_hurdles(run: PlacedRun, observers: Observers | None) -> Observers | None:
+    """Observers that stop a run at its first hurdle which it does not pass; rounds of a killed process count."""
+    if not run.hurdles.at:
+        return observers
+    told, seen = observers or Observers(), list[Mapping[str, Any]]()
+
+    def check(records: Iterable[Mapping[str, Any]]) -> None:
+        seen.extend(records)
+        failed = run.hurdles.failed_at(seen)
+        if failed is not None:
+            raise GivenUpError(f"given up after round {failed}")
+
+    def on_start(complete: int) -> None:
+        told.on_start(complete)
+        files = RunFiles(run.directory)
+        check(read_lines(files.checkpoint / files.history.name))
+
+    def on_round(number: int, record: Mapping[str, Any] | None) -> None:
+        told.on_round(number, record)
+        if record is not None:
+            check([record])
+
+    return replace(told, on_start=on_start, on_round=on_round)
 
 
 def _silent(function: Callable[..., object]) -> Callable[..., None]:

@@ -27,14 +27,14 @@ from flcore.engine.local.meeting import Seat, meet
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
-from pipelines.execution.one_run import PlacedRun, carry_out
+from pipelines.execution.one_run import GivenUpError, Hurdles, PlacedRun, carry_out, is_of_the_machine
 from pipelines.execution.progress import Watcher
 from pipelines.runs import memory
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 
 _TRIES = 2  # a process that was killed costs nothing but time: the run goes on where it was
-_PLAIN = ("ConfigError", "DataError")
+_PLAIN = {kind.__name__: kind for kind in (ConfigError, DataError, GivenUpError)}
 _TOLD = ("top1_global", "mean_local", "tasks")
 
 Ended = Callable[[str, ProtoflError | None], None]
@@ -143,6 +143,40 @@ class RunPool:
         return worker
 
 
+class ThisProcess:
+    """Carries out runs where it is called, without company: one at a time needs no process of its own."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        """Say who is told of rounds."""
+        self._watcher = watcher
+
+    def __enter__(self) -> ThisProcess:
+        """Use it until the end of the block."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is left."""
+
+    def carry_out(self, run: PlacedRun, ended: Ended, *, restart: bool = False) -> None:
+        """Carry out a run; as :meth:`RunPool.carry_out`."""
+        watcher, rounds = self._watcher, run.config.federation.rounds
+        observers = Observers(partial(watcher.round, run.label), on_start=partial(watcher.run, run.label, rounds))
+        error: ProtoflError | None = None
+        try:
+            carry_out(run, Cache.here(), observers=observers, restart=restart)
+        except ProtoflError as raised:
+            error = raised
+        ended(run.label, error)
+
+    def held_by(self, label: str) -> int:
+        """0: nothing else begins meanwhile."""
+        return 0
+
+    def held_idle(self) -> int:
+        """All that this process holds: the next run is carried out in it."""
+        return memory.resident(os.getpid())
+
+
 class _DiedError(Exception):
     """A worker's process has ended."""
 
@@ -191,13 +225,15 @@ def _as_values(run: PlacedRun) -> dict[str, Any]:
         "config": run.config.to_mapping(),
         "folders": [str(run.inputs.prepared), str(run.inputs.partition), str(run.directory)],
         "named": [run.hash, run.code, run.label],
+        "hurdles": [run.hurdles.metric, list(run.hurdles.at.items())],
     }
 
 
-def _error_of(kind: str, text: str, details: str) -> ProtoflError:
-    return (
-        {"ConfigError": ConfigError, "DataError": DataError}[kind](text) if kind in _PLAIN else RunError(text, details)
-    )
+def _error_of(kind: str, text: str, details: str, refused: str) -> ProtoflError:
+    error = _PLAIN[kind](text) if kind in _PLAIN else RunError(text, details)
+    if refused:  # so that whoever asks is_of_the_machine gets the same answer here
+        error.__cause__ = OSError(refused)
+    return error
 
 
 # ---- in the worker -----------------------------------------------------------------------------------------------
@@ -241,7 +277,9 @@ def _end_with_parent() -> None:
 def _run_of(values: Mapping[str, Any]) -> PlacedRun:
     prepared, partition, directory = map(Path, values["folders"])
     config = Config.from_mapping(values["config"])
-    return PlacedRun(config, Inputs(prepared, partition), directory, *values["named"])
+    metric, at = values["hurdles"]
+    run = PlacedRun(config, Inputs(prepared, partition), directory, *values["named"])
+    return replace(run, hurdles=Hurdles(metric, dict(at)))
 
 
 def _with(runs: Sequence[PlacedRun], run: PlacedRun) -> PlacedRun:
@@ -258,12 +296,14 @@ def _carry_out(run: PlacedRun, restart: bool, pipe: Connection, seat: Seat | Non
 
     # No meter: what the machine draws is that of all runs side by side.
     observers = Observers(on_round, on_start=lambda done: pipe.send(("run", run.label, rounds, done)))
-    error: tuple[str, str, str] | None = None
+    error: tuple[str, str, str, str] | None = None
     try:
         carry_out(run, Cache.here(), observers=observers, restart=restart, seat=seat)
     except ProtoflError as raised:
-        kind = type(raised).__name__ if type(raised).__name__ in _PLAIN else "RunError"
-        error = kind, str(raised), getattr(raised, "details", "")
+        refused = str(raised) if is_of_the_machine(raised) else ""
+        error = type(raised).__name__, str(raised), getattr(raised, "details", ""), refused
     except Exception as raised:
-        error = "RunError", f"{type(raised).__name__}: {raised}", "".join(traceback.format_exception(raised))
+        refused = str(raised) if is_of_the_machine(raised) else ""
+        text, trace = f"{type(raised).__name__}: {raised}", "".join(traceback.format_exception(raised))
+        error = "RunError", text, trace, refused
     pipe.send(("ended", run.label, error))

@@ -33,7 +33,12 @@ class InlineSteps(InlineOrchestrator):
     """Plain calls, and threads that wait for other processes."""
 
     def together(self, works: Iterable[Work[Result]], at_once: int) -> list[Result]:
-        """Call them on threads; the first error, or Ctrl-C, is raised at once, and nothing new is begun."""
+        """Call them on threads; the first error, or Ctrl-C, is raised at once, and nothing new is begun.
+
+        One at a time is called here.
+        """
+        if at_once == 1:
+            return [work() for _, work in works]
         threads = ThreadPoolExecutor(at_once)
         begun: list[Future[Result]] = []
         running: set[Future[Result]] = set()

@@ -141,6 +141,7 @@ def tune(
     storage: str | None,
     out: Path,
     *,
+    at_once: int | None = None,
     orchestrator: str = "auto",
     wait: bool = True,
 ) -> None:
@@ -151,16 +152,17 @@ def tune(
         RunError: no trial has finished.
     """
     with operation(raw, wait=wait) as (how, config):
-        from pipelines.tuning.search import study
+        from pipelines.tuning.search import Asked, study
 
         if _uses_prefect(orchestrator, how):
             from pipelines.orchestration import flows
 
             asked: dict[str, Any] = {"trials": trials, "objective": objective, "metric": metric, "out": str(out)}
+            asked["at_once"] = at_once
             stored = without_tracking(raw)
             outcome = _as_flow(how, flows.tune, **asked, config=stored, hidden=storage)
         else:
-            outcome = study(config, trials, objective, metric, storage, out, how)
+            outcome = study(config, Asked(trials, objective, metric, storage, at_once), out, how)
     print(outcome.table, end="")
     if outcome.store is not None:
         print(f"study in MLflow: {outcome.store}")

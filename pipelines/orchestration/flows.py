@@ -198,6 +198,7 @@ def tune(
     metric: str | None = None,
     storage: str | None = None,
     out: str = "runs/tune",
+    at_once: int | None = None,
     config: Configuration | None = None,
 ) -> str:
     """An Optuna study of one method on validation data, then its results, figures and MLflow runs.
@@ -209,6 +210,7 @@ def tune(
         objective: ``accuracy`` or ``accuracy,bytes``. metric: the accuracy; None: the method's own.
         storage: Optuna's storage as a URL without a password; None for a SQLite file in the study's folder.
         out: the study's folder; ``{date}`` as for ``federated-experiment``.
+        at_once: trials that are under way at the same time; None: as the study began, or four.
         config: parameters instead of a file and overrides.
 
     Returns:
@@ -216,7 +218,7 @@ def tune(
     """
     if storage is not None and storage != without_password(storage):
         raise ConfigError("storage: Prefect would keep the password in it; take a storage that needs none")
-    from pipelines.tuning.search import study  # Optuna, which no other flow needs
+    from pipelines.tuning.search import Asked, study  # Optuna, which no other flow needs
 
     checked, folder, call = (
         Config.from_mapping(_raw(params_file, overrides, config)),
@@ -225,8 +227,8 @@ def tune(
     )
     tags = ["tune", checked.method.name, checked.source.name]
     with _operation(checked, f"tune {folder.name}", tags) as operation:
-        asked = (trials, objective, metric, storage if call is None else call.storage)
-        outcome = study(checked, *asked, folder, operation)
+        asked = Asked(trials, objective, metric, storage if call is None else call.storage, at_once)
+        outcome = study(checked, asked, folder, operation)
         _show_table(outcome)
     return _left(outcome)
 

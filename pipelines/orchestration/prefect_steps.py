@@ -85,7 +85,9 @@ class PrefectSteps(Steps):
         return [future.result() for future in futures]
 
     def together(self, works: Iterable[Work[Result]], at_once: int) -> list[Result]:
-        """A task per piece of work; the next one appears when another has ended."""
+        """A task per piece of work; the next one appears when another has ended. One at a time is in this thread."""
+        if at_once == 1:
+            return [_task(name, work)() for name, work in works]
         room = threading.Semaphore(at_once)
 
         def and_make_room(work: Callable[[], Result]) -> Result:

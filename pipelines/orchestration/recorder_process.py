@@ -164,7 +164,9 @@ class _Desk:
 
         directory, facts = Path(request["directory"]), request["facts"]
         runs = [Path(run) for run in request["runs"]]
-        compared = compare(request["config"], runs, directory, facts.get("failed"))
+        compared = compare(
+            request["config"], runs, directory, facts.get("failed"), rows=facts["rows"], tuning=facts.get("tuning")
+        )
         return {
             "report": str(directory / "report.html"),
             "table": _on_console(facts, lambda console: print_table(compared, console)),

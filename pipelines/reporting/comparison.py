@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 from flcore.errors import ConfigError, ProtoflError
 from pipelines.reporting.formats import listed, plural
@@ -83,6 +84,33 @@ class MethodSummary:
 
 
 @dataclass(frozen=True)
+class Tuned:
+    """What a study found for one method of a comparison.
+
+    Attributes:
+        method: its name.
+        trials: that ended. failed: of them.
+        metric: what was maximised, on validation data. given: with the values as given. best: with those found.
+        values: those found that differ from the given ones, by dotted key.
+        error: why there are none, where no trial has finished.
+    """
+
+    method: str
+    trials: int
+    failed: int
+    metric: str
+    given: float | None
+    best: float | None
+    values: Mapping[str, Any]
+    error: str | None = None
+
+
+def tuned_name(method: str) -> str:
+    """What the runs of a method with the values that its study found are called."""
+    return f"{method} (tuned)"
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Methods in the order in which they were given, with the runs (by method, then seed) they summarise.
 
@@ -101,6 +129,7 @@ class Comparison:
     run_targets: Mapping[str, tuple[RunTarget, ...]]
     notes: tuple[str, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
+    tuning: tuple[Tuned, ...] = ()
 
     @property
     def has_baseline(self) -> bool:
@@ -119,6 +148,7 @@ def compare(
     metric: str = "top1_global",
     target_fraction: float = 0.95,
     failed: Mapping[str, str] | None = None,
+    tuning: Sequence[Tuned] = (),
 ) -> Comparison:
     """Summarise runs per method and set every method against the baseline.
 
@@ -129,6 +159,7 @@ def compare(
             `mean_local` beside it, which every method has.
         target_fraction: target of a seed = this fraction of the baseline's final accuracy with that seed.
         failed: why other runs have no result, by what they are called.
+        tuning: what the methods' studies found.
 
     Returns:
         The comparison; its notes name everything that is missing or uneven.
@@ -179,6 +210,7 @@ def compare(
         run_targets={name: tuple(target for each in of.values() for target in each) for name, of in targets.items()},
         notes=tuple(_notes(by_method, baseline)),
         failed=dict(failed or {}),
+        tuning=tuple(tuning),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,7 @@ def _document(comparison: Comparison) -> dict[str, Any]:
         "confidence": CONFIDENCE,
         "seeds": list(comparison.seeds),
         "methods": methods,
+        "tuning": [asdict(tuned) for tuned in comparison.tuning],
         "runs": _run_rows(comparison),
         "statements": list(statements(comparison)),
         "notes": list(comparison.notes),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from flcore.errors import DataError
 from flcore.params import build
 from flcore.sections import CompareConfig
 from pipelines.reporting import comparison as comparisons
-from pipelines.reporting.comparison import Comparison
+from pipelines.reporting.comparison import Comparison, Tuned, tuned_name
 from pipelines.reporting.comparison_files import write
 from pipelines.reporting.comparison_tables import comparison_tables, definitions
 from pipelines.reporting.figures.data import curves_table
@@ -47,7 +48,13 @@ _log = logging.getLogger(__name__)
 
 
 def compare(
-    parameters: Mapping[str, Any], runs: Sequence[Path], directory: Path, failed: Mapping[str, str] | None = None
+    parameters: Mapping[str, Any],
+    runs: Sequence[Path],
+    directory: Path,
+    failed: Mapping[str, str] | None = None,
+    *,
+    rows: Sequence[str] = (),
+    tuning: Sequence[Mapping[str, Any]] | None = None,
 ) -> Comparison:
     """Write ``comparison.csv``, ``.json``, ``.md``, ``.tex``, ``runs.csv``, ``metrics.json``, ``curves.csv``,
     ``figures/`` and ``report.html``.
@@ -58,6 +65,8 @@ def compare(
             are still there.
         directory: where the results go.
         failed: why some of these runs have no result, by what they are called.
+        rows: of each run, what its method is called here; empty: by its name.
+        tuning: what the methods' studies found, as :class:`~pipelines.reporting.comparison.Tuned` has it.
 
     Returns:
         The comparison.
@@ -66,24 +75,38 @@ def compare(
         ConfigError: the section ``compare`` is wrong. DataError: more runs have not finished than failed, or one is
             damaged. ProtoflError: none has finished, or they do not belong together.
     """  # noqa: D205
-    comparison = collect(parameters, runs, failed)
+    comparison = collect(parameters, runs, failed, rows=rows, tuning=tuning)
     write(comparison, directory)
     write_csv(curves_table(comparison.runs), directory / "curves.csv")
     write_comparison_page(comparison, _partitions(comparison), directory)
     return comparison
 
 
-def collect(parameters: Mapping[str, Any], runs: Sequence[Path], failed: Mapping[str, str] | None = None) -> Comparison:
+def collect(
+    parameters: Mapping[str, Any],
+    runs: Sequence[Path],
+    failed: Mapping[str, str] | None = None,
+    *,
+    rows: Sequence[str] = (),
+    tuning: Sequence[Mapping[str, Any]] | None = None,
+) -> Comparison:
     """Read finished runs and set them against ``compare.baseline``, methods in the order of the runs.
 
     Arguments and errors are those of :func:`compare`; nothing is written.
     """
     settings = build(CompareConfig, parameters.get("compare") or {}, "compare")
+    named = list(zip(runs, rows or [""] * len(runs), strict=True))
     unfinished = [run for run in runs if not RunFiles(run).metrics.exists()]
     if len(unfinished) <= len(failed or {}):
-        runs = [run for run in runs if run not in unfinished]
+        named = [(run, row) for run, row in named if run not in unfinished]
+    records = [(load_run(run), row) for run, row in named]
+    found = [Tuned(**values) for values in tuning or ()]
     return comparisons.compare(
-        [load_run(run) for run in runs], settings.baseline, target_fraction=settings.target_fraction, failed=failed
+        [replace(record, method=row) if row else record for record, row in records],
+        tuned_name(settings.baseline) if found else settings.baseline,
+        target_fraction=settings.target_fraction,
+        failed=failed,
+        tuning=found,
     )
 
 
@@ -132,7 +155,8 @@ def _scores(comparison: Comparison, drawings: Mapping[str, Drawing]) -> Iterator
         failed = tuple(f"{label}: {reason}" for label, reason in comparison.failed.items())
         yield Section("failed", "Failed runs", (Notes(failed),))
     yield from plots(drawings, ("accuracy", "bytes"), several=True)
-    for name, figures in (("differences", ("differences",)), ("target", ()), ("stream", ("stream", "tasks"))):
+    parts = (("differences", ("differences",)), ("tuning", ()), ("target", ()), ("stream", ("stream", "tasks")))
+    for name, figures in parts:
         if name in tables:
             drawn = [block for figure in figures for block in plot(drawings, figure, several=True)]
             yield Section(name, tables[name].title, (Rows(tables[name]), *drawn))

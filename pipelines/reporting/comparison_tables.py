@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pipelines.reporting.comparison import Comparison, MethodSummary, TargetSummary
-from pipelines.reporting.formats import MISSING, format_bytes
+from flcore.params import shown
+from pipelines.reporting.comparison import Comparison, MethodSummary, TargetSummary, Tuned
+from pipelines.reporting.formats import MISSING, format_bytes, listed
 from pipelines.reporting.statistics import Summary, marks
 from pipelines.reporting.tables import (
     DIFFERENCE,
     MEAN_BYTES,
     MEAN_COUNT,
+    PERCENT,
     SCORE,
     SPREAD,
     WORDS,
@@ -99,6 +101,7 @@ def comparison_tables(comparison: Comparison) -> dict[str, Table]:
             f"Difference to {baseline} in percentage points [95 % interval]",
             (method, *_differences(rows, baseline)),
         ),
+        "tuning": Table(_tuning_title(comparison), _tuning(comparison)),
         "target": Table(
             f"Rounds and bytes to {100 * comparison.target_fraction:g} % of the final accuracy of {baseline}, seed by "
             "seed",
@@ -111,6 +114,35 @@ def comparison_tables(comparison: Comparison) -> dict[str, Table]:
         ),
     }
     return {name: table for name, table in tables.items() if len(table.columns) > 1}
+
+
+def _tuning_title(comparison: Comparison) -> str:
+    trials = sorted({tuned.trials for tuned in comparison.tuning})
+    return f"Tuning: {listed(trials)} trials of each method over its own and the shared parameters"
+
+
+def _tuning(comparison: Comparison) -> tuple[Column, ...]:
+    """What each method's study found; no columns where nothing was tuned."""
+    tuned = comparison.tuning
+    if not tuned:
+        return ()
+
+    def words(one: Tuned) -> str:
+        if one.error is not None:
+            return f"none: {one.error}"
+        told = {key: f"{value:.4g}" if isinstance(value, float) else shown(value) for key, value in one.values.items()}
+        return ", ".join(f"{key} = {value}" for key, value in told.items()) or "as given"
+
+    scored = "on validation data, of the configuration's own seed; the runs in the other tables are on test data."
+    return (
+        Column("method", "method", [one.method for one in tuned], WORDS),
+        Column("trials", "trials", [one.trials for one in tuned]),
+        Column("failed", "failed", [one.failed for one in tuned]),
+        Column("metric", "tuned for", [one.metric for one in tuned], WORDS),
+        Column("given", "as given %", [one.given for one in tuned], PERCENT, scored),
+        Column("best", "best %", [one.best for one in tuned], PERCENT, scored),
+        Column("values", "values found", [words(one) for one in tuned], WORDS),
+    )
 
 
 def _score(rows: Sequence[MethodSummary], key: str) -> Column | None:

@@ -1,4 +1,4 @@
-"""Optuna's dashboard over the studies of ``protofl tune``, each of which has a SQLite file in its own folder.
+"""Optuna's dashboard over the studies of ``protofl tune``, each of which has a file in its own folder.
 
 The dashboard knows one storage; :class:`Studies` makes one of all files that there are. A study that begins later
 appears when the page is loaded again. Notes and plots of the dashboard are kept in the study's file; studies are begun
@@ -14,28 +14,32 @@ from pathlib import Path
 from typing import Any
 
 from optuna.exceptions import StorageInternalError
-from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
+
+from pipelines.tuning.journal import open_journal
 
 _FILES = 100_000
 """An id here is the id in a file times this, plus the number of the file: both can be told from it."""
 
 
 def study_files() -> list[Path]:
-    """The studies of this folder: where ``protofl tune`` puts them, and one level below."""
-    return [path for pattern in ("runs/*/study.db", "runs/*/*/study.db") for path in sorted(Path().glob(pattern))]
+    """The studies of this folder: where ``protofl tune`` and ``compare --tuned`` put them, and one level below."""
+    names = ("study.journal", "study.db")  # the second by earlier versions
+    folders = ("runs/*", "runs/*/*", "runs/*/tuning/*")
+    return [path for folder in folders for name in names for path in sorted(Path().glob(f"{folder}/{name}"))]
 
 
 class Studies(BaseStorage):
-    """The studies of several SQLite files as one storage, each named after its folder."""
+    """The studies of several files as one storage, each named after its folder."""
 
     def __init__(self) -> None:
         """Look for files at every question."""
         self._known: list[Path] = []
-        self._opened: dict[Path, RDBStorage] = {}
+        self._opened: dict[Path, RDBStorage | JournalStorage] = {}
 
     # ---- studies -------------------------------------------------------------------------------------------------
 
@@ -133,19 +137,19 @@ class Studies(BaseStorage):
 
     # ---- files ---------------------------------------------------------------------------------------------------
 
-    def _storages(self) -> Iterator[tuple[int, RDBStorage, Path]]:
+    def _storages(self) -> Iterator[tuple[int, BaseStorage, Path]]:
         for path in study_files():
             if path not in self._known:
                 self._known.append(path)
             if path not in self._opened:
                 try:
-                    self._opened[path] = RDBStorage(f"sqlite:///{path.resolve()}", skip_table_creation=True)
+                    self._opened[path] = _opened(path)
                 except (SQLAlchemyError, StorageInternalError, RuntimeError):  # no tables yet, or another version's
                     continue
             if path.exists():
                 yield self._known.index(path), self._opened[path], path
 
-    def _of(self, number: int) -> tuple[RDBStorage, int]:
+    def _of(self, number: int) -> tuple[BaseStorage, int]:
         """The storage that an id is from, and the number of its file.
 
         Raises:
@@ -159,6 +163,12 @@ class Studies(BaseStorage):
     @staticmethod
     def _shown(path: Path, name: str, studies: int) -> str:
         return str(path.parent) if studies == 1 else f"{path.parent}: {name}"
+
+
+def _opened(path: Path) -> RDBStorage | JournalStorage:
+    if path.suffix == ".journal":
+        return open_journal(path)
+    return RDBStorage(f"sqlite:///{path.resolve()}", skip_table_creation=True)
 
 
 def _renumbered(trial: FrozenTrial, file: int) -> FrozenTrial:

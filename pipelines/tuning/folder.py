@@ -1,4 +1,4 @@
-"""A study's folder: where things lie in it, whose study it is, and that one process at a time works on it.
+"""A study's folder: where things lie in it, whose study it is, and who may write there at this moment.
 
 Without torch: whoever draws and logs studies reads folders alone.
 """
@@ -29,8 +29,13 @@ class StudyFiles:
     directory: Path
 
     @property
-    def database(self) -> Path:
+    def journal(self) -> Path:
         """Optuna's storage, unless another is named."""
+        return self.directory / "study.journal"
+
+    @property
+    def database(self) -> Path:
+        """Optuna's storage in a study that an earlier version began."""
         return self.directory / "study.db"
 
     @property
@@ -76,6 +81,12 @@ class StudyFiles:
         """How a trial has ended; not there before."""
         return self.trial(number).directory / "trial.json"
 
+    def claim(self, number: int) -> Path:
+        """Locked by the process that carries a trial out; outside of its folder, which may be made anew."""
+        path = self.directory / ".claims" / f"{number:04d}"
+        path.parent.mkdir(exist_ok=True)
+        return path
+
     @property
     def command(self) -> str:
         """What to type to run the best configuration."""
@@ -111,11 +122,11 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 @contextmanager
-def only_one_process(directory: Path) -> Iterator[None]:
-    """Hold a lock on a study's folder that ends with the process, however it ends.
+def alone(directory: Path) -> Iterator[None]:
+    """Have a study's storage and results to oneself for a moment; a process that ends, however, lets go of them.
 
     Raises:
-        ConfigError: another process holds it, or nothing can be written there.
+        ConfigError: nothing can be written there.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -123,8 +134,7 @@ def only_one_process(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"{directory}: cannot write there ({error.strerror}); choose another --out") from error
     with handle:
-        if not take_lock(handle, wait=False):
-            raise ConfigError(f"{directory}: another process works on this study; wait for it, or choose another --out")
+        take_lock(handle, wait=True)
         yield
 
 

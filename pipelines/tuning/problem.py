@@ -131,3 +131,15 @@ class Problem:
         mapping = self.config.to_mapping()
         split = {dimension.key: dimension.key.partition(".") for dimension in self.dimensions}
         return {key: mapping[section][name] for key, (section, _, name) in split.items()}
+
+    @property
+    def starts(self) -> list[dict[str, Any]]:
+        return [self.given_values]
+
+    def score(self, metrics: Mapping[str, Any], history: Any) -> float:
+        value = history[-1][self.metric]
+        if value is None:
+            from flcore.errors import RunError
+
+            raise RunError(f"round {history[-1]['round']}: {self.metric} is null: nobody could be scored")
+        return float(value)

@@ -1,33 +1,39 @@
 """The trials of a study, in Optuna's storage: which one is next, when one is given up, and how each has ended.
 
-The sampler of a trial is seeded by the study's seed and the trial's number, so that a study which was interrupted
-proposes what an uninterrupted one would have, and nothing of the sampler has to be stored.
+Several trials are under way at once, and yet a study does not depend on how fast each of them is, on the number of
+cores or processes, or on interruptions: of ``at_once`` trials, number n is chosen when all up to n - at_once have
+ended, and from those alone; of the others it is only known that they are under way. Its sampler is seeded by the
+study's seed and by n, so that nothing of a sampler has to be stored. So the storage is a record of what was chosen,
+and the choice itself is a function (:func:`chosen`).
 """
 
 from __future__ import annotations
 
-import copy
+import statistics
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import optuna
-from optuna.pruners import BasePruner, MedianPruner, NopPruner
 from optuna.samplers import TPESampler
-from optuna.storages import RDBStorage
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy.exc import SQLAlchemyError
 
-from flcore.config import Config
 from flcore.errors import ConfigError, RunError
 from flcore.rng import numpy_stream
+from pipelines.execution.one_run import NO_HURDLES, Hurdles
 from pipelines.tracking.addresses import without_password
 from pipelines.tuning.folder import StudyFiles
+from pipelines.tuning.journal import open_journal
 from pipelines.tuning.problem import OBJECTIVES, Problem
 from pipelines.tuning.trial import TrialOutcome
 
-SAMPLER = "TPESampler(multivariate, constant_liar), seeded per trial"
+SAMPLER = "TPESampler(multivariate, group, constant_liar), seeded per trial"
+AT_ONCE = 4
+"""Trials under way at the same time, where nobody says. More fill more cores, and know less of one another."""
 _STARTUP_TRIALS = 10  # at random, before the sampler has something to learn from
 _TRIALS_BEFORE_PRUNING = 5
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -35,62 +41,76 @@ _STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "fail":
 
 
 class Trials:
-    """A study's trials; one process at a time asks for the next one."""
+    """A study's trials; one process at a time may ask, tell or look."""
 
-    def __init__(self, problem: Problem, files: StudyFiles, storage: str | None) -> None:
-        """Open or create the study; a new one begins with the given values.
+    def __init__(self, problem: Problem, files: StudyFiles, storage: str | None, at_once: int | None) -> None:
+        """Open or create the study.
 
         Args:
             problem: what is searched.
             files: of the study.
             storage: Optuna's storage as an SQLAlchemy URL, in which there may be trials of other folders; None for a
-                SQLite file in the study's own.
+                journal in the study's own.
+            at_once: so many trials are under way at most, in all processes of this folder; None: as the study began.
 
         Raises:
-            ConfigError: the storage cannot be opened.
+            ConfigError: the storage cannot be opened, or the study began with another ``at_once``.
         """
         self._problem, self._files = problem, files
         self._is_shared = storage is not None
         self._storage = _open_storage(storage, files)
         directions = OBJECTIVES[problem.objective]
         self.study = optuna.create_study(
-            storage=self._storage,
-            study_name=problem.name,
-            directions=list(directions),
-            pruner=_pruner(problem.config) if len(directions) == 1 else NopPruner(),
-            load_if_exists=True,
+            storage=self._storage, study_name=problem.name, directions=list(directions), load_if_exists=True
         )
         if self.study.metric_names is None:
             with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
                 self.study.set_metric_names([problem.metric, "bytes"][: len(directions)])  # for Optuna's dashboard
-        if not self.study.trials:
-            self.study.enqueue_trial(problem.given_values)
+        self.at_once = int(self.study.user_attrs.get("at_once", at_once or AT_ONCE))
+        if at_once not in (None, self.at_once):
+            raise ConfigError(
+                f"--at-once {at_once}: this study began with {self.at_once}, which its trials depend on; leave it out, "
+                "or choose another --out"
+            )
+        if "at_once" not in self.study.user_attrs:
+            self.study.set_user_attr("at_once", self.at_once)
 
-    def next(self) -> Trial:
-        """The trial that a killed process left behind, else one that waits, else a new one."""
-        interrupted = [
-            trial.number
-            for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-            if not self._is_shared or self._files.trial(trial.number).directory.exists()
-        ]
-        waiting = [trial.number for trial in self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))]
-        number = next(iter(interrupted + waiting), len(self.study.trials))
-        self.study.sampler = _sampler(self._problem.config.seed, number)
-        return self._take_up(number) if interrupted else self.study.ask()
+    def under_way(self) -> list[Trial]:
+        """The trials of this folder that were begun and have not ended, in order; killed processes leave some too."""
+        begun = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return [self._trial(one.number) for one in begun if self._is_ours(one.number)]
 
-    def _take_up(self, number: int) -> Trial:
-        """A trial that another process began: the storage knows the id that a Trial is made from."""
-        study_id = self._storage.get_study_id_from_name(self.study.study_name)
-        return Trial(self.study, self._storage.get_trial_id_from_study_id_trial_number(study_id, number))
+    def ask(self) -> bool:
+        """Begin the next trial if it may: False where it has to wait for one that is under way."""
+        known = self.study.get_trials(deepcopy=False)
+        waiting = [trial.number for trial in known if trial.state == TrialState.WAITING]
+        number = waiting[0] if waiting else len(known)
+        ours = [trial.number for trial in self.under_way()]
+        if len(ours) >= self.at_once or (ours and ours[0] <= number - self.at_once and not self._is_shared):
+            return False
+        if not waiting:  # else a killed process had chosen it
+            self.study.enqueue_trial(chosen(self._problem, known, self.at_once))
+        trial = self.study.ask()
+        self._files.trial(trial.number).directory.mkdir(parents=True, exist_ok=True)  # which makes it ours
+        self._problem.suggest(trial)
+        return True
 
-    def is_hopeless(self, number: int, rounds: Mapping[int, float]) -> bool:
-        """Whether a trial is to be given up after these rounds; never where there are several objectives.
+    def hurdles(self, number: int) -> Hurdles:
+        """Where a trial is to be given up: below the median of what the earlier ones that it knows had there.
 
-        The storage learns of rounds when the trial has ended: of one that begins again it would keep the old ones.
+        From a third of the rounds on, if five of those have finished. Not at the last round, where nothing is saved,
+        and never where there are several objectives.
         """
-        asked = copy.copy(self.study.get_trials(deepcopy=False)[number])
-        asked.intermediate_values = dict(rounds)
-        return self.study.pruner.prune(self.study, asked)
+        rounds = self._problem.config.federation.rounds
+        known = [
+            trial.intermediate_values
+            for trial in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            if trial.number <= number - self.at_once
+        ]
+        if len(self.study.directions) > 1 or len(known) < _TRIALS_BEFORE_PRUNING:
+            return NO_HURDLES
+        there = {at: [values[at] for values in known if at in values] for at in range(max(rounds // 3, 1), rounds)}
+        return Hurdles(self._problem.metric, {at: statistics.median(values) for at, values in there.items() if values})
 
     def tell(self, trial: Trial, outcome: TrialOutcome, code: str) -> None:
         """Store how a trial has ended, and under which code; told once more after an interruption, rounds stay."""
@@ -115,8 +135,42 @@ class Trials:
         if any(known.get(name, fingerprint) != fingerprint for name, fingerprint in fingerprints.items()):
             return False
         for name, fingerprint in fingerprints.items():
-            self.study.set_user_attr(name, fingerprint)
+            if name not in known:
+                self.study.set_user_attr(name, fingerprint)
         return True
+
+    def _is_ours(self, number: int) -> bool:
+        return not self._is_shared or self._files.trial(number).directory.exists()
+
+    def _trial(self, number: int) -> Trial:
+        """A trial that perhaps another process began: the storage knows the id that a Trial is made from."""
+        study_id = self._storage.get_study_id_from_name(self.study.study_name)
+        return Trial(self.study, self._storage.get_trial_id_from_study_id_trial_number(study_id, number))
+
+
+def chosen(problem: Problem, known: Sequence[FrozenTrial], at_once: int) -> dict[str, Any]:
+    """The values of the trial after these.
+
+    Args:
+        problem: what is searched.
+        known: all trials so far, in order.
+        at_once: of the last ``at_once`` - 1 of them only the values are looked at, not how they have ended.
+    """
+    number = len(known)
+    starts = problem.starts
+    if number < len(starts):
+        return dict(starts[number])
+    seen = optuna.create_study(
+        directions=list(OBJECTIVES[problem.objective]), sampler=_sampler(problem.config.seed, number)
+    )
+    seen.add_trials([trial if trial.number <= number - at_once else _as_under_way(trial) for trial in known])
+    return problem.suggest(seen.ask())
+
+
+def _as_under_way(trial: FrozenTrial) -> FrozenTrial:
+    return create_trial(
+        state=TrialState.RUNNING, params=trial.params, distributions=trial.distributions, system_attrs={}
+    )
 
 
 def of_other_code(study: Study, code: str) -> list[FrozenTrial]:
@@ -154,9 +208,11 @@ def storage_errors() -> Iterator[None]:
         raise RunError(f"--storage: lost during the study ({reason}); the same command goes on") from error
 
 
-def _open_storage(url: str | None, files: StudyFiles) -> RDBStorage:
-    """Open Optuna's storage, making its tables where there are none."""
+def _open_storage(url: str | None, files: StudyFiles) -> BaseStorage:
+    """Open Optuna's storage, making it where there is none."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if url is None and not files.database.exists():  # as earlier versions made it
+        return open_journal(files.journal)
     try:
         return RDBStorage(f"sqlite:///{files.database.resolve()}" if url is None else url)
     # SQLAlchemy's own for addresses and connections, ImportError for a missing driver, RuntimeError for the tables of
@@ -170,14 +226,14 @@ def _open_storage(url: str | None, files: StudyFiles) -> RDBStorage:
         ) from error
 
 
-def _pruner(config: Config) -> BasePruner:
-    """Stop a trial that is below the median of the earlier ones at the same round, after a third of the rounds."""
-    return MedianPruner(n_startup_trials=_TRIALS_BEFORE_PRUNING, n_warmup_steps=config.federation.rounds // 3)
-
-
 def _sampler(seed: int, number: int) -> TPESampler:
     """The sampler of one trial: a function of seed and number, whichever process asks."""
     stream = numpy_stream(seed, "tuning", number)
-    return TPESampler(
-        seed=int(stream.integers(2**31)), n_startup_trials=_STARTUP_TRIALS, multivariate=True, constant_liar=True
-    )
+    with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+        return TPESampler(
+            seed=int(stream.integers(2**31)),
+            n_startup_trials=_STARTUP_TRIALS,
+            multivariate=True,
+            group=True,  # keys that only some trials have are learnt from those
+            constant_liar=True,
+        )

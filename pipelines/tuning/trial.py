@@ -9,38 +9,24 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from flcore import training
 from flcore.config import Config
-from flcore.engine.rounds import Observers, RoundRecord
-from flcore.errors import ConfigError, RunError
+from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.experiment import Experiment
 from flcore.locks import sole_use
 from flcore.provenance import code_fingerprint
 from flcore.run_folder import RunFiles, described
-from flcore.running import evaluate
-from pipelines.runs.cache import Cache, place
+from pipelines.execution.one_run import GivenUpError, Hurdles, PlacedRun, fetch, is_of_the_machine, placed
+from pipelines.runs.cache import Cache
 from pipelines.runs.folder import read_lines
-from pipelines.runs.inputs import Inputs, write_inputs
+from pipelines.runs.inputs import Inputs
 from pipelines.runs.layout import read_json, write_json, write_text
-from pipelines.runs.provenance import environment
 from pipelines.tuning.folder import StudyFiles
 from pipelines.tuning.problem import Problem
-
-if TYPE_CHECKING:
-    from pipelines.execution.progress import Watcher
-
-Hopeless = Callable[[int, Mapping[int, float]], bool]
-"""Whether a trial with this number is to be given up after rounds with these scores."""
-
-
-class _GivenUp(Exception):  # noqa: N818 - no error
-    """The trial is hopeless."""
 
 
 @dataclass(frozen=True)
@@ -50,165 +36,132 @@ class TrialOutcome:
     Attributes:
         state: as Optuna has it.
         rounds: the metric by round, as far as the trial came.
+        accuracy: the metric of a finished trial.
         bytes: sent in all; of a finished trial.
         error: of a failed trial, why.
     """
 
     state: Literal["complete", "pruned", "fail"]
     rounds: Mapping[int, float] = field(default_factory=dict)
+    accuracy: float | None = None
     bytes: int | None = None
     error: str | None = None
 
-    @property
-    def accuracy(self) -> float | None:
-        """The metric after the last round of a finished trial."""
-        return self.rounds[max(self.rounds)] if self.state == "complete" else None
-
 
 @dataclass(frozen=True)
-class TrialRun:
-    """What all trials of a study have in common.
+class TrialRuns:
+    """The runs of a study's trials, before they begin and after they have ended.
 
     Attributes:
         problem: what is searched. files: of the study.
         inputs: the data. cache: knows where runs have finished.
-        is_hopeless: asked after every evaluated round but the last.
-        watch: is told of rounds.
     """
 
     problem: Problem
     files: StudyFiles
     inputs: Inputs
     cache: Cache
-    is_hopeless: Hopeless
-    watch: Watcher
 
     @cached_property
     def code(self) -> str:
         """Fingerprint of the code that trials use."""
         return code_fingerprint(self.problem.config)
 
-    def carry_out(self, number: int, values: Mapping[str, Any]) -> TrialOutcome:
-        """Train a trial, or go on with it; one that has ended is not begun again.
+    def outcome(self, number: int, values: Mapping[str, Any]) -> TrialOutcome | None:
+        """How a trial has ended, as it was written before anybody was told; None if it has not, with these values."""
+        file = self.files.outcome(number)
+        if not file.exists():
+            return None
+        found = read_json(file)
+        told = json.loads(json.dumps(self._told(number, values)))
+        if any(found.pop(key, None) != value for key, value in told.items()):
+            return None
+        found["rounds"] = {int(at): value for at, value in found["rounds"].items()}
+        return TrialOutcome(**found)
 
-        The outcome is in ``trial.json`` of the trial's folder before anybody is told.
+    def place(self, number: int, values: Mapping[str, Any], hurdles: Hurdles) -> PlacedRun | None:
+        """The run of a trial, to be carried out; None where its outcome is known at once.
 
-        Args:
-            number: of the trial.
-            values: by dotted key.
+        That is where the configuration or the data refuse the values, and where the run has finished elsewhere: it is
+        asked as any other whether it would have been given up.
 
         Raises:
-            RunError: another process is at work in the trial's folder, or the disk is full: nothing that the values
-                have done. The same command goes on.
-            DataError: data are damaged.
+            RunError: another process is at work in the trial's folder. DataError: data are damaged.
         """
-        run, file = self.files.trial(number), self.files.outcome(number)
-        told = {"study": self.problem.name, "number": number, "params": dict(values), "code": self.code}
-        outcome = _stored(file, told)
-        if outcome is None:
-            with sole_use(run.directory):
-                pass
-            write_inputs(run.directory, self.inputs)
-            outcome = self._ended(number, values, run)
-            write_json(file, told | asdict(outcome))
-        if outcome.state != "complete":
-            _drop_weights(run)
-        return outcome
-
-    def _ended(self, number: int, values: Mapping[str, Any], run: RunFiles) -> TrialOutcome:
-        rounds: dict[int, float] = {}
+        files = self.files.trial(number)
         try:
-            sent = self._train(self.problem.config_of(values), number, run, rounds)
-        except _GivenUp:
-            return TrialOutcome("pruned", rounds)
-        except (ConfigError, RunError) as error:  # values that do not go together, or with these data; or diverged
-            if _is_of_the_machine(error):
-                raise
+            config = self.problem.config_of(values)
+            self._clear(config, files)
+            run = placed(config, self.inputs, self.files.directory, directory=files.directory)
+        except ConfigError as error:  # values that do not go together, or with these data
+            self._write(number, values, TrialOutcome("fail", error=str(error)))
+            return None
+        run = replace(run, hurdles=hurdles)
+        if not fetch(run, self.cache):
+            return run
+        self.end(number, values, run, None)
+        return None
+
+    def end(self, number: int, values: Mapping[str, Any], run: PlacedRun, error: ProtoflError | None) -> None:
+        """Write how a trial has ended.
+
+        Raises:
+            ProtoflError: another process is at work in the trial's folder, the disk is full, or data are damaged:
+                nothing that the values have done. The same command goes on.
+        """
+        files = RunFiles(run.directory)
+        if error is None:
+            outcome = self._finished(run, read_lines(files.history))
+        elif isinstance(error, GivenUpError):
+            history = read_lines(files.checkpoint / files.history.name)
+            outcome = TrialOutcome("pruned", self._rounds(history, run.hurdles.failed_at(history)))
+        elif isinstance(error, DataError) or is_of_the_machine(error):
+            raise error
+        else:  # it has diverged, or was killed again and again
             with sole_use(run.directory):  # raises it again if it is about another process
                 pass
-            return TrialOutcome("fail", rounds, error=str(error))
-        return TrialOutcome("complete", rounds, sent)
+            history = read_lines(files.checkpoint / files.history.name)
+            outcome = TrialOutcome("fail", self._rounds(history), error=str(error))
+        self._write(number, values, outcome)
 
-    def _train(self, config: Config, number: int, run: RunFiles, rounds: dict[int, float]) -> int:
-        """All rounds and the evaluation; scores go to ``rounds``.
+    def _finished(self, run: PlacedRun, history: Sequence[Mapping[str, Any]]) -> TrialOutcome:
+        failed = run.hurdles.failed_at(history)
+        if failed is not None:
+            return TrialOutcome("pruned", self._rounds(history, failed))
+        last = history[-1]
+        try:
+            accuracy = self.problem.score(read_json(RunFiles(run.directory).metrics), history)
+        except RunError as error:
+            return TrialOutcome("fail", self._rounds(history), error=str(error))
+        sent = sum(last["bytes_up"].values()) + sum(last["bytes_down"].values())
+        return TrialOutcome("complete", self._rounds(history), accuracy, sent)
 
-        Returns:
-            The bytes sent in all.
-        """
-        label, last = f"trial {number}", config.federation.rounds
+    def _rounds(self, history: Sequence[Mapping[str, Any]], last: int | None = None) -> dict[int, float]:
+        """The metric by round until ``last``, where it is a number; nothing of a metric that rounds do not have."""
+        known = {record["round"]: record.get(self.problem.metric) for record in history}
+        return {
+            at: float(value)
+            for at, value in known.items()
+            if value is not None and value == value and (last is None or at <= last)
+        }
 
-        def note(record: RoundRecord) -> None:
-            if record["round"] in rounds:
-                return
-            rounds[record["round"]] = self._score(record)
-            # A trial that has come to its last round costs nothing more.
-            if record["round"] < last and self.is_hopeless(number, rounds):
-                raise _GivenUp
+    def _told(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {"study": self.problem.name, "number": number, "params": dict(values), "code": self.code}
 
-        def on_start(complete: int) -> None:
-            self.watch.run(label, last, complete)
-            for record in read_lines(run.checkpoint / run.history.name):  # by a process that was killed
-                note(record)
+    def _write(self, number: int, values: Mapping[str, Any], outcome: TrialOutcome) -> None:
+        if outcome.state != "complete":
+            _drop_weights(self.files.trial(number))
+        write_json(self.files.outcome(number), self._told(number, values) | asdict(outcome))
 
-        def on_round(complete: int, record: RoundRecord | None) -> None:
-            self.watch.round(label, complete, record)
-            if record is not None:
-                note(record)
-
-        self._clear_or_fetch(config, number)
-        training.train(
-            config,
-            self.inputs.prepared,
-            self.inputs.partition,
-            run.directory,
-            observers=Observers(on_round, on_start=on_start),
-            replace=True,
-            restart=True,  # a checkpoint that can be used is used
-            about=environment(config),
-        )
-        history = read_lines(run.history)
-        for record in history:  # where nothing was left to train
-            note(record)
-        if not run.metrics.exists():
-            evaluate(config, self.inputs.prepared, self.inputs.partition, run.directory)
-        self.cache.note_run(run.directory, config)
-        return sum(history[-1]["bytes_up"].values()) + sum(history[-1]["bytes_down"].values())
-
-    def _score(self, record: RoundRecord) -> float:
-        value = record[self.problem.metric]
-        if value is None:
-            raise RunError(f"round {record['round']}: {self.problem.metric} is null: nobody could be scored")
-        return float(value)
-
-    def _clear_or_fetch(self, config: Config, number: int) -> None:
-        """Make room where other code has worked; take what has finished elsewhere where nothing has."""
-        run, code = self.files.trial(number), code_fingerprint(config)
-        if run.config.exists():
-            if described(run.directory).get("code") == code:
-                return
-            shutil.rmtree(run.directory)
+    def _clear(self, config: Config, files: RunFiles) -> None:
+        """Make room where other code has worked, or another trial had this number; what is to be gone on with stays."""
+        if not files.config.exists():
+            return
+        about = described(files.directory)
         experiment = Experiment.open(config, self.inputs.prepared, self.inputs.partition)
-        elsewhere = self.cache.finished_run(experiment.hash, code)
-        if elsewhere is not None:
-            place(elsewhere, run.directory)
-            self.files.outcome(number).unlink(missing_ok=True)  # how it ended there, as another trial
-        write_inputs(run.directory, self.inputs)
-
-
-def _stored(file: Path, told: Mapping[str, Any]) -> TrialOutcome | None:
-    """The outcome that a process wrote before it was killed; None where there is none, or one of other values."""
-    if not file.exists():
-        return None
-    found = read_json(file)
-    if any(found.pop(key, None) != json.loads(json.dumps(value)) for key, value in told.items()):
-        return None
-    found["rounds"] = {int(number): value for number, value in found["rounds"].items()}
-    return TrialOutcome(**found)
-
-
-def _is_of_the_machine(error: BaseException | None) -> bool:
-    """Whether what the system refused (space on a disk, a file) is behind an error."""
-    return error is not None and (isinstance(error, OSError) or _is_of_the_machine(error.__cause__))
+        if (about.get("code"), about.get("config_hash")) != (code_fingerprint(config), experiment.hash):
+            shutil.rmtree(files.directory)
+            files.directory.mkdir()  # by which a storage that several folders share knows whose trial it is
 
 
 def _drop_weights(run: RunFiles) -> None:

@@ -183,8 +183,8 @@ def test_workers_only_where_their_memory_is_there(machine: Callable[..., None]) 
 
 def test_no_more_processes_than_cores_or_runs(machine: Callable[..., None]) -> None:
     machine(2)
-    assert most_at_once([run("fedavg", seed) for seed in range(3)]) == 2
-    assert most_at_once([run("fedavg")]) == 1
+    assert most_at_once([config("fedavg", seed) for seed in range(3)]) == 2
+    assert most_at_once([config("fedavg")]) == 1
 
 
 def test_a_company_takes_one_core_and_the_memory_of_all_its_runs(machine: Callable[..., None]) -> None:

@@ -15,7 +15,7 @@ from pipelines.execution.bodies import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.recorder import Recorder
 from pipelines.execution.steps import InlineSteps
-from pipelines.tuning.search import StudyOutcome, study
+from pipelines.tuning.search import Asked, StudyOutcome, study
 
 SETTINGS: dict[str, Any] = {
     "data": {"name": "digits", "limit_per_class": 20},
@@ -64,10 +64,11 @@ def _search(
     storage: str | None = None,
     told: Told | None = None,
     wait: bool = True,
+    at_once: int = 1,
 ) -> StudyOutcome:
     told = told or Told()
     operation = Operation(InlineSteps(), told, cast(Recorder, told), wait)
-    return study(config, trials, objective, metric, storage, out, operation)
+    return study(config, Asked(trials, objective, metric, storage, at_once), out, operation)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from flcore.config import Config
 from flcore.data.sources.digits import Digits
 from flcore.errors import ConfigError, DataError
 from pipelines.config.files import read_params
+from pipelines.execution import one_run
 from pipelines.runs.folder import read_lines
 from pipelines.tuning import search as searching
 from pipelines.tuning import trial as trials
@@ -95,7 +95,7 @@ def test_a_killed_process_is_gone_on_with_and_ends_as_an_uninterrupted_one(
 MOMENTS: list[tuple[object, str]] = [
     (Problem, "suggest"),
     (training, "train"),
-    (trials, "evaluate"),
+    (one_run, "evaluate"),
     (trials, "write_json"),
     (optuna.study.Study, "tell"),
     (searching, "write_results"),
@@ -209,10 +209,8 @@ def test_the_folder_of_another_study_is_refused(config_with: Configure, search: 
         search(config_with(local={"batch_size": 8}), 3, finished)
     with pytest.raises(ConfigError, match="objective is accuracy there"):
         search(config_with(), 3, finished, objective="accuracy,bytes")
-    with (finished / ".lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="another process works on this study"):
-            search(config_with(), 3, finished)
+    with pytest.raises(ConfigError, match="--at-once 2: this study began with 1"):
+        search(config_with(), 3, finished, at_once=2)
     assert (finished / "study.json").read_bytes() == before
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 import yaml
 
@@ -17,12 +17,15 @@ from flcore.config import Config
 from flcore.errors import RunError
 from flcore.params import Search as Range
 from flcore.run_folder import RunFiles
+from pipelines.execution import one_run
+from pipelines.execution.one_run import NO_HURDLES, Hurdles
 from pipelines.runs.folder import read_lines
 from pipelines.runs.inputs import inputs_of
 from pipelines.tuning import space
 from pipelines.tuning import trial as trials
 from pipelines.tuning.folder import StudyFiles
 from pipelines.tuning.search import StudyOutcome
+from pipelines.tuning.study import Trials
 
 Configure = Callable[..., Config]
 Search = Callable[..., StudyOutcome]
@@ -63,7 +66,7 @@ def test_a_trial_that_other_code_began_is_begun_again(
     """Rounds of two versions of the code are never mixed, and that the code has changed is no failure of a trial."""
     with monkeypatch.context() as patch:
         patch.setattr(trials, "write_json", interrupt)
-        patch.setattr(trials, "evaluate", interrupt)
+        patch.setattr(one_run, "evaluate", interrupt)
         with pytest.raises(KeyboardInterrupt):
             search(config_with(), 2, tmp_path / "study")
     run = StudyFiles(tmp_path / "study").trial(0)
@@ -134,7 +137,7 @@ def test_a_trial_that_diverges_counts_and_a_study_without_any_other_says_why(
 def test_what_the_machine_refuses_is_no_failure_of_a_trial(
     tmp_path: Path, config_with: Configure, search: Search, monkeypatch: pytest.MonkeyPatch, finished: Path
 ) -> None:
-    """A disk that is full, and another process in the trial's folder, stop the study; the same command goes on."""
+    """A disk that is full stops the study; a process that still is in the trial's folder is waited for."""
 
     def full(*arguments: Any, **keywords: Any) -> None:
         raise RunError("round 1, server stage aggregate: no space left") from OSError(28, "No space left on device")
@@ -146,15 +149,14 @@ def test_what_the_machine_refuses_is_no_failure_of_a_trial(
     running = StudyFiles(tmp_path / "study").trial(0).directory / ".running"
     with running.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(RunError, match="another process is at work"):
-            search(config_with(), 2, tmp_path / "study")
-    search(config_with(), 2, tmp_path / "study")
+        threading.Timer(1.5, file.close).start()
+        search(config_with(), 2, tmp_path / "study")
     assert (tmp_path / "study" / "study.json").read_bytes() == (finished / "study.json").read_bytes()
 
 
-class _AllButTheFirst(optuna.pruners.BasePruner):
-    def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
-        return trial.number > 0
+def all_but_the_first(trials: Trials, number: int) -> Hurdles:
+    """A hurdle that no accuracy passes."""
+    return Hurdles("top1_global", {1: 1.1}) if number else NO_HURDLES
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
@@ -162,12 +164,12 @@ def test_a_trial_that_is_given_up_counts_and_leaves_its_history_alone(
     tmp_path: Path, config_with: Configure, search: Search, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
 ) -> None:
     """At the same round if a process was killed after that was committed, and before anybody asked."""
-    monkeypatch.setattr("pipelines.tuning.study._pruner", lambda config: _AllButTheFirst())
+    monkeypatch.setattr(Trials, "hurdles", all_but_the_first)
     config = config_with(federation={"rounds": 3})
     if is_interrupted:
         search(config, 1, tmp_path)
         with monkeypatch.context() as patch:
-            patch.setattr(_AllButTheFirst, "prune", interrupt)
+            patch.setattr(Hurdles, "failed_at", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 search(config, 2, tmp_path)
     search(config, 2, tmp_path)

@@ -1,0 +1,104 @@
+"""``protofl compare --tuned N``: every method with the same tuning budget, then runs with what was found.
+
+A learning rate alone decides more than a method does, so that a method whose parameters somebody has tuned is always
+ahead of one that has its defaults. Here each method, FedAvg and Local included, has a study of N trials over its own
+and the shared parameters (:mod:`pipelines.tuning.space`), on validation data, at the comparison's number of rounds and
+its own seed; all studies side by side. Then every seed is run on test data with the values given and with those found;
+differences are taken to the tuned baseline. A method whose study ends without a finished trial has no tuned row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flcore.config import Config
+from flcore.errors import RunError
+from pipelines.config.grid import PlannedRun
+from pipelines.config.params import for_entry, with_values, without_tracking
+from pipelines.execution.bodies import Operation, Outcome, comparison, comparison_runs
+from pipelines.reporting.comparison import Tuned, tuned_name
+from pipelines.runs.layout import read_json
+from pipelines.tuning.folder import StudyFiles
+from pipelines.tuning.search import Asked, Search, carry_out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def tuned_comparison(
+    raw: Mapping[str, Any],
+    methods: Sequence[str] | None,
+    seeds: Sequence[int] | None,
+    trials: int,
+    out: Path,
+    operation: Operation,
+    *,
+    restart: bool = False,
+) -> Outcome:
+    """Tune every method, and compare them.
+
+    Args:
+        raw: parameters, not yet checked.
+        methods: default ``compare.methods``. seeds: default ``compare.seeds``.
+        trials: of each method.
+        out: folder of the comparison; studies are in ``tuning/<method>`` there.
+        operation: how.
+        restart: throw away checkpoints that cannot be used.
+
+    Raises:
+        ConfigError: an entry cannot be run, or differs from the others in its data; or trials is below 1.
+        RunError: no run has finished.
+    """
+    as_given = comparison_runs(raw, methods, seeds)
+    names = list(dict.fromkeys(run.config.method.name for run in as_given))
+    searches = [
+        Search(
+            Config.from_mapping(for_entry(raw, name, None)),
+            Asked(trials),
+            out / "tuning" / name,
+            operation,
+            prefix=f"{name}: ",
+        )
+        for name in names
+    ]
+    carry_out(searches, operation)
+    found = [_found(name, search, out) for name, search in zip(names, searches, strict=True)]
+    planned = list(_planned(raw, as_given, found))
+    facts = {"name": out.name, "tuning": [asdict(tuned) for tuned in found]}
+    return comparison("comparison", without_tracking(raw), planned, out, operation, facts, restart=restart)
+
+
+def _found(method: str, search: Search, out: Path) -> Tuned:
+    """What a study found; logs it."""
+    error = None
+    try:
+        search.outcome()
+    except RunError as raised:
+        error = str(raised)
+    described = read_json(StudyFiles(out / "tuning" / method).results)
+    given, ended = described["given"], {trial["number"]: trial for trial in described["trials"]}
+    best = ended[described["best"][0]] if described["best"] else None
+    return Tuned(
+        method,
+        len(ended),
+        sum(trial["state"] == "fail" for trial in ended.values()),
+        described["metric"],
+        ended[0]["accuracy"],  # every study begins with the values given
+        None if best is None else best["accuracy"],
+        {} if best is None else {key: value for key, value in best["params"].items() if value != given.get(key)},
+        error,
+    )
+
+
+def _planned(raw: Mapping[str, Any], as_given: Sequence[PlannedRun], found: Sequence[Tuned]) -> Iterator[PlannedRun]:
+    """The runs with the values found, by method, then those as given."""
+    for tuned in found:
+        if tuned.error is None:
+            for run in as_given:
+                if run.config.method.name == tuned.method:
+                    values = with_values(for_entry(raw, tuned.method, run.config.seed), tuned.values)
+                    yield PlannedRun(Config.from_mapping(values), label="tuned", row=tuned_name(tuned.method))
+    yield from as_given
