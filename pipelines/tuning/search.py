@@ -65,6 +65,8 @@ def study(
     storage: str | None,
     out: Path,
     operation: Operation,
+    *,
+    max_bytes: int | None = None,
 ) -> StudyOutcome:
     """Search the hyper-parameters of ``config.method``, or go on searching.
 
@@ -78,6 +80,7 @@ def study(
         storage: Optuna's storage as an SQLAlchemy URL; None for a SQLite file in the folder.
         out: the study's folder.
         operation: how.
+        max_bytes: with ``accuracy,bytes`` the most that a result may send; None: any number.
 
     Raises:
         ConfigError: the configuration cannot be run or scored like that, the folder holds another study or is in use,
@@ -87,7 +90,7 @@ def study(
     """
     if trials < 1:
         raise ConfigError(f"--trials {trials}: must be at least 1")
-    problem, files = Problem.of(config, objective, metric), StudyFiles(out)
+    problem, files = Problem.of(config, objective, metric, max_bytes), StudyFiles(out)
     refuse_other_study(problem, files)
     with only_one_process(out), storage_errors():
         found = Trials(problem, files, storage)

@@ -24,7 +24,7 @@ from flcore.errors import ConfigError, RunError
 from flcore.rng import numpy_stream
 from pipelines.tracking.addresses import without_password
 from pipelines.tuning.folder import StudyFiles
-from pipelines.tuning.problem import OBJECTIVES, Problem
+from pipelines.tuning.problem import Problem
 from pipelines.tuning.trial import TrialOutcome
 
 SAMPLER = "TPESampler(multivariate, constant_liar), seeded per trial"
@@ -52,7 +52,7 @@ class Trials:
         self._problem, self._files = problem, files
         self._is_shared = storage is not None
         self._storage = _open_storage(storage, files)
-        directions = OBJECTIVES[problem.objective]
+        directions = problem.directions
         self.study = optuna.create_study(
             storage=self._storage,
             study_name=problem.name,
