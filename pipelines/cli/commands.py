@@ -55,7 +55,7 @@ def tune(arguments: argparse.Namespace) -> int:
     from pipelines.orchestration import commands
 
     out = arguments.out or Path("runs") / f"tune-{arguments.method}"
-    study = (arguments.trials, arguments.objective, arguments.metric, arguments.storage)
+    study = (arguments.trials, arguments.objective, arguments.metric, arguments.storage, arguments.max_bytes)
     commands.tune(_entry(arguments), *study, out, orchestrator=arguments.orchestrator, wait=arguments.wait)
     return 0
 

@@ -10,7 +10,7 @@ from flcore.evaluation.analyses import SUMMARIES
 from flcore.version import VERSION
 from pipelines.bench import BENCHMARKS
 from pipelines.cli import commands
-from pipelines.cli.arguments import Parser, names, positive, whole_number, whole_numbers
+from pipelines.cli.arguments import Parser, names, positive, size, whole_number, whole_numbers
 from pipelines.cli.headlines import KINDS, SHOWN
 
 _EPILOG = """\
@@ -209,13 +209,20 @@ def _add_runs(add: _Commands) -> None:
         choices=("accuracy", "accuracy,bytes"),
         metavar="NAME",
         default="accuracy",
-        help="accuracy; or accuracy,bytes: the front of accuracy against bytes sent (default: accuracy)",
+        help="accuracy, which stands for the metric; or accuracy,bytes: the front of it against bytes sent (default: "
+        "accuracy)",
     )
     tune.add_argument(
         "--metric",
         metavar="NAME",
-        help="which accuracy: top1_global, mean_local or pooled_local (default: top1_global, "
-        "or mean_local where there is no global model)",
+        help="any number of metrics.json, dotted where it is nested; costs are minimised (default: top1_global, or "
+        "mean_local where there is no global model)",
+    )
+    tune.add_argument(
+        "--max-bytes",
+        type=size,
+        metavar="SIZE",
+        help="with accuracy,bytes: a trial that sends more, such as 50MB, is no result (default: any may be one)",
     )
     tune.add_argument("--storage", metavar="URL", help="Optuna storage (default: sqlite in the study's folder)")
     _out(tune, "runs/tune-<method>", "the study's folder")

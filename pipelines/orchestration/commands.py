@@ -139,6 +139,7 @@ def tune(
     objective: str,
     metric: str | None,
     storage: str | None,
+    max_bytes: int | None,
     out: Path,
     *,
     orchestrator: str = "auto",
@@ -157,10 +158,10 @@ def tune(
             from pipelines.orchestration import flows
 
             asked: dict[str, Any] = {"trials": trials, "objective": objective, "metric": metric, "out": str(out)}
-            stored = without_tracking(raw)
+            asked["max_bytes"], stored = max_bytes, without_tracking(raw)
             outcome = _as_flow(how, flows.tune, **asked, config=stored, hidden=storage)
         else:
-            outcome = study(config, trials, objective, metric, storage, out, how)
+            outcome = study(config, trials, objective, metric, storage, out, how, max_bytes=max_bytes)
     print(outcome.table, end="")
     if outcome.store is not None:
         print(f"study in MLflow: {outcome.store}")

@@ -199,6 +199,7 @@ def tune(
     storage: str | None = None,
     out: str = "runs/tune",
     config: Configuration | None = None,
+    max_bytes: int | None = None,
 ) -> str:
     """An Optuna study of one method on validation data, then its results, figures and MLflow runs.
 
@@ -206,10 +207,12 @@ def tune(
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments.
         trials: how many ended trials are wanted in all; a study goes on where it stopped.
-        objective: ``accuracy`` or ``accuracy,bytes``. metric: the accuracy; None: the method's own.
+        objective: ``accuracy`` or ``accuracy,bytes``. metric: a number of ``metrics.json``; None: the
+            method's own accuracy.
         storage: Optuna's storage as a URL without a password; None for a SQLite file in the study's folder.
         out: the study's folder; ``{date}`` as for ``federated-experiment``.
         config: parameters instead of a file and overrides.
+        max_bytes: with ``accuracy,bytes`` the most that a result may send; None: any number.
 
     Returns:
         The study's folder.
@@ -226,7 +229,7 @@ def tune(
     tags = ["tune", checked.method.name, checked.source.name]
     with _operation(checked, f"tune {folder.name}", tags) as operation:
         asked = (trials, objective, metric, storage if call is None else call.storage)
-        outcome = study(checked, *asked, folder, operation)
+        outcome = study(checked, *asked, folder, operation, max_bytes=max_bytes)
         _show_table(outcome)
     return _left(outcome)
 
