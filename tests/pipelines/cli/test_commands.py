@@ -175,9 +175,10 @@ def test_parameters_are_handed_on_unchecked(asked: list[tuple[Any, ...]], capsys
     assert asked.pop() == ("sweep", raw, *told, HOW)
     assert main(["tune", "--method", "moon", "--trials", "3", "--storage", "sqlite:///x", *more]) == 0
     how = {"orchestrator": "auto", "wait": True}
-    assert asked.pop() == ("tune", moon, 3, "accuracy", None, "sqlite:///x", Path("runs/tune-moon"), how)
-    assert main(["tune", "--method", "moon", "--objective", "accuracy,bytes", "--metric", "mean_local", *more]) == 0
-    assert asked.pop() == ("tune", moon, 20, "accuracy,bytes", "mean_local", None, Path("runs/tune-moon"), how)
+    assert asked.pop() == ("tune", moon, 3, "accuracy", None, "sqlite:///x", None, Path("runs/tune-moon"), how)
+    limited = ["--objective", "accuracy,bytes", "--metric", "mean_local", "--max-bytes", "5kB"]
+    assert main(["tune", "--method", "moon", *limited, *more]) == 0
+    assert asked.pop() == ("tune", moon, 20, "accuracy,bytes", "mean_local", None, 5000, Path("runs/tune-moon"), how)
     assert main(["stage", "train", "--method", "moon", "--restart", *more]) == 0
     named = {**raw, "method": {"name": "moon"}}
     assert asked.pop() == ("stage", "train", named, Path("artifacts"), "moon", None, {"restart": True})
