@@ -17,6 +17,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from flcore.conditions import Condition
 from flcore.errors import ConfigError
 
 T = TypeVar("T")
@@ -25,18 +26,75 @@ _known_hints: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
+class Classes:
+    """A bound that depends on the data: ``share`` times the number of classes, rounded down.
+
+    ``unknown`` stands for it where nobody knows that number before the data are read.
+    """
+
+    share: float
+    unknown: int
+
+    def of(self, number: int | None) -> int:
+        """The bound for so many classes."""
+        return self.unknown if number is None else math.floor(self.share * number)
+
+    def __str__(self) -> str:
+        """In words."""
+        return "classes" if self.share == 1 else f"{self.share:g} × classes"
+
+
+@dataclass(frozen=True)
 class Search:
-    """What tuning explores: numbers from ``low`` to ``high`` (``log``: on a logarithmic scale), or ``choices``."""
+    """What tuning explores: numbers from ``low`` to ``high`` (``log``: on a logarithmic scale), or ``choices``.
+
+    Attributes:
+        least: with choices, leaves out smaller ones.
+        when: only where this holds; elsewhere the parameter has no effect. A text names a class attribute that says
+            it, where several classes inherit the parameter and each has a condition of its own.
+    """
 
     low: float | None = None
-    high: float | None = None
+    high: float | Classes | None = None
     log: bool = False
     choices: tuple[Any, ...] | None = None
+    least: Classes | None = None
+    when: Condition | str | None = None
 
     def __post_init__(self) -> None:
         """Refuse a range that is neither an interval nor a list."""
         if (self.choices is None) == (self.low is None or self.high is None):
             raise ValueError("a search range is either low and high, or choices")
+
+    @property
+    def condition(self) -> Condition | None:
+        """``when``, in a declaration that :func:`declared` gives."""
+        assert not isinstance(self.when, str)
+        return self.when
+
+    def for_classes(self, number: int | None) -> Search | None:
+        """The same in numbers, for so many classes; None where nothing is left to explore."""
+        if self.choices is not None:
+            least = -math.inf if self.least is None else self.least.of(number)
+            left = tuple(choice for choice in self.choices if self.least is None or choice >= least)
+            return dataclasses.replace(self, choices=left, least=None) if left else None
+        assert self.low is not None
+        high = self.high.of(number) if isinstance(self.high, Classes) else self.high
+        assert high is not None
+        return dataclasses.replace(self, high=high) if high >= self.low else None
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values; bounds that depend on the data, and the condition, in words."""
+        entry: dict[str, Any] = {"log": self.log}
+        if self.choices is not None:
+            entry["choices"] = self.choices
+        else:
+            entry |= {"low": self.low, "high": str(self.high) if isinstance(self.high, Classes) else self.high}
+        if self.least is not None:
+            entry["least"] = str(self.least)
+        if self.condition is not None:
+            entry["when"] = self.condition.words
+        return entry
 
 
 @dataclass(frozen=True)
@@ -73,7 +131,7 @@ class Param:
             "meaning": self.help,
         }
         if self.search is not None:
-            entry["search"] = {k: v for k, v in dataclasses.asdict(self.search).items() if v is not None}
+            entry["search"] = self.search.describe()
         return entry
 
 
@@ -108,7 +166,8 @@ def param(
 def declared(cls: type) -> tuple[Param, ...]:
     """Every parameter declared by the dataclass ``cls``, in order of declaration."""
     hints = _hints(cls)
-    return tuple(_param_of(field, hints[field.name]) for field in dataclasses.fields(cls) if "help" in field.metadata)
+    fields = (field for field in dataclasses.fields(cls) if "help" in field.metadata)
+    return tuple(_param_of(cls, field, hints[field.name]) for field in fields)
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -118,14 +177,17 @@ def _hints(cls: type) -> dict[str, Any]:
     return _known_hints[cls]
 
 
-def _param_of(field: dataclasses.Field[Any], hint: Any) -> Param:
+def _param_of(cls: type, field: dataclasses.Field[Any], hint: Any) -> Param:
     default = field.default if field.default_factory is MISSING else field.default_factory()
+    search = field.metadata["search"]
+    if search is not None and isinstance(search.when, str):
+        search = dataclasses.replace(search, when=getattr(cls, search.when))
     return Param(
         name=field.name,
         type=_type_name(hint),
         default=default,
         choices=_choices(hint),
-        **field.metadata,
+        **{**field.metadata, "search": search},
     )
 
 

@@ -63,7 +63,7 @@ LIBRARY = House(
     Path(flcore.__file__).parent,
     rooms=(
         # Words and tools that know nothing of learning; what is said in them holds everywhere above.
-        ("version", "errors", "rng", "schedules", "registry", "imports", "locks", "plugin_places"),
+        ("version", "errors", "rng", "schedules", "registry", "imports", "locks", "plugin_places", "conditions"),
         # Values: how parameters are declared, arrays written, records kept and counted, weights moved by a step.
         ("params", "files", "messages", "records", "optim", "compression"),
         # What one model and one set of images are; a loss reads a model's answers and never the model.
@@ -87,8 +87,8 @@ LIBRARY = House(
         ("running",),
         ("__init__",),
     ),
-    # Methods of five parts and of four loss terms, each part with its switches.
-    long={"methods/fedcspc.py": 600, "methods/fedmlp.py": 420},
+    # Methods of five parts and of four loss terms, each part with its switches, and each parameter with when it counts.
+    long={"methods/fedcspc.py": 630, "methods/fedmlp.py": 425},
 )
 PIPELINES = House(
     Path(pipelines.__file__).parent,

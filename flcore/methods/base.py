@@ -42,6 +42,7 @@ class Method(ABC):
 
     Attributes:
         name: the registry's name.
+        AUTHORS: what ``preset: authors`` sets, of methods that have this parameter.
         summary: one line.
         citation: authors, venue, year.
         trains: who trains in a round: the sampled cohort, or all clients (methods without communication).
@@ -50,10 +51,13 @@ class Method(ABC):
         has_global_model: whether one model answers for everybody; else every client answers with its own.
         has_vote: without a global model, whether the majority vote of all clients' models is scored in its place
             (baselines.md section 21), under a name of its own.
+        trains_locally: whether clients (or the centralised trainer) take steps at all; else what ``local`` says has no
+            effect, and tuning leaves it alone.
         needs: what other sections of a configuration must say for it, by dotted key: the values that it works with,
             such as ``{"local.momentum": (0.0,)}``. Others are refused before any data are read.
     """
 
+    AUTHORS: ClassVar[Mapping[str, Any]] = {}
     name: ClassVar[str]
     summary: ClassVar[str]
     citation: ClassVar[str]
@@ -61,6 +65,7 @@ class Method(ABC):
     data_scope: ClassVar[Literal["client", "union"]] = "client"
     has_global_model: ClassVar[bool] = True
     has_vote: ClassVar[bool] = False
+    trains_locally: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     def num_outputs(self, num_classes: int) -> int:

@@ -9,13 +9,14 @@ with the distribution of labels to ask it for; to them its features are constant
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
+from flcore.conditions import Condition
 from flcore.generators.draws import draw_labels, draw_noise
 from flcore.generators.features import label_weights, qualified_labels
 from flcore.generators.networks import FeatureGenerator, build_feature_generator, constant_output
@@ -90,23 +91,39 @@ class Heads:
 
 @dataclass(frozen=True)
 class FeatureGeneratorMethod(FedAvg):
-    """FedAvg and a generator of features at the server; a method adds the two losses."""
+    """FedAvg and a generator of features at the server; a method adds the two losses.
 
-    AUTHORS: ClassVar[Mapping[str, Any]] = {}
+    Attributes:
+        GENERATES: when clients use the generator at all; else there is none.
+    """
 
-    gen_steps: int = param(50, "steps of the generator's training in a round", low=1, search=Search(10, 200, log=True))
-    gen_batch: int = param(32, "generated features per such step", low=2, search=Search(16, 256, log=True))
+    GENERATES: ClassVar[Condition]
+
+    gen_steps: int = param(
+        50, "steps of the generator's training in a round", low=1, search=Search(10, 200, log=True, when="GENERATES")
+    )
+    gen_batch: int = param(
+        32, "generated features per such step", low=2, search=Search(16, 256, log=True, when="GENERATES")
+    )
     gen_lr: float = param(
-        3e-4, "Adam's learning rate in the first round; 1e-4 for EMNIST", above=0, search=Search(1e-5, 3e-3, log=True)
+        3e-4,
+        "Adam's learning rate in the first round; 1e-4 for EMNIST",
+        above=0,
+        search=Search(1e-5, 3e-3, log=True, when="GENERATES"),
     )
     gen_decay: float = param(0.98, "its factor per round", above=0, high=1)
     gen_weight_decay: float = param(
-        1e-2, "added to the gradient as gen_weight_decay · w", low=0, search=Search(0, 1e-2)
+        1e-2, "added to the gradient as gen_weight_decay · w", low=0, search=Search(0, 1e-2, when="GENERATES")
     )
     gen_hidden: int = param(
-        256, "hidden units of the generator; 128 for CelebA", low=1, search=Search(choices=(64, 128, 256, 512))
+        256,
+        "hidden units of the generator; 128 for CelebA",
+        low=1,
+        search=Search(choices=(64, 128, 256, 512), when="GENERATES"),
     )
-    noise_dim: int = param(32, "z, length of a noise vector", low=1, search=Search(choices=(8, 16, 32, 64)))
+    noise_dim: int = param(
+        32, "z, length of a noise vector", low=1, search=Search(choices=(8, 16, 32, 64), when="GENERATES")
+    )
     noise: Literal["uniform", "normal"] = param("normal", "noise: uniform on [0, 1), or standard normal")
     client_gen_batch: int | None = param(
         None, "B_gen, generated features per local step; null: as many as local.batch_size", low=1
@@ -139,9 +156,9 @@ class FeatureGeneratorMethod(FedAvg):
         return replace(self, preset="default", **self.AUTHORS) if self.preset == "authors" else self
 
     @property
-    @abstractmethod
     def generates(self) -> bool:
-        """Whether clients use the generator at all; else there is none."""
+        """Whether clients use the generator."""
+        return self.GENERATES.holds_for(self)
 
     @abstractmethod
     def objective(self, server: Record, heads: Heads, passed: int) -> Objective:

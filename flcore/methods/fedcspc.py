@@ -55,6 +55,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from flcore.conditions import above, on
 from flcore.errors import ConfigError
 from flcore.losses.alignment import angle_loss, edge_loss, extrapolate, triplet_hinge
 from flcore.losses.basic import cross_entropy, weighted_mean
@@ -115,6 +116,13 @@ PARTS = ("projection.", "head.")
 AUXILIARY = "auxiliary"
 """Name of the extra layer of ``aux_ce``."""
 
+_ALIGNS = on("use_lrl") & above("kappa") & (above("w_node") | above("w_angle") | above("w_edge"))
+_SENDS = _ALIGNS | on("use_ca") | on("use_kp")
+_WEIGHS = on("use_lrl") & above("kappa")
+_CALIBRATES = on("use_ca") & above("cal_epochs")
+_CONTRASTS = _CALIBRATES & above("eta")
+_MIXES = _CONTRASTS & on("use_pa")
+
 ANGLE_ROWS = 32
 """L_A looks at so many samples of a mini-batch: its triples grow with the cube."""
 
@@ -145,21 +153,35 @@ class FedCSPC(ReleasesVectors, OnTop):
         False, "rescale prototypes to the length of the global model's features (not in the paper)", switch=True
     )
 
-    clusters: int = param(4, "K_c, clusters per class of a client", low=1, search=Search(1, 8))
-    n_repeat: int = param(5, "prototypes per cluster", low=1, search=Search(1, 16, log=True))
+    clusters: int = param(
+        4, "K_c, clusters per class of a client", low=1, search=Search(1, 8, when=_SENDS & on("use_cpm"))
+    )
+    n_repeat: int = param(
+        5, "prototypes per cluster", low=1, search=Search(1, 16, log=True, when=_SENDS & on("use_cpm"))
+    )
     ratio: float = param(
-        0.5, "r, share of a cluster that a prototype is the mean of", above=0, high=1, search=Search(0.2, 1.0)
+        0.5,
+        "r, share of a cluster that a prototype is the mean of",
+        above=0,
+        high=1,
+        search=Search(0.2, 1.0, when=_SENDS & on("use_cpm")),
     )
     min_cluster: int = param(1, "smaller clusters join the nearest one", low=1)
     min_count: int = param(
         1, "samples that a prototype must be a mean of: else clusters join, or nothing is sent", low=0
     )
 
-    kappa: float = param(0.1, "κ, weight of the alignment at the clients", low=0, search=Search(0.005, 1.0, log=True))
-    w_node: float = param(1.0, "w_N, weight of the similarities to prototypes", low=0, search=Search(0, 1))
-    w_angle: float = param(1.0, "w_A, weight of the angles", low=0, search=Search(0, 1))
-    w_edge: float = param(1.0, "w_E, weight of the distances", low=0, search=Search(0, 1))
-    tau_l: float = param(0.5, "τ_l, temperature of L_N", above=0, search=Search(0.05, 1.0, log=True))
+    kappa: float = param(
+        0.1, "κ, weight of the alignment at the clients", low=0, search=Search(0.005, 1.0, log=True, when=on("use_lrl"))
+    )
+    w_node: float = param(
+        1.0, "w_N, weight of the similarities to prototypes", low=0, search=Search(0, 1, when=_WEIGHS)
+    )
+    w_angle: float = param(1.0, "w_A, weight of the angles", low=0, search=Search(0, 1, when=_WEIGHS))
+    w_edge: float = param(1.0, "w_E, weight of the distances", low=0, search=Search(0, 1, when=_WEIGHS))
+    tau_l: float = param(
+        0.5, "τ_l, temperature of L_N", above=0, search=Search(0.05, 1.0, log=True, when=_WEIGHS & above("w_node"))
+    )
     angle_mode: Literal["distinct", "all"] = param(
         "distinct", "L_A is a mean over triples of three labels, or over all triples as in the authors' code"
     )
@@ -167,19 +189,29 @@ class FedCSPC(ReleasesVectors, OnTop):
     edge_relative: bool = param(True, "L_E compares distances divided by their mean; off: as they are (Eq. 5)")
 
     eta: float = param(
-        0.1, "η, weight of both contrasts in the calibration", low=0, search=Search(0.005, 1.0, log=True)
+        0.1,
+        "η, weight of both contrasts in the calibration",
+        low=0,
+        search=Search(0.005, 1.0, log=True, when=_CALIBRATES),
     )
-    tau_g: float = param(0.5, "τ_g, temperature of L_WCL", above=0, search=Search(0.05, 1.0, log=True))
+    tau_g: float = param(0.5, "τ_g, temperature of L_WCL", above=0, search=Search(0.05, 1.0, log=True, when=_CONTRASTS))
     contrast: Literal["batch", "full"] = param(
         "batch", "L_WCL compares a prototype with its mini-batch, or with all (small sets)"
     )
-    n_aug: int = param(5, "mixed partners per prototype and visit", low=1, search=Search(1, 9))
-    lambda_u: float = param(0.5, "λ_u, strength of the mixing", low=0, search=Search(0.05, 0.7))
-    alpha: float = param(1.0, "α, margin of L_ACL", low=0, search=Search(0.1, 3.0))
-    cal_epochs: int = param(100, "passes over the prototypes in a calibration", low=0, search=Search(10, 200))
-    cal_batch: int = param(100, "prototypes per step of the calibration", low=1, search=Search(32, 256, log=True))
+    n_aug: int = param(5, "mixed partners per prototype and visit", low=1, search=Search(1, 9, when=_MIXES))
+    lambda_u: float = param(0.5, "λ_u, strength of the mixing", low=0, search=Search(0.05, 0.7, when=_MIXES))
+    alpha: float = param(1.0, "α, margin of L_ACL", low=0, search=Search(0.1, 3.0, when=_MIXES))
+    cal_epochs: int = param(
+        100, "passes over the prototypes in a calibration", low=0, search=Search(10, 200, when=on("use_ca"))
+    )
+    cal_batch: int = param(
+        100, "prototypes per step of the calibration", low=1, search=Search(32, 256, log=True, when=_CALIBRATES)
+    )
     cal_lr: float = param(
-        0.1, "learning rate of the calibration in the first rounds", above=0, search=Search(1e-3, 0.3, log=True)
+        0.1,
+        "learning rate of the calibration in the first rounds",
+        above=0,
+        search=Search(1e-3, 0.3, log=True, when=_CALIBRATES),
     )
     cal_lr_schedule: Literal["rounds", "constant"] = param(
         "rounds", "rounds: a tenth of it after 6 rounds, a hundredth after 41; constant: always cal_lr"
@@ -187,7 +219,9 @@ class FedCSPC(ReleasesVectors, OnTop):
     cal_decay_every: int = param(30, "epochs of a calibration after which its rate falls to a tenth", low=1)
     cal_weight_decay: float = param(1e-5, "weight decay of the calibration", low=0)
 
-    lambda_p: float = param(0.5, "λ_p, share of the exemplars in an answer", low=0, high=1, search=Search(0, 0.9))
+    lambda_p: float = param(
+        0.5, "λ_p, share of the exemplars in an answer", low=0, high=1, search=Search(0, 0.9, when=on("use_kp"))
+    )
     tau_e: float = param(0.5, "temperature of the similarities to exemplars", above=0)
     fusion: Literal["softmax", "minmax", "authors"] = param(
         "softmax", "mix probabilities, values scaled to [0, 1], or (authors) logits with exponentials of similarities"
@@ -206,12 +240,12 @@ class FedCSPC(ReleasesVectors, OnTop):
     @property
     def aligns(self) -> bool:
         """Whether clients use the global prototypes."""
-        return self.use_lrl and self.kappa > 0 and self.w_node + self.w_angle + self.w_edge > 0
+        return _ALIGNS.holds_for(self)
 
     @property
     def sends_prototypes(self) -> bool:
         """Whether anybody has a use for prototypes."""
-        return self.aligns or self.use_ca or self.use_kp
+        return _SENDS.holds_for(self)
 
     @property
     def rescales(self) -> bool:

@@ -36,6 +36,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from flcore.conditions import among
 from flcore.messages import Arrays, Payload, Weights
 from flcore.methods.fedavg import FedAvg, aggregate, sample_counts
 from flcore.methods.vocabulary import (
@@ -76,7 +77,13 @@ class FedEnsemble(FedAvg):
         "clients", "members: every client's last model, or models that are averaged side by side"
     )
     combine: Literal["logits", "probs"] = param("logits", "sum the members' logits, or average their probabilities")
-    models: int = param(5, "M, models side by side, for variant: permutation", low=1, high=1000, search=Search(2, 10))
+    models: int = param(
+        5,
+        "M, models side by side, for variant: permutation",
+        low=1,
+        high=1000,
+        search=Search(2, 10, when=among("variant", "permutation")),
+    )
 
     @property
     def can_be_calibrated(self) -> bool:

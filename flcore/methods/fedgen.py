@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from flcore.conditions import Condition, above
 from flcore.generators.draws import draw_noise
 from flcore.generators.features import diversity_loss, fidelity_loss, frozen_head_logits, teacher_divergence
 from flcore.generators.networks import constant_output
@@ -63,6 +64,8 @@ class FedGen(FeatureGeneratorMethod):
         "fidelity": "authors_broadcast",
     }
 
+    GENERATES: ClassVar[Condition] = above("gamma") | above("beta")
+
     gamma: float = param(
         10.0, "γ, initial weight of the loss on generated features", low=0, search=Search(0.1, 50, log=True)
     )
@@ -72,14 +75,13 @@ class FedGen(FeatureGeneratorMethod):
         low=0,
         search=Search(0.1, 50, log=True),
     )
-    decay: float = param(0.98, "factor of both weights per round", above=0, high=1, search=Search(0.95, 1.0))
+    decay: float = param(
+        0.98, "factor of both weights per round", above=0, high=1, search=Search(0.95, 1.0, when=GENERATES)
+    )
     alpha: float = param(1.0, "α, weight of the heads' verdict in the generator's loss", above=0)
-    eta: float = param(1.0, "η, weight of the diversity in the generator's loss", low=0, search=Search(0, 5))
-
-    @property
-    def generates(self) -> bool:
-        """Unless both terms are off."""
-        return self.gamma > 0 or self.beta > 0
+    eta: float = param(
+        1.0, "η, weight of the diversity in the generator's loss", low=0, search=Search(0, 5, when=GENERATES)
+    )
 
     def context(self, turn: Turn) -> Context:
         """The weights of the two terms and the generator, fixed during the round."""

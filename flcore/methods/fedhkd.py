@@ -30,6 +30,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from flcore.conditions import above
 from flcore.losses.alignment import row_distance
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays, Prototypes
@@ -74,7 +75,9 @@ class FedHKD(ReleasesPrototypes, FedAvg):
     gamma: float = param(
         0.05, "γ, weight of the distance to the mean features", low=0, search=Search(1e-3, 1.0, log=True)
     )
-    temperature: float = param(0.5, "T of the soft predictions", above=0, search=Search(0.1, 2.0, log=True))
+    temperature: float = param(
+        0.5, "T of the soft predictions", above=0, search=Search(0.1, 2.0, log=True, when=above("lambda_head"))
+    )
     threshold: float = param(
         0.25, "ν, share of a client's samples that a class needs for its knowledge to count", low=0, high=1
     )

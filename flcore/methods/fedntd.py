@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from flcore.conditions import above
 from flcore.losses.alignment import not_true_distillation
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Weights
@@ -35,7 +36,9 @@ class FedNTD(FedAvg):
     citation: ClassVar[str] = "Lee et al., NeurIPS 2022"
 
     beta: float = param(1.0, "weight β of the distillation", low=0, search=Search(choices=(0.1, 0.3, 1.0)))
-    tau: float = param(1.0, "temperature τ of both softmaxes", above=0, search=Search(choices=(1.0, 2.0, 3.0)))
+    tau: float = param(
+        1.0, "temperature τ of both softmaxes", above=0, search=Search(choices=(1.0, 2.0, 3.0), when=above("beta"))
+    )
     tau_squared: bool = param(False, "multiply the distillation by τ², which the authors' code does not")
 
     def start_server(self, setting: Setting) -> Payloads:

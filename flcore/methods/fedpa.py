@@ -45,6 +45,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from flcore.conditions import Condition, above, on
 from flcore.generators.features import diversity_loss, fidelity_loss, frozen_head_logits, prototype_pull
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays
@@ -109,20 +110,34 @@ class FedPA(ReleasesPrototypes, FeatureGeneratorMethod):
         "fidelity": "authors_broadcast",
         "proto_mode": "running",
     }
+    GENERATES: ClassVar[Condition] = on("use_ge") & above("lambda_ge0")
+    PULLS: ClassVar[Condition] = on("use_po") & above("lambda_po0")
+    PUSHES: ClassVar[Condition] = GENERATES & on("use_ad") & above("gamma_ad")
 
     use_ge: bool = param(True, "train the head on generated features (L_ge)", switch=True)
     use_po: bool = param(True, "pull features to the prototypes (L_po)", switch=True)
     use_ad: bool = param(True, "push generated features away from the prototypes (L_ad); needs use_ge", switch=True)
-    lambda_ge0: float = param(25.0, "initial weight of L_ge", low=0, search=Search(1, 50, log=True))
-    lambda_po0: float = param(5.0, "initial weight of L_po", low=0, search=Search(0.1, 20, log=True))
-    lambda_po_floor: float = param(0.15, "smallest weight of L_po", low=0, search=Search(0, 0.5))
+    lambda_ge0: float = param(25.0, "initial weight of L_ge", low=0, search=Search(1, 50, log=True, when=on("use_ge")))
+    lambda_po0: float = param(5.0, "initial weight of L_po", low=0, search=Search(0.1, 20, log=True, when=on("use_po")))
+    lambda_po_floor: float = param(0.15, "smallest weight of L_po", low=0, search=Search(0, 0.5, when=PULLS))
     gamma_fid0: float = param(
-        25.0, "initial weight of the heads' verdict in the generator's loss", above=0, search=Search(1, 50, log=True)
+        25.0,
+        "initial weight of the heads' verdict in the generator's loss",
+        above=0,
+        search=Search(1, 50, log=True, when=GENERATES),
     )
-    gamma_div: float = param(1.0, "weight of the diversity in the generator's loss", low=0, search=Search(0, 5))
-    gamma_ad: float = param(0.15, "weight of L_ad in the generator's loss", low=0, search=Search(0, 1))
+    gamma_div: float = param(
+        1.0, "weight of the diversity in the generator's loss", low=0, search=Search(0, 5, when=GENERATES)
+    )
+    gamma_ad: float = param(
+        0.15, "weight of L_ad in the generator's loss", low=0, search=Search(0, 1, when=GENERATES & on("use_ad"))
+    )
     decay: float = param(
-        0.98, "factor per round of the weights with an initial value", above=0, high=1, search=Search(0.95, 1.0)
+        0.98,
+        "factor per round of the weights with an initial value",
+        above=0,
+        high=1,
+        search=Search(0.95, 1.0, when=GENERATES | PULLS),
     )
     ad_cap: float | None = param(
         None, "a generated feature's L_ad, in the unit of po_form, stops counting here; null: never", above=0
@@ -154,19 +169,14 @@ class FedPA(ReleasesPrototypes, FeatureGeneratorMethod):
         return self.chosen.proto_mode == "running"
 
     @property
-    def generates(self) -> bool:
-        """Whether L_ge is on."""
-        return self.use_ge and self.lambda_ge0 > 0
-
-    @property
     def pulls(self) -> bool:
         """Whether L_po is on."""
-        return self.use_po and self.lambda_po0 > 0
+        return self.PULLS.holds_for(self)
 
     @property
     def pushes(self) -> bool:
         """Whether L_ad is on."""
-        return self.generates and self.use_ad and self.gamma_ad > 0
+        return self.PUSHES.holds_for(self)
 
     @property
     def sends_prototypes(self) -> bool:

@@ -47,6 +47,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from flcore.conditions import Condition, above, on
 from flcore.generators.images import (
     dce_loss,
     guided_targets,
@@ -91,23 +92,43 @@ class FedPG(ReleasesPrototypes, ImageGeneratorMethod):
     summary: ClassVar[str] = "a prototype-guided image generator at the server supplies shared virtual images"
     citation: ClassVar[str] = "Xue, Zhang, Chen, Meng: A Privacy-friendly and Universal Method for Solving non-IID Data"
 
+    TUNES: ClassVar[Condition] = on("use_ct") & above("w_v")
+    ALIGNS: ClassVar[Condition] = on("use_fa") & above("lambda_c")
+    SHOWS: ClassVar[Condition] = TUNES | ALIGNS
+    TRAINS: ClassVar[Condition] = SHOWS & above("gen_steps")
+
     w_v: float = param(
-        1.0, "weight of the virtual images' cross-entropy", low=0, search=Search(choices=(0.1, 0.2, 0.5, 1.0))
+        1.0,
+        "weight of the virtual images' cross-entropy",
+        low=0,
+        search=Search(choices=(0.1, 0.2, 0.5, 1.0), when=on("use_ct")),
     )
     lambda_c: float = param(
-        1.0, "λ_c, weight of the contrastive part (paper: 1, best at 10)", low=0, search=Search(0.1, 50.0, log=True)
+        1.0,
+        "λ_c, weight of the contrastive part (paper: 1, best at 10)",
+        low=0,
+        search=Search(0.1, 50.0, log=True, when=on("use_fa")),
     )
     use_ct: bool = param(True, "LT-ct: the virtual images' cross-entropy (classifier tuning)", switch=True)
     use_fa: bool = param(True, "LT-fa: the contrastive part (feature alignment)", switch=True)
     use_d: bool = param(True, "GT-d: d(P', P) in the generator's loss; without effect at proto_lr = 0", switch=True)
     use_lp: bool = param(True, "GT-p: the prototype loss in the generator's loss", switch=True)
-    temperature: float = param(0.07, "T of the contrastive part", above=0, search=Search(0.05, 0.5, log=True))
+    temperature: float = param(
+        0.07, "T of the contrastive part", above=0, search=Search(0.05, 0.5, log=True, when=ALIGNS)
+    )
     base_temperature: float | None = param(0.07, "T0: the contrastive part counts T/T0; null: as T", above=0)
     virtual_sc_weight: float = param(0.1, "share of the contrast of virtual images alone (code; paper: 0)", low=0)
     detach: bool = param(True, "virtual features are constants in the contrast with real ones (code)", switch=True)
     passes: Literal["separate", "joint"] = param("separate", "real and virtual images pass the model apart or together")
-    lambda_s: float = param(0.001, "λ_s, weight of the prototype loss", low=0, search=Search(1e-4, 1e-1, log=True))
-    dce_scale: float = param(2.0, "s, inverse temperature of distances", above=0, search=Search(0.01, 4.0, log=True))
+    lambda_s: float = param(
+        0.001,
+        "λ_s, weight of the prototype loss",
+        low=0,
+        search=Search(1e-4, 1e-1, log=True, when=TRAINS & on("use_lp")),
+    )
+    dce_scale: float = param(
+        2.0, "s, inverse temperature of distances", above=0, search=Search(0.01, 4.0, log=True, when=TRAINS)
+    )
     dce_dist: Literal["squared", "l2"] = param("squared", "distances to virtual prototypes: squared, or their root")
     dce_denominator: Literal["all", "negatives"] = param(
         "all", "softmax over all classes, or as Eq. 8 is printed without the own one, which has no lower bound"
@@ -123,9 +144,14 @@ class FedPG(ReleasesPrototypes, ImageGeneratorMethod):
         0.0,
         "Adam's learning rate of P'; 0 keeps it where it starts; code: gen_lr",
         low=0,
-        search=Search(choices=(0.0, 1e-5, 1e-4)),
+        search=Search(choices=(0.0, 1e-5, 1e-4), when=TRAINS),
     )
-    support: int = param(20, "m, training images behind a client's prototype", low=1, search=Search(1, 100, log=True))
+    support: int = param(
+        20,
+        "m, training images behind a client's prototype",
+        low=1,
+        search=Search(1, 100, log=True, when=SHOWS & (above("gen_steps") | above("gate"))),
+    )
     stop_round: int | None = param(None, "last round with virtual images; null: all rounds (code 30)", low=1)
     gate: float = param(
         0.0, "virtual images are sent from this nearest-prototype accuracy on; 0: always", low=0, high=1
@@ -149,8 +175,8 @@ class FedPG(ReleasesPrototypes, ImageGeneratorMethod):
     def client_loss(self) -> VirtualLoss:
         """What clients minimise."""
         return VirtualLoss(
-            cross_entropy=self.w_v if self.use_ct else 0.0,
-            contrast=self.lambda_c if self.use_fa else 0.0,
+            cross_entropy=self.w_v if self.TUNES.holds_for(self) else 0.0,
+            contrast=self.lambda_c if self.ALIGNS.holds_for(self) else 0.0,
             alone=self.virtual_sc_weight,
             temperature=self.temperature,
             base_temperature=self.base_temperature,

@@ -22,6 +22,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from flcore.conditions import above
 from flcore.losses.basic import cross_entropy
 from flcore.losses.contrastive import prototype_contrast
 from flcore.messages import Arrays
@@ -61,7 +62,9 @@ class FedProc(ReleasesPrototypes, FedAvg):
     citation: ClassVar[str] = "Mu et al., FGCS 2023"
 
     alpha: float = param(1.0, "α_0, share of the contrast in the loss; it falls to 0 over the rounds", low=0, high=1)
-    tau: float = param(1.0, "temperature τ of the contrast", above=0, search=Search(0.1, 1.0, log=True))
+    tau: float = param(
+        1.0, "temperature τ of the contrast", above=0, search=Search(0.1, 1.0, log=True, when=above("alpha"))
+    )
     similarity: Literal["cosine", "inner"] = param("cosine", "similarity of features and prototypes")
     weighted: bool = param(False, "weigh clients by their samples of the class in the mean of prototypes")
 

@@ -46,6 +46,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from flcore.conditions import above, among, on
 from flcore.errors import ConfigError
 from flcore.losses.alignment import dot_regression
 from flcore.losses.basic import cross_entropy
@@ -70,7 +71,7 @@ from flcore.methods.vocabulary import (
     TrainedClient,
     Turn,
 )
-from flcore.params import Search, param
+from flcore.params import Classes, Search, param
 from flcore.prototypes.etf import simplex_etf
 from flcore.prototypes.mixtures import Mixture, fit_class_mixtures, fuse_uploads, packed, sample_classes, unpacked
 from flcore.records import Payloads, Record, Slot
@@ -86,6 +87,10 @@ MIXTURES = Slot("mixtures", Mixtures)
 
 FRAME = Slot("frame", Arrays)
 """``frame`` float32 [d_p, K] at the server, for scoring."""
+
+_DUAL = on("use_dcs") & above("weight")
+_EXCHANGES = on("use_pfg")
+_SENDS = _EXCHANGES & among("retrain_source", "global")
 
 _WIDEST_PROJECTION = 128  # as long as the feature, but from K to this: 50 for MNIST, 128 for CIFAR, as in the paper
 
@@ -104,32 +109,41 @@ class GFPL(ReleasesVectors, Method):
 
     use_dcs: bool = param(True, "the second head: projection, frame and dot regression", switch=True)
     use_pfg: bool = param(True, "the exchange and the retraining on pseudo-features", switch=True)
-    weight: float = param(2.0, "weight λ of the dot regression", low=0, search=Search(0, 4))
+    weight: float = param(2.0, "weight λ of the dot regression", low=0, search=Search(0, 4, when=on("use_dcs")))
     projection_dim: int | None = param(
         None,
         "d_p, length of the projection, at least the number of classes; null: the feature's, within that and 128",
         low=2,
-        search=Search(choices=(50, 80, 128, 256)),
+        search=Search(choices=(50, 80, 128, 256), least=Classes(1, unknown=0), when=_DUAL),
     )
-    components: int = param(4, "n, Gaussians per client and class", low=1, search=Search(1, 16))
+    components: int = param(4, "n, Gaussians per client and class", low=1, search=Search(1, 16, when=_EXCHANGES))
     variance_floor: float = param(1e-4, "added to the variances of fitted Gaussians", above=0)
     merge_distance: float = param(
-        1.0, "S_C, Gaussians nearer than this are merged; 0: none", low=0, search=Search(1, 200, log=True)
+        1.0, "S_C, Gaussians nearer than this are merged; 0: none", low=0, search=Search(1, 200, log=True, when=_SENDS)
     )
     bd_per_dim: bool = param(False, "divide the Bhattacharyya distance by the feature's length")
     use_counts: bool = param(True, "send samples per class, and let each client's Gaussians weigh by them")
-    interval: int = param(10, "S_T, rounds from one exchange to the next", low=1, search=Search(1, 50, log=True))
-    first_exchange: int = param(
-        10, "t1, rounds before the first exchange may be, which is at a multiple of S_T", low=0, search=Search(0, 50)
+    interval: int = param(
+        10, "S_T, rounds from one exchange to the next", low=1, search=Search(1, 50, log=True, when=_EXCHANGES)
     )
-    samples_per_class: int = param(16, "r, pseudo-features of every class", low=1, search=Search(4, 128, log=True))
+    first_exchange: int = param(
+        10,
+        "t1, rounds before the first exchange may be, which is at a multiple of S_T",
+        low=0,
+        search=Search(0, 50, when=_EXCHANGES),
+    )
+    samples_per_class: int = param(
+        16, "r, pseudo-features of every class", low=1, search=Search(4, 128, log=True, when=_EXCHANGES)
+    )
     clip_nonneg: bool = param(False, "set negative entries of pseudo-features to 0")
-    retrain_epochs: int = param(1, "passes over the pseudo-features", low=1, search=Search(1, 20, log=True))
+    retrain_epochs: int = param(
+        1, "passes over the pseudo-features", low=1, search=Search(1, 20, log=True, when=_EXCHANGES)
+    )
     retrain_lr_factor: float = param(
         1.0,
         "factor on the retraining's loss: with plain or momentum SGD its learning rate over local.lr",
         above=0,
-        search=Search(0.1, 10, log=True),
+        search=Search(0.1, 10, log=True, when=_EXCHANGES),
     )
     retrain_classes: Literal["all", "local"] = param("all", "retrain on every class, or on those the client holds")
     retrain_source: Literal["global", "own"] = param(
@@ -150,12 +164,12 @@ class GFPL(ReleasesVectors, Method):
     @property
     def dual(self) -> bool:
         """Whether there is a second head."""
-        return self.use_dcs and self.weight > 0
+        return _DUAL.holds_for(self)
 
     @property
     def sends_prototypes(self) -> bool:
         """Whether anything travels."""
-        return self.use_pfg and self.retrain_source == "global"
+        return _SENDS.holds_for(self)
 
     def exchanges(self, round_number: int) -> bool:
         """Whether a round (1-based) ends with a retraining."""

@@ -22,6 +22,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from flcore.conditions import above
 from flcore.losses.basic import cross_entropy
 from flcore.losses.contrastive import model_contrast
 from flcore.messages import Weights
@@ -49,7 +50,9 @@ class Moon(FedAvg):
         low=0,
         search=Search(0.1, 10.0, log=True),
     )
-    tau: float = param(0.5, "temperature τ of the contrast", above=0, search=Search(0.1, 1.0, log=True))
+    tau: float = param(
+        0.5, "temperature τ of the contrast", above=0, search=Search(0.1, 1.0, log=True, when=above("mu"))
+    )
 
     def context(self, turn: Turn) -> Context:
         """Both frozen models, and whether there is a previous one."""

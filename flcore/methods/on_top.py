@@ -109,6 +109,7 @@ class OnTop(Method):
     data_scope = property(lambda self: self.base_method.data_scope)
     has_global_model = property(lambda self: self.base_method.has_global_model)
     has_vote = property(lambda self: self.base_method.has_vote)
+    trains_locally = property(lambda self: self.base_method.trains_locally)
     needs = property(lambda self: self.base_method.needs)
 
     @property

@@ -68,6 +68,7 @@ MOMENTS_LEG = "patch-moments"
 class PatchSums(Method):
     """What fits a dictionary before anything else; a subclass adds its own legs, messages and stages."""
 
+    trains_locally: ClassVar[bool] = False
     needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {"model.name": ("patch_dictionary",)}
 
     eps: float = param(

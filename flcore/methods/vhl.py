@@ -25,6 +25,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from flcore.conditions import Condition, above
 from flcore.generators.virtual import gaussian_virtual_images
 from flcore.messages import Arrays
 from flcore.methods.fedavg import FedAvg
@@ -64,18 +65,28 @@ class VHL(FedAvg):
     summary: ClassVar[str] = "FedAvg with a fixed set of virtual noise images that all clients share"
     citation: ClassVar[str] = "Tang et al., ICML 2022"
 
+    ALIGNS: ClassVar[Condition] = above("lambda_a") & above("align_epochs")
+    SHOWS: ClassVar[Condition] = above("lambda_v") | ALIGNS
+
     lambda_v: float = param(
         1.0, "λ_v, weight of the virtual images' cross-entropy; 0: off", low=0, search=Search(0.1, 2.0, log=True)
     )
     lambda_a: float = param(
-        1.0, "λ_a, weight of the contrastive part; 0: off", low=0, search=Search(choices=(0.1, 1.0, 10.0))
+        1.0,
+        "λ_a, weight of the contrastive part; 0: off",
+        low=0,
+        search=Search(choices=(0.1, 1.0, 10.0), when=above("align_epochs")),
     )
     label_style: Literal["extra", "patch"] = param(
         "extra", "virtual class c is a new output C + c of the head, or the output c"
     )
-    per_class: int = param(200, "virtual images per class", low=1, search=Search(choices=(50, 200, 1000)))
-    virtual_batch: int = param(128, "B_v, virtual images per local step", low=2, search=Search(choices=(32, 64, 128)))
-    temperature: float = param(0.07, "T of the contrastive part", above=0, search=Search(0.05, 0.5, log=True))
+    per_class: int = param(200, "virtual images per class", low=1, search=Search(choices=(50, 200, 1000), when=SHOWS))
+    virtual_batch: int = param(
+        128, "B_v, virtual images per local step", low=2, search=Search(choices=(32, 64, 128), when=SHOWS)
+    )
+    temperature: float = param(
+        0.07, "T of the contrastive part", above=0, search=Search(0.05, 0.5, log=True, when=ALIGNS)
+    )
     base_temperature: float | None = param(0.07, "T0: the contrastive part counts T/T0; null: as T", above=0)
     align_epochs: int = param(5, "local passes with the contrastive part, from the first", low=0)
     feat_detach: bool = param(
@@ -93,7 +104,7 @@ class VHL(FedAvg):
         """What clients minimise."""
         return VirtualLoss(
             cross_entropy=self.lambda_v,
-            contrast=self.lambda_a if self.align_epochs > 0 else 0.0,
+            contrast=self.lambda_a if self.ALIGNS.holds_for(self) else 0.0,
             alone=self.noise_supcon,
             temperature=self.temperature,
             base_temperature=self.base_temperature,

@@ -10,6 +10,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
@@ -105,6 +106,18 @@ def whole_number(least: int) -> Callable[[str], int]:
         return number
 
     return read
+
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+def size(text: str) -> int:
+    """Reads a number of bytes, 1 or more, with a decimal unit, as tables print them: ``50MB`` is 50,000,000."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmg]?b)?", text.strip().lower())
+    count = round(Decimal(found[1]) * _UNITS[found[2] or ""]) if found else 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 800kB, 50MB or 1.5GB")
+    return count
 
 
 def positive(text: str) -> float:

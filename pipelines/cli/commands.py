@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def compare(arguments: argparse.Namespace) -> int:
     """``protofl compare``: methods × seeds, then one table."""
     from pipelines.orchestration import commands
 
-    commands.compare(_raw(arguments), arguments.methods, arguments.seeds, arguments.out, **_how(arguments))
+    what = (arguments.methods, arguments.seeds, arguments.out)
+    commands.compare(_raw(arguments), *what, tuned=arguments.tuned, **_how(arguments))
     return 0
 
 
@@ -53,10 +55,11 @@ def sweep(arguments: argparse.Namespace) -> int:
 def tune(arguments: argparse.Namespace) -> int:
     """``protofl tune``: search a method's hyper-parameters."""
     from pipelines.orchestration import commands
+    from pipelines.tuning.asked import Asked
 
     out = arguments.out or Path("runs") / f"tune-{arguments.method}"
-    study = (arguments.trials, arguments.objective, arguments.metric, arguments.storage)
-    commands.tune(_entry(arguments), *study, out, orchestrator=arguments.orchestrator, wait=arguments.wait)
+    asked = Asked(**{field.name: getattr(arguments, field.name) for field in fields(Asked)})
+    commands.tune(_entry(arguments), asked, out, orchestrator=arguments.orchestrator, wait=arguments.wait)
     return 0
 
 

@@ -10,7 +10,7 @@ from flcore.evaluation.analyses import SUMMARIES
 from flcore.version import VERSION
 from pipelines.bench import BENCHMARKS
 from pipelines.cli import commands
-from pipelines.cli.arguments import Parser, names, positive, whole_number, whole_numbers
+from pipelines.cli.arguments import Parser, names, positive, size, whole_number, whole_numbers
 from pipelines.cli.headlines import KINDS, SHOWN
 
 _EPILOG = """\
@@ -172,6 +172,8 @@ def _add_runs(add: _Commands) -> None:
     _values(compare)
     compare.add_argument("--methods", type=names, metavar="A,B,...", help="default: compare.methods")
     compare.add_argument("--seeds", type=whole_numbers, metavar="0,1,...", help="default: compare.seeds")
+    about = "tune every method with N trials on validation data, then compare tuned and as given (default: no tuning)"
+    compare.add_argument("--tuned", type=whole_number(1), default=0, metavar="N", help=about)
     _out(compare, "runs/comparison")
     _orchestration(compare)
 
@@ -209,15 +211,29 @@ def _add_runs(add: _Commands) -> None:
         choices=("accuracy", "accuracy,bytes"),
         metavar="NAME",
         default="accuracy",
-        help="accuracy; or accuracy,bytes: the front of accuracy against bytes sent (default: accuracy)",
+        help="accuracy, which stands for the metric; or accuracy,bytes: the front of it against bytes sent (default: "
+        "accuracy)",
     )
     tune.add_argument(
         "--metric",
         metavar="NAME",
-        help="which accuracy: top1_global, mean_local or pooled_local (default: top1_global, "
-        "or mean_local where there is no global model)",
+        help="any number of metrics.json, dotted where it is nested; costs are minimised (default: top1_global, or "
+        "mean_local where there is no global model)",
     )
-    tune.add_argument("--storage", metavar="URL", help="Optuna storage (default: sqlite in the study's folder)")
+    tune.add_argument(
+        "--max-bytes",
+        type=size,
+        metavar="SIZE",
+        help="with accuracy,bytes: a trial that sends more, such as 50MB, is no result (default: any may be one)",
+    )
+    tune.add_argument(
+        "--at-once",
+        type=whole_number(1),
+        metavar="N",
+        help="trials under way at the same time, by this command and others in the same folder; a trial is chosen "
+        "without knowing the N - 1 before it (default: 4)",
+    )
+    tune.add_argument("--storage", metavar="URL", help="Optuna storage (default: a journal in the study's folder)")
     _out(tune, "runs/tune-<method>", "the study's folder")
     _orchestration(tune, restart=False)
 

@@ -105,8 +105,13 @@ def searched(search: Mapping[str, Any]) -> str:
         search: as :meth:`flcore.params.Param.describe` has it.
     """
     if "choices" in search:
-        return ", ".join(shown(choice) for choice in search["choices"])
-    return f"{search['low']:g} to {search['high']:g}" + (", on a logarithmic scale" if search["log"] else "")
+        values = ", ".join(shown(choice) for choice in search["choices"])
+    else:
+        low, high = (end if isinstance(end, str) else f"{end:g}" for end in (search["low"], search["high"]))
+        values = f"{low} to {high}" + (", on a logarithmic scale" if search["log"] else "")
+    least = f", of these no less than {search['least']}" if "least" in search else ""
+    when = f"; where {search['when']}" if "when" in search else ""
+    return f"{values}{least}{when}"
 
 
 def _parameter_line(parameter: Mapping[str, Any]) -> str:

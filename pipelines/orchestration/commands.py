@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from pipelines.execution.recorder import Recorder
 if TYPE_CHECKING:
     from flcore.config import Config
     from pipelines.execution.bodies import Operation, Outcome
+    from pipelines.tuning.asked import Asked
 
 _WIDTH_OF_A_LOG = 150  # 80 columns would fold every cell of a table
 
@@ -70,11 +72,21 @@ def compare(
     seeds: Sequence[int] | None,
     out: Path,
     *,
+    tuned: int = 0,
     orchestrator: str = "auto",
     restart: bool = False,
     wait: bool = True,
 ) -> None:
     """``protofl compare``: methods × seeds, side by side, then their table.
+
+    Args:
+        raw: parameters, not yet checked.
+        methods: default ``compare.methods``. seeds: default ``compare.seeds``.
+        out: folder of the comparison.
+        tuned: trials with which each method is tuned first; 0: none is.
+        orchestrator: ``auto``, ``inline`` or ``prefect``.
+        restart: throw away checkpoints that cannot be used.
+        wait: for tables and for MLflow.
 
     Raises:
         RunError: runs failed; what the others gave is written and printed first.
@@ -88,11 +100,15 @@ def compare(
 
             asked: dict[str, Any] = {"methods": list(methods) if methods else None, "seeds": seeds, "out": str(out)}
             config = without_tracking(raw)
-            outcome = _as_flow(how, flows.compare, **asked, restart=restart, config=config)
+            outcome = _as_flow(how, flows.compare, **asked, tuned=tuned, restart=restart, config=config)
+        elif tuned:
+            from pipelines.tuning.tuned import tuned_comparison
+
+            outcome = tuned_comparison(raw, methods, seeds, tuned, out, how, restart=restart)
         else:
             facts = {"name": out.name}
             outcome = comparison("comparison", without_tracking(raw), runs, out, how, facts, restart=restart)
-    _say_table(outcome, len(runs))
+    _say_table(outcome, len(runs) * (2 if tuned else 1))
 
 
 def sweep(
@@ -133,18 +149,7 @@ def sweep(
     _say_table(outcome, len(planned.runs))
 
 
-def tune(
-    raw: Mapping[str, Any],
-    trials: int,
-    objective: str,
-    metric: str | None,
-    storage: str | None,
-    out: Path,
-    *,
-    at_once: int | None = None,
-    orchestrator: str = "auto",
-    wait: bool = True,
-) -> None:
+def tune(raw: Mapping[str, Any], asked: Asked, out: Path, *, orchestrator: str = "auto", wait: bool = True) -> None:
     """``protofl tune``: an Optuna study of one method, on validation data.
 
     Raises:
@@ -152,17 +157,16 @@ def tune(
         RunError: no trial has finished.
     """
     with operation(raw, wait=wait) as (how, config):
-        from pipelines.tuning.search import Asked, study
+        from pipelines.tuning.search import study
 
         if _uses_prefect(orchestrator, how):
             from pipelines.orchestration import flows
 
-            asked: dict[str, Any] = {"trials": trials, "objective": objective, "metric": metric, "out": str(out)}
-            asked["at_once"] = at_once
+            parameters = {key: value for key, value in asdict(asked).items() if key != "storage"}
             stored = without_tracking(raw)
-            outcome = _as_flow(how, flows.tune, **asked, config=stored, hidden=storage)
+            outcome = _as_flow(how, flows.tune, **parameters, out=str(out), config=stored, hidden=asked.storage)
         else:
-            outcome = study(config, Asked(trials, objective, metric, storage, at_once), out, how)
+            outcome = study(config, asked, out, how)
     print(outcome.table, end="")
     if outcome.store is not None:
         print(f"study in MLflow: {outcome.store}")

@@ -35,6 +35,7 @@ from pipelines.orchestration.artifacts import ProgressArtifact
 from pipelines.orchestration.prefect_steps import PrefectSteps
 from pipelines.runs.inputs import Inputs
 from pipelines.tracking.addresses import without_password
+from pipelines.tuning.asked import Asked
 
 if TYPE_CHECKING:
     from pipelines.tuning.search import StudyOutcome
@@ -126,6 +127,7 @@ def compare(
     seeds: list[int] | None = None,
     out: str = "runs/comparison",
     restart: bool = False,
+    tuned: int = 0,
     config: Configuration | None = None,
 ) -> str:
     """Methods × seeds, then their table, figures, page and MLflow runs.
@@ -136,6 +138,7 @@ def compare(
         methods: default ``compare.methods``. seeds: default ``compare.seeds``.
         out: folder of the comparison; ``{date}`` as for ``federated-experiment``.
         restart: throw away checkpoints that cannot be used.
+        tuned: trials with which each method is tuned first; 0: none is.
         config: parameters instead of a file and overrides.
 
     Returns:
@@ -145,8 +148,13 @@ def compare(
     base, runs = Config.from_mapping(raw), comparison_runs(raw, methods, seeds)
     folder = Path(dated(out))
     with _operation(base, f"compare {folder.name}", ["comparison", base.source.name]) as operation:
-        facts = {"name": folder.name}
-        outcome = comparison("comparison", without_tracking(raw), runs, folder, operation, facts, restart=restart)
+        if tuned:
+            from pipelines.tuning.tuned import tuned_comparison  # Optuna, which few comparisons need
+
+            outcome = tuned_comparison(raw, methods, seeds, tuned, folder, operation, restart=restart)
+        else:
+            facts = {"name": folder.name}
+            outcome = comparison("comparison", without_tracking(raw), runs, folder, operation, facts, restart=restart)
         _show_table(outcome)
     return _left(outcome)
 
@@ -200,6 +208,7 @@ def tune(
     out: str = "runs/tune",
     at_once: int | None = None,
     config: Configuration | None = None,
+    max_bytes: int | None = None,
 ) -> str:
     """An Optuna study of one method on validation data, then its results, figures and MLflow runs.
 
@@ -207,18 +216,20 @@ def tune(
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments.
         trials: how many ended trials are wanted in all; a study goes on where it stopped.
-        objective: ``accuracy`` or ``accuracy,bytes``. metric: the accuracy; None: the method's own.
-        storage: Optuna's storage as a URL without a password; None for a SQLite file in the study's folder.
+        objective: ``accuracy`` or ``accuracy,bytes``. metric: a number of ``metrics.json``; None: the
+            method's own accuracy.
+        storage: Optuna's storage as a URL without a password; None for a journal in the study's folder.
         out: the study's folder; ``{date}`` as for ``federated-experiment``.
         at_once: trials that are under way at the same time; None: as the study began, or four.
         config: parameters instead of a file and overrides.
+        max_bytes: with ``accuracy,bytes`` the most that a result may send; None: any number.
 
     Returns:
         The study's folder.
     """
     if storage is not None and storage != without_password(storage):
         raise ConfigError("storage: Prefect would keep the password in it; take a storage that needs none")
-    from pipelines.tuning.search import Asked, study  # Optuna, which no other flow needs
+    from pipelines.tuning.search import study  # Optuna, which no other flow needs
 
     checked, folder, call = (
         Config.from_mapping(_raw(params_file, overrides, config)),
@@ -227,7 +238,7 @@ def tune(
     )
     tags = ["tune", checked.method.name, checked.source.name]
     with _operation(checked, f"tune {folder.name}", tags) as operation:
-        asked = Asked(trials, objective, metric, storage if call is None else call.storage, at_once)
+        asked = Asked(trials, objective, metric, storage if call is None else call.storage, at_once, max_bytes)
         outcome = study(checked, asked, folder, operation)
         _show_table(outcome)
     return _left(outcome)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from flcore.params import shown
 from pipelines.reporting.comparison import Comparison, MethodSummary, TargetSummary, Tuned
 from pipelines.reporting.formats import MISSING, format_bytes, listed
-from pipelines.reporting.statistics import Summary, marks
+from pipelines.reporting.statistics import Summary, lower_is_better, marks
 from pipelines.reporting.tables import (
     DIFFERENCE,
     MEAN_BYTES,
@@ -23,7 +23,6 @@ from pipelines.reporting.tables import (
 )
 from pipelines.runs.record import COMMUNICATION, TASK_SCORES
 
-_LOWER_IS_BETTER = ("forgetting", "roundwise_forgetting")
 # What a score is called above a column, and what it is.
 HEADINGS: Mapping[str, str] = {
     "top1_global": "global model",
@@ -150,7 +149,7 @@ def _score(rows: Sequence[MethodSummary], key: str) -> Column | None:
     summaries = [row.scores[key] for row in rows]
     if not any(summary.n for summary in summaries):
         return None
-    marked = [] if key in _SELECTED else marks(summaries, lower_is_better=key in _LOWER_IS_BETTER)
+    marked = [] if key in _SELECTED else marks(summaries, lower_is_better=lower_is_better(key))
     return Column(key, HEADINGS[key], summaries, SCORE, DEFINITIONS.get(key, ""), marked)
 
 

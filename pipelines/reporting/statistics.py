@@ -23,6 +23,7 @@ from scipy.special import stdtrit
 from pipelines.runs.record import RoundRecord, RunRecord, score
 
 CONFIDENCE = 0.95
+_COSTS = {"bytes", "scalars", "parameters", "steps", "seconds", "joules", "loss", "gap", "std", "epsilon", "forgetting"}
 BEST, TIED = "best", "tied"
 Verdict = Literal["above", "below", "open"]
 
@@ -105,6 +106,15 @@ def paired_differences(
         )
         for key in keys
     }
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether a figure of this name, dotted where it is nested, is a cost: something sent, spent, lost or apart.
+
+    >>> lower_is_better("roundwise_forgetting"), lower_is_better("bytes_up_by_kind.model"), lower_is_better("a_glo")
+    (True, True, False)
+    """
+    return not _COSTS.isdisjoint(name.replace(".", "_").split("_"))
 
 
 def marks(summaries: Sequence[Summary], lower_is_better: bool = False) -> list[str]:

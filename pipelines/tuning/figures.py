@@ -17,7 +17,7 @@ import matplotlib
 import optuna
 from matplotlib import pyplot
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.study import Study, StudyDirection
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from optuna.visualization import matplotlib as drawn
 
@@ -72,8 +72,8 @@ def write(directory: Path) -> tuple[Path, ...]:
 
 def study_of(described: Mapping[str, Any]) -> Study:
     """The study that ``study.json`` tells of, in memory."""
-    metric, has_two = described["metric"], described["objective"] == "accuracy,bytes"
-    directions = [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE][: 1 + has_two]
+    metric, directions = described["metric"], described["directions"]
+    has_two, most = len(directions) > 1, described["max_bytes"]
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(directions=directions)
     with warnings.catch_warnings():
@@ -84,11 +84,13 @@ def study_of(described: Mapping[str, Any]) -> Study:
     for (before, number), trial in zip(pairwise(numbers), described["trials"], strict=True):
         for _ in range(before + 1, number):  # under way elsewhere, or left behind; a number is a place in the list
             study.add_trial(create_trial(state=TrialState.FAIL))
-        study.add_trial(_trial(trial, space, has_two))
+        study.add_trial(_trial(trial, space, has_two, most))
     return study
 
 
-def _trial(described: Mapping[str, Any], space: Mapping[str, BaseDistribution], has_two: bool) -> FrozenTrial:
+def _trial(
+    described: Mapping[str, Any], space: Mapping[str, BaseDistribution], has_two: bool, most: int | None
+) -> FrozenTrial:
     state = _STATES[described["state"]]
     rounds = {int(number): value for number, value in described["rounds"].items()}
     values = {
@@ -96,8 +98,14 @@ def _trial(described: Mapping[str, Any], space: Mapping[str, BaseDistribution], 
         TrialState.PRUNED: [rounds[max(rounds)]] if rounds else None,
     }.get(state)
     known = {key: space[key] for key in described["params"]}
+    is_limited = most is not None and described["bytes"] is not None
     return create_trial(
-        state=state, values=values, params=described["params"], distributions=known, intermediate_values=rounds
+        state=state,
+        values=values,
+        params=described["params"],
+        distributions=known,
+        intermediate_values=rounds,
+        constraints={"bytes": described["bytes"] - most} if is_limited else None,
     )
 
 
@@ -119,7 +127,8 @@ def _drawings(study: Study, described: Mapping[str, Any]) -> dict[str, Callable[
         "history": lambda: drawn.plot_optimization_history(study, **accuracy),
         "parallel": lambda: drawn.plot_parallel_coordinate(study, target_name=metric),
     }
-    keys = list(described["space"])
+    # Optuna draws trials without a key beside those with one, but no key that no trial has.
+    keys = [key for key in described["space"] if any(key in trial["params"] for trial in finished)]
     for place in range(0, len(keys), _SLICES):
         some = keys[place : place + _SLICES]
         found[f"slice-{1 + place // _SLICES}"] = partial(drawn.plot_slice, study, some, **accuracy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from flcore.config import Config
 from flcore.errors import ConfigError
 from flcore.sections import TrackingConfig
-from pipelines.tuning.space import Dimension, space, with_values
+from pipelines.reporting.statistics import lower_is_better
+from pipelines.tuning.metrics import PER_ROUND, check_metric, value_of
+from pipelines.tuning.space import Dimension, Values, space, values_of, with_values, without_keys
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
-OBJECTIVES: Mapping[str, tuple[Literal["maximize", "minimize"], ...]] = {
-    "accuracy": ("maximize",),
-    "accuracy,bytes": ("maximize", "minimize"),
-}
-METRICS = ("top1_global", "mean_local", "pooled_local")
-"""Accuracies that every record of a history has, which pruning needs."""
+Direction = Literal["maximize", "minimize"]
+
+OBJECTIVES = ("accuracy", "accuracy,bytes")
+"""``accuracy`` stands for the metric, whatever it is."""
 VALIDATION_SHARE = 0.2
 _NOT_STORED = ("tracking", "compare")
 """``tracking`` may hold a password; ``compare.settings`` would be put over the values in the file."""
@@ -36,8 +36,9 @@ class Problem:
         given: the configuration as given; what a run with the best values starts from.
         config: the same with evaluation on validation data, and without a place to log to.
         dimensions: what is searched.
-        objective: a key of :data:`OBJECTIVES`.
-        metric: the accuracy that is maximised, one of :data:`METRICS`.
+        objective: one of :data:`OBJECTIVES`.
+        metric: the figure that is optimised, such as ``top1_global``; dotted where ``metrics.json`` nests it.
+        max_bytes: a trial that sends more is no result; None: any may be one.
     """
 
     given: Config
@@ -45,30 +46,28 @@ class Problem:
     dimensions: tuple[Dimension, ...]
     objective: str
     metric: str
+    max_bytes: int | None = None
 
     @classmethod
-    def of(cls, config: Config, objective: str, metric: str | None = None) -> Problem:
+    def of(cls, config: Config, objective: str, metric: str | None = None, max_bytes: int | None = None) -> Problem:
         """The search around a configuration.
 
         Args:
             config: of a run, with the method that is tuned.
             objective: what is optimised.
-            metric: the accuracy; None: of the global model, or the clients' mean where there is none.
+            metric: the figure; None: the accuracy of the global model, or the clients' mean where there is none.
+            max_bytes: the most that a result may send.
 
         Raises:
-            ConfigError: there is no such objective or metric, or the method has no such metric.
+            ConfigError: there is no such objective or metric, the method has no such metric, or a limit on bytes is
+                given where they are no objective.
         """
         if objective not in OBJECTIVES:
             raise ConfigError(f"--objective {objective}: must be one of {' or '.join(OBJECTIVES)}")
-        has_global_model = config.method.has_global_model
-        metric = metric or ("top1_global" if has_global_model else "mean_local")
-        if metric not in METRICS:
-            raise ConfigError(f"--metric {metric}: must be one of {', '.join(METRICS)}")
-        if metric == "top1_global" and not has_global_model:
-            raise ConfigError(
-                f"--metric top1_global: {config.method.name} has no global model, so that it would be null; "
-                "use --metric mean_local"
-            )
+        if max_bytes is not None and objective != "accuracy,bytes":
+            raise ConfigError("--max-bytes: needs --objective accuracy,bytes")
+        metric = metric or ("top1_global" if config.method.has_global_model else "mean_local")
+        check_metric(metric, config.method)
         on_validation = replace(
             config,
             partition=replace(config.partition, validation=config.partition.validation or VALIDATION_SHARE),
@@ -76,7 +75,41 @@ class Problem:
             tracking=TrackingConfig(),
         )
         checked = Config.from_mapping(on_validation.to_mapping())
-        return cls(config, checked, space(checked), objective, metric)
+        return cls(config, checked, space(checked), objective, metric, max_bytes)
+
+    # ---- what is optimised ---------------------------------------------------------------------------------------
+
+    @property
+    def direction(self) -> Direction:
+        """Whether more or less of the metric is better."""
+        return "minimize" if lower_is_better(self.metric) else "maximize"
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """Of every objective."""
+        return (self.direction, "minimize") if self.objective == "accuracy,bytes" else (self.direction,)
+
+    @property
+    def prunes(self) -> bool:
+        """Whether trials can be given up on the way: the metric is there after every round, and nothing else counts."""
+        return len(self.directions) == 1 and self.metric in PER_ROUND
+
+    def score(self, metrics: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> float:
+        """The metric of a finished run.
+
+        Args:
+            metrics: the content of its ``metrics.json``. history: its records, oldest first.
+
+        Raises:
+            ConfigError: its runs have no such figure; says which they have. RunError: it is null.
+        """
+        return value_of(self.metric, metrics, history)
+
+    def within(self, bytes: int) -> bool:
+        """Whether a trial that sends so much may be a result."""
+        return self.max_bytes is None or bytes <= self.max_bytes
+
+    # ---- who asks ------------------------------------------------------------------------------------------------
 
     @property
     def space(self) -> dict[str, Any]:
@@ -86,13 +119,8 @@ class Problem:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Everything that can change a study's values except what it searches, as JSON values."""
-        identity = {
-            section: {key: value for key, value in values.items() if f"{section}.{key}" not in self.space}
-            if isinstance(values, Mapping)
-            else values
-            for section, values in self.config.identity().items()
-        }
-        whole = {**identity, "objective": self.objective, "metric": self.metric, "space": self.space}
+        whole = without_keys(self.config.identity(), self.space)
+        whole |= {"objective": self.objective, "metric": self.metric, "space": self.space, "max_bytes": self.max_bytes}
         return dict(json.loads(json.dumps(whole)))
 
     @property
@@ -105,8 +133,14 @@ class Problem:
         """The study's name: method and the beginning of its hash."""
         return f"{self.config.method.name}-{self.hash[:8]}"
 
-    def config_of(self, values: Mapping[str, Any]) -> Config:
-        """The configuration of a trial, scored on validation data.
+    # ---- values of trials ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def _given(self) -> Values:
+        return values_of(self.config)
+
+    def config_of(self, values: Values) -> Config:
+        """The configuration of a trial, scored on validation data; what has no value stays as given.
 
         Args:
             values: by dotted key.
@@ -114,32 +148,49 @@ class Problem:
         Raises:
             ConfigError: the values do not go together.
         """
-        return Config.from_mapping(with_values(self.config.to_mapping(), values))
+        return Config.from_mapping(with_values(self.config.to_mapping(), self._other(values)))
 
-    def parameters_with(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def parameters_with(self, values: Values) -> dict[str, Any]:
         """The given configuration with other values, as a parameter file has it: on all data, scored on test data."""
         mapping = {key: part for key, part in self.given.to_mapping().items() if key not in _NOT_STORED}
-        return with_values(mapping, values)
+        return with_values(mapping, self._other(values))
+
+    def _other(self, values: Values) -> Values:
+        """Those that are not given.
+
+        A base's parameter that has its default is thus not written down, and the run is the same as without.
+        """
+        return {key: value for key, value in values.items() if value != self._given[key]}
 
     def suggest(self, trial: BaseTrial) -> dict[str, Any]:
-        """A value for everything that is searched; values that the trial has already stay."""
-        return {dimension.key: dimension.suggest(trial) for dimension in self.dimensions}
+        """A value for everything that has an effect beside the others; values that the trial has already stay."""
+        found: dict[str, Any] = {}
+        for dimension in self.dimensions:
+            if dimension.applies({**self._given, **found}):
+                found[dimension.key] = dimension.suggest(trial)
+        return found
 
     @property
     def given_values(self) -> dict[str, Any]:
-        """The given configuration's own values, with which the study begins."""
-        mapping = self.config.to_mapping()
-        split = {dimension.key: dimension.key.partition(".") for dimension in self.dimensions}
-        return {key: mapping[section][name] for key, (section, _, name) in split.items()}
+        """The given configuration's own values, of what has an effect there."""
+        return self._effective(self._given)
 
     @property
     def starts(self) -> list[dict[str, Any]]:
-        return [self.given_values]
+        """The values of the trials with which every study begins: those given, then those of the authors' preset.
 
-    def score(self, metrics: Mapping[str, Any], history: Any) -> float:
-        value = history[-1][self.metric]
-        if value is None:
-            from flcore.errors import RunError
+        Of the preset as much as is searched; it is left out where that changes nothing, or cannot be run.
+        """
+        said = {f"method.{name}": value for name, value in self.config.method.AUTHORS.items()}
+        searched = {d.key: said[d.key] for d in self.dimensions if d.key in said and d.holds(said[d.key])}
+        given, authors = self.given_values, self._effective({**self._given, **searched})
+        if authors == given:
+            return [given]
+        try:
+            self.config_of(authors)
+        except ConfigError:
+            return [given]
+        return [given, authors]
 
-            raise RunError(f"round {history[-1]['round']}: {self.metric} is null: nobody could be scored")
-        return float(value)
+    def _effective(self, values: Values) -> dict[str, Any]:
+        return {dimension.key: values[dimension.key] for dimension in self.dimensions if dimension.applies(values)}

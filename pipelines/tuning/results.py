@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optuna.study import Study
@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
 from flcore.params import shown
-from pipelines.reporting.formats import format_percent, plural
+from pipelines.reporting.formats import MISSING, plural
 from pipelines.reporting.statistics import BEST
 from pipelines.reporting.tables import (
     BYTES,
@@ -31,11 +31,13 @@ from pipelines.reporting.tables import (
 )
 from pipelines.runs.layout import write_json, write_text
 from pipelines.tuning.folder import StudyFiles, write_params
+from pipelines.tuning.metrics import is_share
 from pipelines.tuning.problem import Problem
 from pipelines.tuning.study import SAMPLER, best_trials, ended_trials, front
 
 _PRINTED_TRIALS = 5
 _SEARCHED = Format(lambda value: f"{value:.4g}" if isinstance(value, float) else shown(value))
+_NUMBER = Format(lambda value: MISSING if value is None else f"{value:.4g}")
 
 
 def write_results(problem: Problem, study: Study, files: StudyFiles) -> dict[str, Any]:
@@ -44,7 +46,7 @@ def write_results(problem: Problem, study: Study, files: StudyFiles) -> dict[str
     Returns:
         The content of ``study.json``.
     """
-    ended, best = ended_trials(study), best_trials(study)
+    ended, best = ended_trials(study), best_trials(problem, study)
     described = _described(problem, study, ended, best)
     write_json(files.results, described)
     write_text(files.table, markdown(problem, study))
@@ -65,7 +67,7 @@ def printed(problem: Problem, study: Study, files: StudyFiles, *, width: int, te
         problem: what was searched. study: with at least one finished trial. files: of the study.
         width: of the tables, in columns. terminal: whether they are for one, with its bold letters.
     """
-    best = best_trials(study)
+    best = best_trials(problem, study)
     tables = [_trials(problem, best[:_PRINTED_TRIALS], best, with_values=False), _searched(problem, best)]
     text = io.StringIO()
     print_tables(tables, Console(file=text, width=width, force_terminal=terminal))
@@ -81,18 +83,27 @@ def printed(problem: Problem, study: Study, files: StudyFiles, *, width: int, te
 
 def describe(problem: Problem, trial: FrozenTrial) -> str:
     """How a trial has ended, in a line."""
+    form, unit = _form(problem)
     if trial.state == TrialState.COMPLETE:
-        percent, sent = format_percent(trial.values[0]), BYTES.text(trial.user_attrs["bytes"])
-        return f"trial {trial.number}: {problem.metric} {percent} %, {sent}"
+        reached, sent = form.text(trial.values[0]), BYTES.text(trial.user_attrs["bytes"])
+        beyond = "" if problem.within(trial.user_attrs["bytes"]) else f", more than {BYTES.text(problem.max_bytes)}"
+        return f"trial {trial.number}: {problem.metric} {reached}{unit}, {sent}{beyond}"
     if trial.state == TrialState.PRUNED:
         last = max(trial.intermediate_values)
-        return f"trial {trial.number}: given up after round {last}, {format_percent(trial.intermediate_values[last])} %"
+        return f"trial {trial.number}: given up after round {last}, {form.text(trial.intermediate_values[last])}{unit}"
     return f"trial {trial.number} failed: {reason(trial)}"
 
 
 def reason(trial: FrozenTrial) -> str:
     """Why a trial has not finished."""
     return str(trial.user_attrs.get("error", "given up" if trial.state == TrialState.PRUNED else "nobody said why"))
+
+
+def _form(problem: Problem) -> tuple[Format, str]:
+    """How values of the metric are written, and what stands behind them."""
+    if "bytes" in problem.metric:
+        return BYTES, ""
+    return (PERCENT, " %") if is_share(problem.metric) else (_NUMBER, "")
 
 
 def _described(
@@ -104,6 +115,8 @@ def _described(
         "seed": problem.config.seed,
         "objective": problem.objective,
         "metric": problem.metric,
+        "directions": list(problem.directions),
+        "max_bytes": problem.max_bytes,
         "split": problem.config.evaluation.split,
         "sampler": SAMPLER,
         "space": problem.space,
@@ -137,16 +150,17 @@ def _as_round(problem: Problem, trial: FrozenTrial) -> dict[str, Any]:
 
 def markdown(problem: Problem, study: Study) -> str:
     """``study.md``: what was searched, and all trials, the best first."""
-    ended, best = ended_trials(study), best_trials(study)
-    unfinished = [trial for trial in ended if trial.state != TrialState.COMPLETE]
+    ended, best = ended_trials(study), best_trials(problem, study)
+    others = [trial for trial in ended if trial not in best]
     count, chosen = plural(len(best), "finished trial"), "best" if problem.objective == "accuracy" else "Pareto front"
+    limit = "" if problem.max_bytes is None else f" that send {BYTES.text(problem.max_bytes)} at most"
     lines = [
         f"# {problem.name}",
         "",
-        f"{count} of {problem.config.method.name}, scored on validation data; **bold**: the {chosen}.",
+        f"{count} of {problem.config.method.name}{limit}, scored on validation data; **bold**: the {chosen}.",
         "",
         *markdown_table(_searched(problem, best)),
-        *markdown_table(_trials(problem, [*best, *unfinished], best, with_values=True)),
+        *markdown_table(_trials(problem, [*best, *others], best, with_values=True)),
     ]
     if best:
         command = "protofl run --params <this folder>/best.yaml"
@@ -155,20 +169,23 @@ def markdown(problem: Problem, study: Study) -> str:
 
 
 def _searched(problem: Problem, best: Sequence[FrozenTrial]) -> Table:
-    keys, given = [dimension.key for dimension in problem.dimensions], problem.given_values
+    keys, described = [dimension.key for dimension in problem.dimensions], problem.space
     columns = [
         Column("key", "searched", keys, WORDS),
         Column("values", "values", [dimension.words for dimension in problem.dimensions], WORDS),
-        Column("given", "given", [given[key] for key in keys], _SEARCHED),
     ]
+    if any("when" in entry for entry in described.values()):
+        columns.append(Column("when", "where", [entry.get("when", "") for entry in described.values()], WORDS))
+    columns.append(_values("given", "given", [(problem.given_values, key) for key in keys]))
     if best:
-        columns.append(Column("best", f"trial {best[0].number}", [best[0].params[key] for key in keys], _SEARCHED))
+        columns.append(_values("best", f"trial {best[0].number}", [(best[0].params, key) for key in keys]))
     return Table("What was searched", tuple(columns))
 
 
 def _trials(problem: Problem, rows: Sequence[FrozenTrial], best: Sequence[FrozenTrial], *, with_values: bool) -> Table:
     """A row per trial; those of the front are marked beside the values that they were given."""
     chosen = {trial.number for trial in front(best)}
+    form, unit = _form(problem)
     columns = [
         Column(
             "trial",
@@ -177,10 +194,15 @@ def _trials(problem: Problem, rows: Sequence[FrozenTrial], best: Sequence[Frozen
             marks=[BEST if trial.number in chosen else "" for trial in rows] if with_values else (),
         ),
         Column("state", "state", [trial.state.name.lower() for trial in rows], WORDS),
-        Column("accuracy", f"{problem.metric} %", [_accuracy(trial) for trial in rows], PERCENT),
+        Column("accuracy", f"{problem.metric}{unit}", [_accuracy(trial) for trial in rows], form),
         Column("bytes", "bytes", [trial.user_attrs.get("bytes") for trial in rows], BYTES),
     ]
     if with_values:
-        keys = list(problem.space)
-        columns += [Column(key, key, [trial.params.get(key) for trial in rows], _SEARCHED) for key in keys]
+        columns += [_values(key, key, [(trial.params, key) for trial in rows]) for key in problem.space]
     return Table("Trials", tuple(columns))
+
+
+def _values(key: str, heading: str, cells: Sequence[tuple[Mapping[str, Any], str]]) -> Column:
+    """Searched values, each by its key; a dash where one was not searched, for null is a value."""
+    missing = {row: MISSING for row, (values, name) in enumerate(cells) if name not in values}
+    return Column(key, heading, [values.get(name) for values, name in cells], _SEARCHED, instead=missing)

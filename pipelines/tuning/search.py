@@ -28,6 +28,7 @@ from pipelines.execution.bodies import side_by_side
 from pipelines.execution.run_pool import RunPool, ThisProcess
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
+from pipelines.tuning.asked import Asked
 from pipelines.tuning.folder import StudyFiles, alone, claim, refuse_other_study
 from pipelines.tuning.problem import VALIDATION_SHARE, Problem
 from pipelines.tuning.results import describe, markdown, printed, reason, write_results
@@ -37,26 +38,6 @@ from pipelines.tuning.trial import TrialRuns
 if TYPE_CHECKING:
     from pipelines.execution.bodies import Operation
     from pipelines.execution.one_run import PlacedRun
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is asked of a study.
-
-    Attributes:
-        trials: how many ended trials (finished, given up or failed) are wanted in all.
-        objective: ``accuracy`` or ``accuracy,bytes``.
-        metric: the accuracy; None: ``top1_global``, or ``mean_local`` for a method without a global model.
-        storage: Optuna's storage as an SQLAlchemy URL; None for a journal in the folder.
-        at_once: trials that are under way at the same time, at most, and so how many of those before it a trial is
-            chosen without; None: as the study began, or four.
-    """
-
-    trials: int
-    objective: str = "accuracy"
-    metric: str | None = None
-    storage: str | None = None
-    at_once: int | None = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +123,7 @@ class Search:
         """
         if asked.trials < 1:
             raise ConfigError(f"--trials {asked.trials}: must be at least 1")
-        self._problem, self._files = Problem.of(config, asked.objective, asked.metric), StudyFiles(out)
+        self._problem, self._files = _problem_of(config, asked), StudyFiles(out)
         self._operation, self._prefix, self.wanted = operation, prefix, asked.trials
         refuse_other_study(self._problem, self._files)
         with alone(out), storage_errors():
@@ -260,7 +241,7 @@ class Search:
             found = self._found.study
             write_results(self._problem, found, files)
             ended = ended_trials(found)
-            if not best_trials(found):
+            if not best_trials(self._problem, found):
                 last = reason(ended[-1])
                 raise RunError(f"{files.directory}: none of the {len(ended)} trials has finished; the last one: {last}")
             outcome = StudyOutcome(
@@ -307,6 +288,10 @@ class Search:
         if not self._found.same_data(fingerprints):
             raise ConfigError(f"{self._files.directory}: this study began with other data; choose another --out")
         return inputs
+
+
+def _problem_of(config: Config, asked: Asked) -> Problem:
+    return Problem.of(config, asked.objective, asked.metric, asked.max_bytes)
 
 
 def _is_in_use(run: Path) -> bool:

@@ -1,22 +1,28 @@
-"""What a study searches: the method's own parameters, and those that every method has in common.
+"""What a study searches: the method's own parameters, those of a base under it, and those that every method has.
 
 A learning rate decides more than a method does, so a comparison is fair only if all methods may choose it. Hence the
 shared part, which is all that FedAvg has: the clients' learning rate, its schedule, momentum, and how long they train.
 Not in it are what says how much is spent and how it is scored (rounds, participation, evaluation), and the batch size,
-whose effect is that of learning rate and number of steps.
+whose effect is that of learning rate and number of steps. A method that trains nobody has none of it.
 
 Every range holds the value that the configuration gives, so that a study can begin with that: a value outside widens
 its range, and one that no range can hold (null, or 0 on a logarithmic scale) turns it into a list of values.
+
+Trials that differ in what has no effect are the same trial: a parameter with a condition is searched where that holds,
+and what conditions ask about comes before. Bounds that depend on the number of classes take it from the data source's
+description: a space is part of a study's identity, by which the folder of another study is refused before any data are
+read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flcore.conditions import Condition
 from flcore.config import Config
 from flcore.errors import ConfigError
 from flcore.params import Search, declared, shown
@@ -24,8 +30,13 @@ from flcore.params import Search, declared, shown
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
+Values = Mapping[str, Any]
+"""By dotted key, such as ``method.mu``, or ``method.base_settings.moon.method.mu`` of a base."""
+
 _LISTED = 8
 """Values that stand for a range beside null."""
+
+_BASES = "base_settings."
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,7 @@ class Dimension:
 
     Attributes:
         key: dotted.
-        search: the range, or the choices.
+        search: the range, or the choices, in numbers; its condition speaks of keys of the same section.
         whole: whether a range has whole numbers alone.
     """
 
@@ -42,22 +53,55 @@ class Dimension:
     search: Search
     whole: bool = False
 
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """The dotted keys that its condition asks about."""
+        return tuple(self._beside(name) for name in self._condition.names) if self._condition else ()
+
+    def applies(self, values: Values) -> bool:
+        """Whether it has an effect where everything else is this."""
+        return self.may_apply({key: (values[key],) for key in self.asks})
+
+    def may_apply(self, possible: Mapping[str, tuple[Any, ...]]) -> bool:
+        """Whether it has an effect for some of these values."""
+        condition = self._condition
+        return condition is None or condition.may_hold({name: possible[self._beside(name)] for name in condition.names})
+
+    @property
+    def _condition(self) -> Condition | None:
+        return self.search.condition
+
+    def _beside(self, name: str) -> str:
+        return f"{self.key.rpartition('.')[0]}.{name}"
+
+    @property
+    def extremes(self) -> tuple[Any, ...]:
+        """The choices, or both ends of the range."""
+        return (self.search.low, self.search.high) if self.search.choices is None else self.search.choices
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value is among those that may be suggested."""
+        if self.search.choices is not None:
+            return value in self.search.choices
+        low, high = _ends(self.search)
+        return isinstance(value, int if self.whole else int | float) and low <= value <= high
+
     def suggest(self, trial: BaseTrial) -> Any:
         """A value, chosen by a trial's sampler; one that the trial has already stays."""
         search = self.search
         if search.choices is not None:
             return trial.suggest_categorical(self.key, search.choices)
-        assert search.low is not None
-        assert search.high is not None
+        low, high = _ends(search)
         if self.whole:
-            return trial.suggest_int(self.key, int(search.low), int(search.high), log=search.log)
-        return trial.suggest_float(self.key, search.low, search.high, log=search.log)
+            return trial.suggest_int(self.key, int(low), int(high), log=search.log)
+        return trial.suggest_float(self.key, low, high, log=search.log)
 
     def describe(self) -> dict[str, Any]:
-        """The values as JSON."""
+        """The values as JSON, and in words when they are searched."""
+        when = {"when": self._condition.words} if self._condition else {}
         if self.search.choices is not None:
-            return {"choices": list(self.search.choices)}
-        return {"low": self.search.low, "high": self.search.high, "log": self.search.log, "whole": self.whole}
+            return {"choices": list(self.search.choices), **when}
+        return {"low": self.search.low, "high": self.search.high, "log": self.search.log, "whole": self.whole, **when}
 
     @property
     def words(self) -> str:
@@ -68,33 +112,99 @@ class Dimension:
 
 
 def space(config: Config) -> tuple[Dimension, ...]:
-    """What a study of a configuration searches: the method's own parameters, then the shared ones.
+    """What a study of a configuration searches: the method's own parameters, a base's, then the shared ones.
 
     What the configuration refuses whatever the value is, such as a momentum for a method that works without, or a
-    parameter that a preset has set, is left out.
+    parameter that a preset has set, is left out, and so is what has no effect whatever else is searched.
     """
-    mapping = config.to_mapping()
-    found = (_fitted(mapping, *offered) for offered in (*_own(config), *_shared(config)))
-    return tuple(dimension for dimension in found if dimension is not None)
+    mapping, given = config.to_mapping(), values_of(config)
+    found = (_fitted(mapping, given, *offered) for offered in (*_own(config), *_shared(config)))
+    ordered = _in_order([dimension for dimension in found if dimension is not None])
+    possible = {key: (value,) for key, value in given.items()}
+    kept = []
+    for dimension in ordered:
+        if dimension.may_apply(possible):
+            kept.append(dimension)
+            possible[dimension.key] = dimension.extremes
+    return tuple(kept)
 
 
-def with_values(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def values_of(config: Config) -> dict[str, Any]:
+    """Every value of a configuration by dotted key, those of bases too, whether they are said or are defaults."""
+    sections = {section: values for section, values in config.to_mapping().items() if isinstance(values, Mapping)}
+    found = {
+        f"{place}.{parameter.name}": getattr(method, parameter.name)
+        for place, method in _methods(config)
+        for parameter in declared(type(method))
+    }
+    return found | {
+        f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()
+    }
+
+
+def with_values(mapping: Mapping[str, Any], values: Values) -> dict[str, Any]:
     """A nested configuration with other values, by dotted key."""
     changed = dict(mapping)
     for key, value in values.items():
         section, _, name = key.partition(".")
-        changed[section] = {**changed[section], name: value}
+        changed[section] = _with_value(changed[section], name, value)
     return changed
 
 
+def _with_value(section: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
+    if not name.startswith(_BASES):
+        return {**section, name: value}
+    base, inner, own = _of_base(section, name)
+    return _with_base(section, base, _with_value(own, inner, value))
+
+
+def without_keys(mapping: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """A nested configuration without what it says of some dotted keys."""
+    left = dict(mapping)
+    for key in keys:
+        section, _, name = key.partition(".")
+        left[section] = _without_name(left[section], name)
+    return left
+
+
+def _without_name(section: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if not name.startswith(_BASES):
+        return {key: value for key, value in section.items() if key != name}
+    base, inner, own = _of_base(section, name)
+    return _with_base(section, base, _without_name(own, inner))
+
+
+def _of_base(section: Mapping[str, Any], name: str) -> tuple[str, str, dict[str, Any]]:
+    """The base that a name is about, the name within it, and what is said of it, by name."""
+    base, _, inner = name.removeprefix(_BASES).partition(".")
+    said = section.get("base_settings", {}).get(base, {})
+    return base, inner.removeprefix("method."), {key.removeprefix("method."): value for key, value in said.items()}
+
+
+def _with_base(section: Mapping[str, Any], base: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    said = {**section.get("base_settings", {}), base: {f"method.{name}": value for name, value in own.items()}}
+    return {**section, "base_settings": {name: values for name, values in said.items() if values}}
+
+
+def _methods(config: Config) -> Iterator[tuple[str, Any]]:
+    """The method and the bases under it, each with the dotted place of its parameters."""
+    place = "method"
+    for method in config.methods:
+        yield place, method
+        place = f"{place}.{_BASES}{getattr(method, 'base', '')}.method"
+
+
 def _own(config: Config) -> Iterator[tuple[str, Search, bool]]:
-    for parameter in declared(type(config.method)):
-        if parameter.search is not None:
-            yield f"method.{parameter.name}", parameter.search, parameter.type.startswith("int")
+    for place, method in _methods(config):
+        for parameter in declared(type(method)):
+            if parameter.search is not None and (search := parameter.search.for_classes(config.source.num_classes)):
+                yield f"{place}.{parameter.name}", search, parameter.type.startswith("int")
 
 
 def _shared(config: Config) -> Iterator[tuple[str, Search, bool]]:
     """The ranges are the union of those in the methods' specifications, section 10."""
+    if not config.method.trains_locally:
+        return
     is_sgd = config.local.optimizer == "sgd"
     yield "local.lr", Search(1e-3, 0.3, log=True) if is_sgd else Search(1e-4, 1e-2, log=True), False
     if is_sgd:
@@ -106,20 +216,19 @@ def _shared(config: Config) -> Iterator[tuple[str, Search, bool]]:
         yield "local.steps", Search(5, 100, log=True), True
 
 
-def _fitted(mapping: Mapping[str, Any], key: str, search: Search, whole: bool) -> Dimension | None:
+def _fitted(mapping: Mapping[str, Any], known: Values, key: str, search: Search, whole: bool) -> Dimension | None:
     """A dimension that holds the given value, of those values that the configuration takes; None if it takes no other.
 
     Of a range its ends are tried.
     """
-    section, _, name = key.partition(".")
-    given = mapping[section][name]
+    given = known[key]
     held = _holding(search, given, whole)
     tried = (held.low, held.high) if held.choices is None else held.choices
     values = [int(value) if whole and value is not None else value for value in tried]
     taken = [value for value in values if value == given or _takes(mapping, key, value)]
     if all(value == given for value in taken):
         return None
-    return Dimension(key, held if held.choices is None else Search(choices=tuple(taken)), whole)
+    return Dimension(key, held if held.choices is None else replace(held, choices=tuple(taken)), whole)
 
 
 def _takes(mapping: Mapping[str, Any], key: str, value: Any) -> bool:
@@ -130,14 +239,37 @@ def _takes(mapping: Mapping[str, Any], key: str, value: Any) -> bool:
     return True
 
 
+def _in_order(dimensions: list[Dimension]) -> list[Dimension]:
+    """As they are declared, but what a condition asks about before what has that condition.
+
+    Raises:
+        ValueError: conditions ask about each other in a circle.
+    """
+    waiting, ordered = list(dimensions), []
+    while waiting:
+        left = {dimension.key for dimension in waiting}
+        first = next((dimension for dimension in waiting if not left & set(dimension.asks)), None)
+        if first is None:
+            raise ValueError(f"{', '.join(sorted(left))}: each is searched only where another one is this or that")
+        ordered.append(first)
+        waiting.remove(first)
+    return ordered
+
+
 def _holding(search: Search, given: Any, whole: bool) -> Search:
     if search.choices is not None:
         return search if given in search.choices else replace(search, choices=(given, *search.choices))
-    assert search.low is not None
-    assert search.high is not None
+    low, high = _ends(search)
     if given is None or (search.log and given <= 0):
-        return Search(choices=(given, *_spread(search.low, search.high, search.log, whole)))
-    return replace(search, low=min(search.low, given), high=max(search.high, given))
+        return Search(choices=(given, *_spread(low, high, search.log, whole)), when=search.when)
+    return replace(search, low=min(low, given), high=max(high, given))
+
+
+def _ends(search: Search) -> tuple[float, float]:
+    """Of a range in numbers."""
+    assert search.low is not None
+    assert isinstance(search.high, int | float)
+    return search.low, search.high
 
 
 def _spread(low: float, high: float, log: bool, whole: bool) -> list[Any]:

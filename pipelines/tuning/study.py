@@ -28,7 +28,7 @@ from pipelines.execution.one_run import NO_HURDLES, Hurdles
 from pipelines.tracking.addresses import without_password
 from pipelines.tuning.folder import StudyFiles
 from pipelines.tuning.journal import open_journal
-from pipelines.tuning.problem import OBJECTIVES, Problem
+from pipelines.tuning.problem import Problem
 from pipelines.tuning.trial import TrialOutcome
 
 SAMPLER = "TPESampler(multivariate, group, constant_liar), seeded per trial"
@@ -59,7 +59,7 @@ class Trials:
         self._problem, self._files = problem, files
         self._is_shared = storage is not None
         self._storage = _open_storage(storage, files)
-        directions = OBJECTIVES[problem.objective]
+        directions = problem.directions
         self.study = optuna.create_study(
             storage=self._storage, study_name=problem.name, directions=list(directions), load_if_exists=True
         )
@@ -99,7 +99,7 @@ class Trials:
         """Where a trial is to be given up: below the median of what the earlier ones that it knows had there.
 
         From a third of the rounds on, if five of those have finished. Not at the last round, where nothing is saved,
-        and never where there are several objectives.
+        and never where there are several objectives, or less is better.
         """
         rounds = self._problem.config.federation.rounds
         known = [
@@ -107,7 +107,8 @@ class Trials:
             for trial in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
             if trial.number <= number - self.at_once
         ]
-        if len(self.study.directions) > 1 or len(known) < _TRIALS_BEFORE_PRUNING:
+        prunes = self._problem.prunes and self._problem.direction == "maximize"
+        if not prunes or len(known) < _TRIALS_BEFORE_PRUNING:
             return NO_HURDLES
         there = {at: [values[at] for values in known if at in values] for at in range(max(rounds // 3, 1), rounds)}
         return Hurdles(self._problem.metric, {at: statistics.median(values) for at, values in there.items() if values})
@@ -122,6 +123,8 @@ class Trials:
         for name, found in (("bytes", outcome.bytes), ("error", outcome.error), ("code", code)):
             if found is not None:
                 trial.set_user_attr(name, found)
+        if self._problem.max_bytes is not None and outcome.bytes is not None:
+            trial.set_constraint("bytes", float(outcome.bytes - self._problem.max_bytes))
         values = [outcome.accuracy, outcome.bytes][: len(self.study.directions)]
         self.study.tell(
             trial,
@@ -160,9 +163,7 @@ def chosen(problem: Problem, known: Sequence[FrozenTrial], at_once: int) -> dict
     starts = problem.starts
     if number < len(starts):
         return dict(starts[number])
-    seen = optuna.create_study(
-        directions=list(OBJECTIVES[problem.objective]), sampler=_sampler(problem.config.seed, number)
-    )
+    seen = optuna.create_study(directions=list(problem.directions), sampler=_sampler(problem.config.seed, number))
     seen.add_trials([trial if trial.number <= number - at_once else _as_under_way(trial) for trial in known])
     return problem.suggest(seen.ask())
 
@@ -183,16 +184,21 @@ def ended_trials(study: Study) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=_ENDED)
 
 
-def best_trials(study: Study) -> list[FrozenTrial]:
-    """Finished trials, the most accurate first, and among equals the one that sends least, then the earliest."""
+def best_trials(problem: Problem, study: Study) -> list[FrozenTrial]:
+    """Finished trials, the best first, and among equals the one that sends least, then the earliest.
+
+    Without those that send more than is allowed.
+    """
+    sign = -1 if problem.direction == "maximize" else 1
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return sorted(finished, key=lambda trial: (-trial.values[0], trial.user_attrs["bytes"], trial.number))
+    allowed = [trial for trial in finished if problem.within(trial.user_attrs["bytes"])]
+    return sorted(allowed, key=lambda trial: (sign * trial.values[0], trial.user_attrs["bytes"], trial.number))
 
 
 def front(best: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Of :func:`best_trials` those that no other beats in everything: for one objective the best, for two the front."""
     found = list(best[:1])
-    for trial in best[1:]:  # falling accuracy: a later one belongs to the front if it sends less
+    for trial in best[1:]:  # a worse one belongs to the front if it sends less
         if len(trial.values) > 1 and trial.values[1] < found[-1].values[1]:
             found.append(trial)
     return found

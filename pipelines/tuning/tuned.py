@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 from flcore.config import Config
 from flcore.errors import RunError
 from pipelines.config.grid import PlannedRun
-from pipelines.config.params import for_entry, with_values, without_tracking
+from pipelines.config.params import for_entry, without_tracking
 from pipelines.execution.bodies import Operation, Outcome, comparison, comparison_runs
 from pipelines.reporting.comparison import Tuned, tuned_name
 from pipelines.runs.layout import read_json
+from pipelines.tuning.asked import Asked
 from pipelines.tuning.folder import StudyFiles
-from pipelines.tuning.search import Asked, Search, carry_out
+from pipelines.tuning.search import Search, carry_out
+from pipelines.tuning.space import with_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +68,7 @@ def tuned_comparison(
     ]
     carry_out(searches, operation)
     found = [_found(name, search, out) for name, search in zip(names, searches, strict=True)]
-    planned = list(_planned(raw, as_given, found))
+    planned = list(_planned(as_given, found))
     facts = {"name": out.name, "tuning": [asdict(tuned) for tuned in found]}
     return comparison("comparison", without_tracking(raw), planned, out, operation, facts, restart=restart)
 
@@ -93,12 +95,12 @@ def _found(method: str, search: Search, out: Path) -> Tuned:
     )
 
 
-def _planned(raw: Mapping[str, Any], as_given: Sequence[PlannedRun], found: Sequence[Tuned]) -> Iterator[PlannedRun]:
+def _planned(as_given: Sequence[PlannedRun], found: Sequence[Tuned]) -> Iterator[PlannedRun]:
     """The runs with the values found, by method, then those as given."""
     for tuned in found:
         if tuned.error is None:
             for run in as_given:
                 if run.config.method.name == tuned.method:
-                    values = with_values(for_entry(raw, tuned.method, run.config.seed), tuned.values)
-                    yield PlannedRun(Config.from_mapping(values), label="tuned", row=tuned_name(tuned.method))
+                    config = Config.from_mapping(with_values(run.config.to_mapping(), tuned.values))
+                    yield PlannedRun(config, label="tuned", row=tuned_name(tuned.method))
     yield from as_given

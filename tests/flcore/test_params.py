@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 
+from flcore.conditions import Condition, above, on
 from flcore.errors import ConfigError, ProtoflError
-from flcore.params import Search, build, declared, param
+from flcore.params import Classes, Search, build, declared, param
 
 
 @dataclass(frozen=True)
@@ -184,3 +185,50 @@ def test_listing_of_a_search_range() -> None:
 def test_a_search_range_is_an_interval_or_a_list(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="either low and high, or choices"):
         Search(**arguments)
+
+
+# ---- search ranges -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("search", "classes", "found"),
+    [
+        (Search(2, Classes(1 / 2, unknown=5)), 10, Search(2, 5)),
+        (Search(2, Classes(1 / 2, unknown=5)), 47, Search(2, 23)),  # 23.5 rounded down
+        (Search(2, Classes(1 / 2, unknown=5)), None, Search(2, 5)),
+        (Search(2, Classes(1 / 2, unknown=5)), 3, None),  # 1 is below 2
+        (Search(choices=(50, 80, 128), least=Classes(1, unknown=0)), 62, Search(choices=(80, 128))),
+        (Search(choices=(50, 80, 128), least=Classes(1, unknown=0)), None, Search(choices=(50, 80, 128))),
+        (Search(choices=(50, 80, 128), least=Classes(1, unknown=0)), 172, None),
+        (Search(0.1, 1, log=True), 10, Search(0.1, 1, log=True)),
+    ],
+)
+def test_bounds_follow_the_number_of_classes(search: Search, classes: int | None, found: Search | None) -> None:
+    assert search.for_classes(classes) == found
+
+
+def test_a_search_range_is_told_in_words_where_it_depends() -> None:
+    ranged = Search(2, Classes(1 / 2, unknown=5), when=on("use") & above("weight"))
+    assert ranged.describe() == {"low": 2, "high": "0.5 × classes", "log": False, "when": "use and weight > 0"}
+    listed = Search(choices=(50, 80), least=Classes(1, unknown=0))
+    assert listed.describe() == {"choices": (50, 80), "least": "classes", "log": False}
+
+
+def test_a_condition_may_be_said_by_a_subclass() -> None:
+    @dataclass(frozen=True)
+    class Part:
+        SAYS: ClassVar[Condition]
+        steps: int = param(5, "of the part", search=Search(1, 9, when="SAYS"))
+
+    @dataclass(frozen=True)
+    class Whole(Part):
+        SAYS: ClassVar[Condition] = above("weight")
+        weight: float = param(1.0, "of the part")
+
+    @dataclass(frozen=True)
+    class Another(Part):
+        SAYS: ClassVar[Condition] = on("use")
+        use: bool = param(True, "the part")
+
+    found = [next(p.search for p in declared(cls) if p.name == "steps") for cls in (Whole, Another)]
+    assert [search.condition for search in found if search] == [above("weight"), on("use")]

@@ -78,10 +78,15 @@ class RawDataset:
 
 @dataclass(frozen=True)
 class Source(abc.ABC):
-    """A dataset family. Options of a source are dataclass fields made with :func:`flcore.params.param`."""
+    """A dataset family. Options of a source are dataclass fields made with :func:`flcore.params.param`.
+
+    Attributes:
+        num_classes: of the published data, known before any are read; None where the files alone say.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    num_classes: ClassVar[int | None] = None
 
     @abc.abstractmethod
     def load(self, root: Path | None, download: bool) -> RawDataset:

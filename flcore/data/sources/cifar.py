@@ -19,6 +19,7 @@ class Cifar10(Source):
 
     name: ClassVar[str] = "cifar10"
     summary: ClassVar[str] = "objects 32x32 in colour, 50,000 / 10,000 images, 10 classes; torchvision (Krizhevsky)"
+    num_classes: ClassVar[int | None] = 10
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/cifar-10-batches-py``."""
@@ -40,6 +41,7 @@ class Cifar100(Source):
 
     name: ClassVar[str] = "cifar100"
     summary: ClassVar[str] = "objects 32x32 in colour, 50,000 / 10,000 images, 100 classes; torchvision (Krizhevsky)"
+    num_classes: ClassVar[int | None] = 100
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/cifar-100-python``."""

@@ -31,6 +31,7 @@ class Mnist(Source):
 
     name: ClassVar[str] = "mnist"
     summary: ClassVar[str] = "handwritten digits 28x28, 60,000 / 10,000 images, 10 classes; torchvision (LeCun et al.)"
+    num_classes: ClassVar[int | None] = 10
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/MNIST/raw``."""
@@ -52,6 +53,7 @@ class FashionMnist(Source):
 
     name: ClassVar[str] = "fashionmnist"
     summary: ClassVar[str] = "clothing 28x28, 60,000 / 10,000 images, 10 classes; torchvision (Zalando Research)"
+    num_classes: ClassVar[int | None] = len(_CLOTHES)
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/FashionMNIST/raw``."""
@@ -73,6 +75,7 @@ class Emnist(Source):
 
     name: ClassVar[str] = "emnist"
     summary: ClassVar[str] = "handwritten letters and digits 28x28, 26 to 62 classes; torchvision (Cohen et al., NIST)"
+    num_classes = property(lambda self: len(_SIGNS[self.split]))
 
     split: Literal["letters", "balanced", "byclass"] = param(
         "letters", "letters: 26 classes, both cases together; balanced: 47; byclass: digits, upper and lower case, 62"

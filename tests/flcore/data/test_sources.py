@@ -58,6 +58,16 @@ def test_every_entry_documents_itself() -> None:
         assert build(kind, {}, "data") == kind()
 
 
+def test_the_number_of_classes_is_known_before_anything_is_read() -> None:
+    """As published (data.md, section 1); of one's own images the files say."""
+    published = {"digits": 10, "mnist": 10, "fashionmnist": 10, "emnist": 26, "femnist": 62, "cifar10": 10}
+    published |= {"cifar100": 100, "tinyimagenet": 200, "vireofood172": 172, "celeba": 2}
+    found = {name: kind().num_classes for name, kind in SOURCES.items()}
+    assert found == {**published, "imagefolder": None}
+    assert [Emnist(split=split).num_classes for split in ("balanced", "byclass")] == [47, 62]
+    assert len(Digits().load().class_names) == 10
+
+
 @pytest.mark.parametrize("kind", [kind for name, kind in SOURCES.items() if name != "digits"])
 def test_missing_data_name_the_layout_and_the_key(kind: type[Source], tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"{kind.name}: data.root is not set; expected .*\nset data.root"):

@@ -24,7 +24,7 @@ from flcore.methods.vocabulary import Exchange, Leg, Setting, Stage
 from flcore.params import build, declared, param
 from flcore.records import serialise
 
-OWN = ("name", "summary", "citation")
+OWN = ("AUTHORS", "name", "summary", "citation")
 MEMBERS = [name for name in vars(Method) if not name.startswith("_") and name not in OWN]
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}

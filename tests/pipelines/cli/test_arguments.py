@@ -48,6 +48,11 @@ def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("compare --seeds 0,0", "protofl compare: --seeds '0,0': 0 stands twice; name each once; see"),
         ("compare --methods a,,b", "protofl compare: --methods 'a,,b': expected names separated by commas, such as"),
         ("compare --methods a,a", "protofl compare: --methods 'a,a': a stands twice; name each once; see"),
+        (
+            "tune --method x --max-bytes 5MiB",
+            "protofl tune: --max-bytes '5MiB': expected a size such as 800kB, 50MB or",
+        ),
+        ("tune --method x --max-bytes 0.4", "protofl tune: --max-bytes '0.4': expected a size such as 800kB, 50MB or"),
         ("bench stack --scale 0", "protofl bench: --scale '0': expected a number > 0; see"),
         ("run --orchestrator x", "protofl run: --orchestrator 'x': choose from auto, inline, prefect; see"),
     ],
@@ -73,11 +78,19 @@ def test_what_a_command_is_given_is_read_into_values() -> None:
     assert (bare.methods, bare.seeds, bare.out, bare.wait) == (None, None, Path("runs/comparison"), True)
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1", 1), ("17B", 17), ("800kB", 800_000), ("50mb", 50_000_000), ("1.5 GB", 1_500_000_000), ("0.001kB", 1)],
+)
+def test_sizes_have_decimal_units_as_tables_print_them(text: str, count: int) -> None:
+    assert make_parser().parse_args(["tune", "--method", "x", "--max-bytes", text]).max_bytes == count
+
+
 OPTIONS = {
     "run": "params set method seed out orchestrator restart no-wait json",
-    "compare": "params set methods seeds out orchestrator restart no-wait",
+    "compare": "params set methods seeds tuned out orchestrator restart no-wait",
     "sweep": "params set vary seeds baselines metric out orchestrator restart no-wait",
-    "tune": "params set method trials objective metric storage out orchestrator no-wait",
+    "tune": "params set method trials objective metric max-bytes at-once storage out orchestrator no-wait",
     "stage prepare": "params set out",
     "stage partition": "params set out seed",
     "stage train": "params set out method seed restart",

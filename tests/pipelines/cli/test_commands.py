@@ -19,6 +19,7 @@ from pipelines.config.params import with_values
 from pipelines.orchestration import commands as orchestration
 from pipelines.orchestration import services
 from pipelines.stages import commands as stages
+from pipelines.tuning.asked import Asked
 
 TINY = (
     "data.limit_per_class=20",
@@ -168,16 +169,18 @@ def test_parameters_are_handed_on_unchecked(asked: list[tuple[Any, ...]], capsys
     given = {"quiet": False, "orchestrator": "inline", "restart": True, "wait": False}
     assert asked.pop() == ("run", raw, Path("x"), given)
     assert main(["compare", "--methods", "moon,local", "--seeds", "1,2", *more]) == 0
-    assert asked.pop() == ("compare", raw, ("moon", "local"), (1, 2), Path("runs/comparison"), HOW)
+    assert asked.pop() == ("compare", raw, ("moon", "local"), (1, 2), Path("runs/comparison"), {"tuned": 0, **HOW})
     grid = ["--vary", "a.b=1,2", "--vary", "c.d=3", "--baselines", "local", "--metric", "top1_global"]
     assert main(["sweep", *grid, *more]) == 0
     told = (["a.b=1,2", "c.d=3"], None, ("local",), "top1_global", Path("runs/sweep"))
     assert asked.pop() == ("sweep", raw, *told, HOW)
     assert main(["tune", "--method", "moon", "--trials", "3", "--storage", "sqlite:///x", *more]) == 0
     how = {"orchestrator": "auto", "wait": True}
-    assert asked.pop() == ("tune", moon, 3, "accuracy", None, "sqlite:///x", Path("runs/tune-moon"), how)
-    assert main(["tune", "--method", "moon", "--objective", "accuracy,bytes", "--metric", "mean_local", *more]) == 0
-    assert asked.pop() == ("tune", moon, 20, "accuracy,bytes", "mean_local", None, Path("runs/tune-moon"), how)
+    assert asked.pop() == ("tune", moon, Asked(3, storage="sqlite:///x"), Path("runs/tune-moon"), how)
+    limited = ["--objective", "accuracy,bytes", "--metric", "mean_local", "--max-bytes", "5kB", "--at-once", "2"]
+    assert main(["tune", "--method", "moon", *limited, *more]) == 0
+    study = Asked(20, "accuracy,bytes", "mean_local", at_once=2, max_bytes=5000)
+    assert asked.pop() == ("tune", moon, study, Path("runs/tune-moon"), how)
     assert main(["stage", "train", "--method", "moon", "--restart", *more]) == 0
     named = {**raw, "method": {"name": "moon"}}
     assert asked.pop() == ("stage", "train", named, Path("artifacts"), "moon", None, {"restart": True})

@@ -88,7 +88,12 @@ def test_a_method_has_a_source_and_search_ranges_within_what_is_allowed(
     assert entry["switches"] == [key for key, parameter in parameters.items() if parameter.switch]
     assert set(entry["search"]) == {key for key, parameter in parameters.items() if parameter.search is not None}
     for key, search in entry["search"].items():
-        for value in search.get("choices") or (search["low"], search["high"]):
+        declaration = parameters[key].search
+        assert declaration is not None
+        in_numbers = declaration.for_classes(10)
+        assert in_numbers is not None
+        assert in_numbers.condition is None or set(in_numbers.condition.names) <= set(parameters)
+        for value in search.get("choices") or (in_numbers.low, in_numbers.high):
             given = int(value) if parameters[key].type.startswith("int") and value is not None else value
             config = Config.from_mapping({"method": {"name": name, key: given}})
             assert getattr(config.method, key) == value

@@ -15,7 +15,8 @@ from pipelines.execution.bodies import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.recorder import Recorder
 from pipelines.execution.steps import InlineSteps
-from pipelines.tuning.search import Asked, StudyOutcome, study
+from pipelines.tuning.asked import Asked
+from pipelines.tuning.search import StudyOutcome, study
 
 SETTINGS: dict[str, Any] = {
     "data": {"name": "digits", "limit_per_class": 20},

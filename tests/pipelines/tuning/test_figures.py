@@ -40,9 +40,14 @@ def _trial(number: int, state: str) -> dict[str, Any]:
     }
 
 
-def _write(directory: Path, objective: str, states: dict[int, str]) -> None:
-    trials = [_trial(number, state) for number, state in states.items()]
-    described = {"metric": "top1_global", "objective": objective, "space": SPACE, "trials": trials}
+def _described(objective: str, trials: list[dict[str, Any]], max_bytes: int | None = None) -> dict[str, Any]:
+    directions = ["maximize", "minimize"][: len(objective.split(","))]
+    about = {"metric": "top1_global", "objective": objective, "directions": directions, "max_bytes": max_bytes}
+    return {**about, "space": SPACE, "trials": trials}
+
+
+def _write(directory: Path, objective: str, trials: list[dict[str, Any]], max_bytes: int | None = None) -> None:
+    described = _described(objective, trials, max_bytes)
     directory.mkdir()
     (directory / "study.json").write_text(json.dumps(described))
 
@@ -54,13 +59,12 @@ def _names(directory: Path) -> list[str]:
 @pytest.mark.filterwarnings("error")
 def test_a_study_is_drawn_by_optuna(tmp_path: Path) -> None:
     """Trial 1 is another folder's, 2 was given up, 3 has failed; five keys are four in a figure of slices and one."""
-    _write(
-        tmp_path / "a", "accuracy", {0: "complete", 2: "pruned", 3: "fail"} | dict.fromkeys(range(4, 13), "complete")
-    )
+    states = {0: "complete", 2: "pruned", 3: "fail"} | dict.fromkeys(range(4, 13), "complete")
+    _write(tmp_path / "a", "accuracy", [_trial(number, state) for number, state in states.items()])
     figures.write(tmp_path / "a")
     assert _names(tmp_path / "a") == ["history", "importances", "parallel", "rounds", "slice-1", "slice-2"]
 
-    _write(tmp_path / "b", "accuracy,bytes", {0: "complete"})
+    _write(tmp_path / "b", "accuracy,bytes", [_trial(0, "complete")])
     figures.write(tmp_path / "b")
     assert _names(tmp_path / "b") == ["front", "history", "parallel", "slice-1", "slice-2"]
     first = {path.name: path.read_bytes() for path in (tmp_path / "b" / "figures").iterdir()}
@@ -68,17 +72,32 @@ def test_a_study_is_drawn_by_optuna(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in (tmp_path / "b" / "figures").iterdir()} == first
 
 
+@pytest.mark.filterwarnings("error")
+def test_trials_that_lack_keys_are_drawn(tmp_path: Path) -> None:
+    """One key in every other trial, one in none, and with a limit that the second half is beyond, or all are."""
+    trials = [_trial(number, "complete") for number in range(12)]
+    for trial in trials:
+        del trial["params"]["local.momentum"]
+        if trial["number"] % 2:
+            del trial["params"]["method.mu"]
+    _write(tmp_path / "a", "accuracy", trials)
+    figures.write(tmp_path / "a")
+    assert _names(tmp_path / "a") == ["history", "importances", "parallel", "rounds", "slice-1"]
+
+    for name, limit, best in (("b", 1005, [0, 1, 2, 3, 4, 5]), ("c", 10, [])):
+        _write(tmp_path / name, "accuracy,bytes", trials, limit)
+        figures.write(tmp_path / name)
+        assert _names(tmp_path / name) == ["front", "history", "importances", "parallel", "slice-1"]
+        study = figures.study_of(_described("accuracy,bytes", trials, limit))
+        assert [trial.number for trial in study.best_trials] == best
+
+
 def test_the_study_in_memory_is_the_one_on_disk() -> None:
-    described = {
-        "metric": "mean_local",
-        "objective": "accuracy",
-        "space": SPACE,
-        "trials": [_trial(number, state) for number, state in ((1, "complete"), (3, "pruned"))],
-    }
-    study = figures.study_of(described)
+    trials = [_trial(number, state) for number, state in ((1, "complete"), (3, "pruned"))]
+    study = figures.study_of(_described("accuracy", trials))
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "FAIL", "PRUNED"]
     assert study.best_trial.number == 1
-    assert study.best_params == described["trials"][0]["params"]
+    assert study.best_params == trials[0]["params"]
     assert study.trials[3].intermediate_values == {1: 0.3}
 
 

@@ -64,7 +64,8 @@ def test_a_trial_is_chosen_without_those_that_may_be_under_way(config_with: Conf
 def test_hurdles_are_the_medians_of_the_finished_trials_that_a_trial_knows(
     tmp_path: Path, config_with: Configure
 ) -> None:
-    """Six rounds, so from round 2 on and before the last. Trials 0 to 4 had k and 2 k at rounds 2 and 5, median 2 and 4.
+    """Six rounds, so from round 2 on and before the last. Trials 0 to 5 had k and 2 k at rounds 2 and 5: of 0 to 4 the
+    medians are 2 and 4.
 
     With two at once trial 6 knows 0 to 4, and 5 not; trial 5 knows 0 to 3, too few.
     """

@@ -8,12 +8,18 @@ from typing import Any
 import optuna
 import pytest
 
+from flcore.conditions import above
 from flcore.config import Config
 from flcore.errors import ConfigError
 from flcore.methods import METHODS
-from flcore.params import Search
+from flcore.params import Param, Search, declared
 from pipelines.tuning.problem import Problem
-from pipelines.tuning.space import Dimension, space
+from pipelines.tuning.space import Dimension, space, values_of, with_values, without_keys
+
+
+def _searched_parameters(method: str) -> list[Param]:
+    return [parameter for parameter in declared(METHODS[method]) if parameter.search is not None]
+
 
 SHARED = ["local.lr", "local.momentum", "local.schedule", "local.epochs"]
 
@@ -25,10 +31,14 @@ def _dimension(config: Config, key: str) -> Dimension:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_searched_around_what_is_given(config_with: Callable[..., Config], method: str) -> None:
-    """DEFECTS B14: from the defaults, null among them, and FedAvg over what all methods share."""
+    """DEFECTS B14: from the defaults, null among them, and FedAvg over what all methods share.
+
+    ProtoLDA adds up sums: no client takes a step, whose learning rate could be searched.
+    """
     problem = Problem.of(config_with(method={"name": method}), "accuracy")
     given = problem.given_values
-    assert "local.lr" in given
+    assert [key for key in given if key.startswith("local.")] == ([] if method.startswith("protolda") else SHARED)
+    assert problem.starts[0] == given
     assert problem.config_of(given) == problem.config
     study = optuna.create_study()
     study.enqueue_trial(given)
@@ -73,6 +83,157 @@ def test_values_have_the_type_of_their_parameter(dimension: Dimension, fits: Cal
     assert all(fits(dimension.suggest(study.ask())) for _ in range(5))
 
 
+# ---- conditions --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_condition_asks_about_comes_first(config_with: Callable[..., Config], method: str) -> None:
+    keys = [dimension.key for dimension in space(config_with(method={"name": method}))]
+    for dimension in space(config_with(method={"name": method})):
+        before = set(keys[: keys.index(dimension.key)])
+        assert set(dimension.asks) & set(keys) <= before
+
+
+def test_what_asks_about_each_other_is_refused(config_with: Callable[..., Config], monkeypatch: Any) -> None:
+    def in_a_circle(config: Config) -> Any:
+        yield "local.epochs", Search(1, 3, when=above("batch_size", 8)), True
+        yield "local.batch_size", Search(8, 32, when=above("epochs")), True
+
+    monkeypatch.setattr("pipelines.tuning.space._shared", in_a_circle)
+    with pytest.raises(ValueError, match=r"local\.batch_size, local\.epochs: each is searched only where another"):
+        space(config_with())
+
+
+def test_clusters_are_counted_where_they_are_made(config_with: Callable[..., Config]) -> None:
+    """FINCH finds their number itself; k-means is told it, for the server and for the memory."""
+    problem = Problem.of(config_with(method={"name": "fedmlp"}), "accuracy")
+    counts = {"method.num_clusters", "method.local_clusters"}
+    assert not counts & problem.given_values.keys()
+
+    def suggested(**own: Any) -> set[str]:
+        fixed = {**problem.given_values, **dict.fromkeys(counts, 2), **{f"method.{k}": v for k, v in own.items()}}
+        return set(problem.suggest(optuna.trial.FixedTrial(fixed)))
+
+    assert suggested(cluster="kmeans") == problem.given_values.keys() | counts
+    for cluster in ("finch", "centred", "none"):
+        assert suggested(cluster=cluster) == problem.given_values.keys()
+    config = problem.config_of({"method.cluster": "kmeans", "method.num_clusters": 3})
+    assert config.to_mapping()["method"]["num_clusters"] == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "gone"),
+    [
+        ({"name": "fedmlp", "use_memory": False}, {"weight_memory", "kl_temp", "kl_dir", "local_clusters"}),
+        ({"name": "fedmlp", "use_semantic": False}, {"alpha", "num_clusters", "minority_fraction"}),
+        ({"name": "moon", "mu": 0.0}, set()),  # searched as a list with 0: what hangs on it stays
+        ({"name": "gfpl", "use_dcs": False}, {"weight", "projection_dim"}),
+        ({"name": "gfpl", "retrain_source": "own"}, {"merge_distance"}),
+        ({"name": "fedensemble"}, {"models"}),
+        ({"name": "fedproc", "alpha": 0.0}, {"tau"}),
+        (
+            {"name": "fedpa", "use_ge": False},
+            {"lambda_ge0", "gamma_fid0", "gamma_div", "gamma_ad", "gen_steps", "gen_batch", "gen_lr"}
+            | {"gen_weight_decay", "gen_hidden", "noise_dim"},
+        ),
+        ({"name": "fedpa", "use_po": False}, {"lambda_po0", "lambda_po_floor"}),
+        ({"name": "fedpg", "use_fa": False}, {"lambda_c", "temperature"}),
+        ({"name": "fedcspc", "use_pa": False}, {"n_aug", "lambda_u", "alpha"}),
+        ({"name": "fedcspc", "use_lrl": False}, {"kappa", "w_node", "w_angle", "w_edge", "tau_l"}),
+        ({"name": "vhl", "align_epochs": 0}, {"lambda_a", "temperature"}),
+    ],
+)
+def test_what_a_part_that_is_off_would_read_is_not_searched(
+    config_with: Callable[..., Config], method: dict[str, Any], gone: set[str]
+) -> None:
+    """Against all that the method declares."""
+    declared_keys = {p.name for p in _searched_parameters(method["name"])}
+    kept = {d.key.removeprefix("method.") for d in space(config_with(method=method)) if d.key.startswith("method.")}
+    assert declared_keys - kept == gone
+
+
+def test_a_weight_of_0_takes_along_what_it_weighs(config_with: Callable[..., Config]) -> None:
+    problem = Problem.of(config_with(method={"name": "moon", "mu": 0.0}), "accuracy")
+    given = problem.given_values
+    assert given["method.mu"] == 0.0
+    assert "method.tau" not in given
+    drawn = problem.suggest(optuna.trial.FixedTrial({**given, "method.mu": 10.0, "method.tau": 0.3}))
+    assert drawn == {**given, "method.mu": 10.0, "method.tau": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("data", "clusters", "projections"),
+    [
+        # v from 2 to K/2, and d_p not below K (fedmlp.md and gfpl.md, section 10).
+        ({"name": "digits"}, (None, 2, 3, 4, 5), (None, 50, 80, 128, 256)),
+        ({"name": "celeba"}, None, (None, 50, 80, 128, 256)),  # 2 / 2 is below 2
+        # 26 / 2 = 13: eight values from 2 to 13, 11/7 apart: 2, 3.57, 5.14, 6.71, 8.29, 9.86, 11.43, 13
+        ({"name": "emnist"}, (None, 2, 4, 5, 7, 8, 10, 11, 13), (None, 50, 80, 128, 256)),
+        # 47 / 2 = 23.5: 2 to 23, 3 apart
+        ({"name": "emnist", "split": "balanced"}, (None, 2, 5, 8, 11, 14, 17, 20, 23), (None, 50, 80, 128, 256)),
+        # 2 to 50, 48/7 apart: 2, 8.86, 15.71, 22.57, 29.43, 36.29, 43.14, 50
+        ({"name": "cifar100"}, (None, 2, 9, 16, 23, 29, 36, 43, 50), (None, 128, 256)),
+        ({"name": "vireofood172"}, (None, 2, 14, 26, 38, 50, 62, 74, 86), (None, 256)),  # 2 to 86, 12 apart
+        ({"name": "imagefolder"}, (None, 2, 3, 4, 5), (None, 50, 80, 128, 256)),  # nobody knows K yet
+    ],
+)
+def test_ranges_follow_the_number_of_classes(
+    config_with: Callable[..., Config],
+    data: dict[str, Any],
+    clusters: tuple[int | None, ...] | None,
+    projections: tuple[int | None, ...],
+) -> None:
+    def choices(method: str, key: str) -> Any:
+        mapping = config_with(method={"name": method}).to_mapping()
+        dimensions = {d.key: d for d in space(Config.from_mapping({**mapping, "data": data}))}
+        return dimensions[key].search.choices if key in dimensions else None
+
+    assert choices("fedmlp", "method.num_clusters") == clusters
+    assert choices("gfpl", "method.projection_dim") == projections
+
+
+# ---- bases -------------------------------------------------------------------------------------------------------
+
+MU, TAU = "method.base_settings.moon.method.mu", "method.base_settings.moon.method.tau"
+
+
+def test_a_bases_parameters_are_searched_over_that_base(config_with: Callable[..., Config]) -> None:
+    def keys(**method: Any) -> set[str]:
+        return {dimension.key for dimension in space(config_with(method=method))}
+
+    alone = keys(name="ccvr")
+    assert keys(name="ccvr", base="moon") == alone | {MU, TAU}
+    assert keys(name="ccvr", base="fedavg", base_settings={"moon": {"method.mu": 3.0}}) == alone
+    below = keys(name="ccvr", base="fedcspc", base_settings={"fedcspc": {"method.base": "fedprox"}})
+    assert "method.base_settings.fedcspc.method.base_settings.fedprox.method.mu" in below
+
+
+def test_values_of_a_base_are_written_where_a_configuration_has_them(config_with: Callable[..., Config]) -> None:
+    problem = Problem.of(config_with(method={"name": "ccvr", "base": "moon"}), "accuracy")
+    assert (problem.given_values[MU], problem.given_values[TAU]) == (5.0, 0.5)
+    assert problem.config_of(problem.given_values) == problem.config  # a default is not written down
+    changed = problem.config_of({MU: 1.0, TAU: 0.5})
+    assert changed.to_mapping()["method"]["base_settings"] == {"moon": {"method.mu": 1.0}}
+    assert problem.parameters_with({MU: 1.0})["method"]["base_settings"] == {"moon": {"method.mu": 1.0}}
+    assert Problem.of(changed, "accuracy").name == problem.name
+
+
+def test_bases_of_bases_are_nested(config_with: Callable[..., Config]) -> None:
+    key = "method.base_settings.fedcspc.method.base_settings.fedprox.method.mu"
+    settings = {"fedcspc": {"method.base": "fedprox"}}
+    config = config_with(method={"name": "ccvr", "base": "fedcspc", "base_settings": settings})
+    mapping = with_values(config.to_mapping(), {key: 0.5})
+    assert mapping["method"]["base_settings"] == {
+        "fedcspc": {"method.base": "fedprox", "method.base_settings": {"fedprox": {"method.mu": 0.5}}}
+    }
+    assert values_of(Config.from_mapping(mapping))[key] == 0.5
+    left = without_keys(mapping, [key])["method"]["base_settings"]
+    assert left == {"fedcspc": {"method.base": "fedprox", "method.base_settings": {}}}
+
+
+# ---- studies -----------------------------------------------------------------------------------------------------
+
+
 def test_a_study_is_named_by_everything_but_what_it_searches(config_with: Callable[..., Config]) -> None:
     def name(objective: str = "accuracy", metric: str | None = None, **sections: Any) -> str:
         return Problem.of(config_with(**sections), objective, metric).name
@@ -93,6 +254,10 @@ def test_a_study_is_named_by_everything_but_what_it_searches(config_with: Callab
     [
         ("fedprox", "speed", None, "--objective speed: must be one of accuracy or accuracy,bytes"),
         ("fedprox", "accuracy", "f1", "--metric f1: must be one of top1_global, mean_local, pooled_local"),
+        ("fedprox", "accuracy", "mean_locl", "--metric mean_locl: did you mean mean_local"),
+        ("fedprox", "accuracy", "alternatives", "--metric alternatives: must be one of"),
+        ("fedprox", "accuracy", "top1_vote", "of fedprox there is no vote"),
+        ("fedproto", "accuracy", "loss_global", "fedproto has no global model"),
         ("fedproto", "accuracy", "top1_global", "fedproto has no global model"),
     ],
 )

@@ -1,0 +1,99 @@
+"""What a study may optimise: any number of a run's ``metrics.json``, and which of them a run tells while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from flcore.errors import ConfigError, RunError
+from flcore.methods import Method
+from pipelines.reporting.statistics import lower_is_better
+
+PER_ROUND = ("top1_global", "mean_local", "pooled_local", "mean_local_own_classes", "client_std", "loss_global")
+"""Every record of a history has these, which pruning needs; null where a method has no such figure."""
+
+FIGURES = (
+    *PER_ROUND,
+    *("top1_vote", "last10_top1_global", "best_top1_global", "top5_pooled_local", "top5_mean_local"),
+    *("bytes_up", "bytes_down", "bytes_up_per_round", "bytes_down_per_round", "scalars_up_per_round"),
+    *("num_parameters", "steps"),
+)
+"""The other numbers of ``metrics.json`` that say what a run is worth."""
+
+NESTED = (
+    *("tasks", "alternatives", "privacy", "bytes_up_by_kind", "bytes_down_by_kind"),
+    *("class_acc", "class_acc_vote", "local_accuracy"),
+)
+"""Beside them, what has numbers within: ``alternatives.nearest_prototype.top1_global``, ``class_acc.3``. Which ones,
+the method and the data decide."""
+
+_OF_A_GLOBAL_MODEL = ("top1_global", "loss_global", "last10_top1_global", "best_top1_global", "class_acc")
+_OF_A_VOTE = ("top1_vote", "class_acc_vote")
+
+
+def check_metric(name: str, method: Method) -> str:
+    """The name, as far as it can be checked before a run has told its figures.
+
+    Raises:
+        ConfigError: no run has such a figure, or none of this method has.
+    """
+    root = name.partition(".")[0]
+    if not _can_be_asked(name):
+        nested = [f"{key}.<name>" for key in NESTED]
+        raise ConfigError(f"--metric {name}: {_near(name, FIGURES)}must be one of {', '.join((*FIGURES, *nested))}")
+    if not method.has_global_model and root in _OF_A_GLOBAL_MODEL:
+        raise ConfigError(
+            f"--metric {name}: {method.name} has no global model, so that it would be null; use --metric mean_local"
+        )
+    if not method.has_vote and root in _OF_A_VOTE:
+        raise ConfigError(f"--metric {name}: of {method.name} there is no vote, so that it would be null")
+    return name
+
+
+def value_of(name: str, metrics: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> float:
+    """What a finished run reached.
+
+    Args:
+        name: of the figure.
+        metrics: the content of ``metrics.json``.
+        history: the run's records, oldest first.
+
+    Raises:
+        ConfigError: there is no such figure; names those that there are, near misses first.
+        RunError: it is null.
+    """
+    there = dict(_numbers({**metrics, **{key: history[-1][key] for key in PER_ROUND}}))
+    if name not in there:
+        names = [key for key in there if _can_be_asked(key) and not key.rpartition(".")[2].isdecimal()]
+        raise ConfigError(f"--metric {name}: {_near(name, names)}this method's runs have {', '.join(sorted(names))}")
+    value = there[name]
+    if value is None:
+        raise RunError(f"{name} is null: nobody could be scored")
+    return value
+
+
+def is_share(name: str) -> bool:
+    """Whether people read a figure in percent: it is neither a cost, nor a number of something."""
+    return name == "client_std" or not lower_is_better(name) or name.rpartition(".")[2].endswith("forgetting")
+
+
+def _can_be_asked(name: str) -> bool:
+    root, _, within = name.partition(".")
+    return name in FIGURES or (root in NESTED and within != "")
+
+
+def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{name}.")
+        elif isinstance(value, list):
+            yield from _numbers({str(place): item for place, item in enumerate(value)}, f"{name}.")
+        elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+            yield name, value
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    near = get_close_matches(name, list(names), n=3)
+    return f"did you mean {' or '.join(near)}? " if near else ""
