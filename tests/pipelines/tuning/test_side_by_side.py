@@ -51,12 +51,12 @@ def ended(problem: Problem, number: int, accuracy: float) -> FrozenTrial:
 
 
 def test_a_trial_is_chosen_without_those_that_may_be_under_way(config_with: Configure) -> None:
-    """Trial 12 of a study with three at once knows how 0 to 9 have ended, and of 10 and 11 the values alone."""
+    """Trial 20 of a study with three at once knows how 0 to 17 have ended, and of 18 and 19 the values alone."""
     problem = Problem.of(config_with(), "accuracy", None)
-    known = [ended(problem, number, 0.5 + 0.01 * number) for number in range(12)]
+    known = [ended(problem, number, 0.5 + 0.01 * number) for number in range(20)]
     choice = chosen(problem, known, 3)
-    assert chosen(problem, [*known[:10], *(ended(problem, number, 0.1) for number in (10, 11))], 3) == choice
-    assert chosen(problem, [*known[:9], ended(problem, 9, 0.1), *known[10:]], 3) != choice
+    assert chosen(problem, [*known[:18], *(ended(problem, number, 0.1) for number in (18, 19))], 3) == choice
+    assert chosen(problem, [*known[:17], ended(problem, 17, 0.1), *known[18:]], 3) != choice
     assert chosen(problem, known, 2) != choice
     assert chosen(problem, [], 3) == problem.given_values
 
