@@ -30,8 +30,6 @@ _ENTRIES_PER_REQUEST = 100
 # MLflow itself waits 20 s for a locked SQLite file at every statement; a live run should not stand still that long.
 LOCK_PATIENCE_SECONDS = 5.0
 FINAL_LOCK_PATIENCE_SECONDS = 20.0
-# MLflow's own words for an experiment that trains models; without them its pages open in the view for agents.
-_KIND = {"mlflow.experimentKind": "custom_model_development"}
 _FIRST_PAUSE_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 900.0
 
@@ -201,7 +199,7 @@ class Store:
             # Beside the database; a server has its own place for artifacts and must choose it itself.
             location = None if database is None else str(database.parent / "artifacts" / name)
             try:
-                return client.create_experiment(name, artifact_location=location, tags=_KIND)
+                return client.create_experiment(name, artifact_location=location)
             except MlflowException as error:
                 experiment = client.get_experiment_by_name(name)
                 if error.error_code != "RESOURCE_ALREADY_EXISTS" or experiment is None:
@@ -209,9 +207,6 @@ class Store:
         if experiment.lifecycle_stage == "deleted":
             restore = f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
             raise TrackingUnavailable(f"experiment {name} was deleted; bring it back with: {restore}")
-        if not _KIND.keys() <= experiment.tags.keys():  # made by an earlier version
-            for tag, value in _KIND.items():
-                client.set_experiment_tag(experiment.experiment_id, tag, value)
         return str(experiment.experiment_id)
 
 
