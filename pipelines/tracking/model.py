@@ -39,7 +39,7 @@ _REQUIREMENTS = ("mlflow", "numpy", "safetensors", "scikit-learn", "scipy", "tor
 _LOADER = "protofl_model"
 _WHAT_IT_ANSWERS = "Class probabilities to images: uint8 [N, C, H, W], 0 to 255; client: whose own model answers."
 _FIGURES_OF_A_VERSION = ("final/top1_global", "final/top1_vote", "final/mean_local")
-_TAGS_OF_A_VERSION = ("method", "seed", "code_version", "partition_hash", "data_hash")
+_TAGS_OF_A_VERSION = ("method", "seed")  # the page gives each a line; hashes are tags of the run
 _PLUGINS = "plugins"  # flcore.plugins.FOLDER, whose module imports torch
 _MAX_BYTES = 2**30
 """Of personal models together: those of thousands of clients stay in the run's folder."""

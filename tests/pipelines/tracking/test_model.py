@@ -106,8 +106,7 @@ def test_a_model_is_logged_once_and_registered_once(made: dict[str, Path], reade
     metrics = json.loads((made["fedavg"] / "metrics.json").read_text())
     figures = f"final/top1_global {metrics['top1_global']:.4f}, final/mean_local {metrics['mean_local']:.4f}"
     assert version.description == f"{version.tags['method']}-s0-{metrics['config_hash'][:8]}: {figures}"
-    hashes = {"partition_hash": metrics["partition_fingerprint"], "data_hash": metrics["data_fingerprint"]}
-    assert version.tags == {"method": "fedavg", "seed": "0", **hashes}, "a run of flcore alone knows no commit"
+    assert version.tags == {"method": "fedavg", "seed": "0"}
     assert version.aliases == [], "nobody is champion who was not made it"
     [found] = reader.runs()
     assert found.info.status == "FINISHED"
