@@ -152,14 +152,35 @@ def new(arguments: argparse.Namespace) -> int:
 
 
 def track(arguments: argparse.Namespace) -> int:
-    """``protofl track``: runs to MLflow that are not there yet."""
+    """``protofl track``: runs to MLflow that are not there yet; ``protofl track best``: the best one there."""
     from pipelines.config.files import read_params
     from pipelines.orchestration import commands
     from pipelines.tracking.store import resolve_uri
 
+    is_best = _asks_for_the_best(arguments)
     section = read_params(None).get("tracking")
-    uri = resolve_uri(arguments.uri, section.get("uri") if isinstance(section, Mapping) else None)
-    return 0 if commands.track(arguments.directories, uri) else 4
+    section = section if isinstance(section, Mapping) else {}
+    uri = resolve_uri(arguments.uri, section.get("uri"))
+    if is_best:
+        commands.best(uri, arguments.metric, arguments.experiment, arguments.where, promote=arguments.promote)
+        return 0
+    return 0 if commands.track(arguments.directories, uri, register=section.get("register") is True) else 4
+
+
+def _asks_for_the_best(arguments: argparse.Namespace) -> bool:
+    """Whether ``best`` is a word of the command and no folder.
+
+    Raises:
+        ConfigError: options of ``track best`` beside folders, or ``track best`` without its metric.
+    """
+    named = arguments.directories == [Path("best")]
+    options = ("metric", "experiment", "where", "promote")
+    given = [option for option in options if getattr(arguments, option) not in (None, False)]
+    if given and not named:
+        raise ConfigError(f"--{given[0]}: goes with 'protofl track best', and that with no folders")
+    if named and arguments.metric is None and (given or not Path("best").is_dir()):
+        raise ConfigError("track best: --metric is missing; say by which, such as --metric mean_local")
+    return named and arguments.metric is not None
 
 
 def analyse(arguments: argparse.Namespace) -> int:

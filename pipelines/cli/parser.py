@@ -33,6 +33,13 @@ sweep.md and sweep.png.
 
 A baseline takes over what is varied outside the section method: here it would be run for each partition.alpha.
 """
+_TRACK_EPILOG = """\
+log what is not there yet   protofl track runs/mine runs/comparison runs/tune-fedprox
+the best finished run       protofl track best --metric mean_local --experiment digits/dirichlet
+and its model for serving   protofl track best --metric mean_local --promote
+
+Trials of a study are not among the runs: they are scored on validation data.
+"""
 _STAGES = {
     "prepare": ("Files of the dataset to tensors of one form.", ()),
     "partition": ("Which client holds what, for each seed.", ("seed",)),
@@ -275,11 +282,19 @@ def _add_descriptions(add: _Commands) -> None:
 
 
 def _add_results(add: _Commands) -> None:
-    track = add("track", commands.track, "Finished or stopped runs to MLflow, for example after its server was away.")
-    track.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="of runs, comparisons, sweeps")
+    about = "Finished or stopped runs to MLflow, for example after its server was away; or the best run there."
+    track = add("track", commands.track, about, _TRACK_EPILOG)
+    track.add_argument(
+        "directories", nargs="+", type=Path, metavar="DIR", help="of runs, comparisons, sweeps, studies; or: best"
+    )
     track.add_argument(
         "--uri", metavar="URI", help="tracking store (default: MLFLOW_TRACKING_URI, else tracking.uri of params.yaml)"
     )
+    ranked = track.add_argument_group("of 'track best'")
+    ranked.add_argument("--metric", metavar="NAME", help="by which: a figure of metrics.json, or its name in MLflow")
+    ranked.add_argument("--experiment", metavar="NAME", help="DATASET/PARTITION (default: the only one that has it)")
+    ranked.add_argument("--where", metavar="FILTER", help="only runs that MLflow finds by this filter")
+    ranked.add_argument("--promote", action="store_true", help="register its model, and give that the alias champion")
 
     epilog = "analyses:\n" + "\n".join(f"  {name}: {summary}" for name, summary in SUMMARIES.items())
     analyse = add("analyse", commands.analyse, "Analyse a finished run, and write its report again.", epilog)

@@ -302,20 +302,48 @@ def _shown(path: Path) -> Path:
 # ---- records ------------------------------------------------------------------------------------------
 
 
-def track(directories: Sequence[Path], uri: str | None) -> bool:
-    """``protofl track``: log run folders to MLflow; False if the store could not take them.
+def track(directories: Sequence[Path], uri: str | None, *, register: bool = False) -> bool:
+    """``protofl track``: log folders to MLflow; False if the store could not take them.
 
     Args:
-        directories: of runs, finished or not, and of comparisons.
+        directories: of runs, finished or not, of comparisons, sweeps and studies.
         uri: of the store.
+        register: make the models of finished runs versions of their registered model.
 
     Raises:
-        DataError: one of them is neither.
+        DataError: one of them is none of these.
     """
     from pipelines.orchestration.pages import runs_page
-    from pipelines.tracking.later import log_folder
 
-    if not all(log_folder(directory, uri) for directory in directories):
+    if not all(_log_folder(directory, uri, register) for directory in directories):
         return False
     print(f"runs in MLflow: {runs_page(uri)}", file=sys.stderr)
     return True
+
+
+def _log_folder(directory: Path, uri: str | None, register: bool) -> bool:
+    from pipelines.orchestration.studies import log_study, study_of
+    from pipelines.tracking.later import log_folder
+
+    study = study_of(directory)
+    return log_folder(directory, uri, register=register) if study is None else log_study(study, uri)
+
+
+def best(uri: str, metric: str, experiment: str | None, where: str | None, *, promote: bool) -> None:
+    """``protofl track best``: print the best finished run, and make its model the champion if that is wanted.
+
+    Raises:
+        ConfigError, DataError: as :func:`pipelines.tracking.best.best`.
+        RunError: the store does not answer.
+    """
+    from pipelines.tracking import best as ranking
+    from pipelines.tracking.addresses import without_password
+    from pipelines.tracking.store import TrackingUnavailable
+
+    try:
+        found = ranking.best(uri, metric, experiment=experiment, where=where, promote=promote)
+    except TrackingUnavailable as error:
+        raise RunError(f"{without_password(uri)}: does not answer ({error}); try again when it does") from error
+    print(f"{found.name}: {found.words}\nrun: {found.run_id}")
+    if found.model is not None:
+        print(f"champion: {found.model}, or models:/{found.model.split('/')[1]}@{ranking.CHAMPION}")

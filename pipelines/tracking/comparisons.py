@@ -54,7 +54,6 @@ FIGURES = (
 """Of ``metrics.json``, those whose means a comparison has as metrics."""
 
 _TABLE = "runs.json"
-_LONGEST_NOTE = 8000  # characters of a tag, which is what MLflow keeps a description in
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ def _fill(
         client.log_artifact(parent, str(path), None if folder == "." else folder)
     client.log_text(parent, json.dumps(_table(compared, children)), _TABLE)
     client.set_tag(parent, "mlflow.loggedArtifacts", json.dumps([{"path": _TABLE, "type": "table"}]))
-    client.set_tag(parent, "mlflow.note.content", _note(compared, run.info.experiment_id, children, files))
+    client.set_tag(parent, description.NOTE_TAG, _note(compared, run.info.experiment_id, children, files))
     client.set_terminated(parent, status="FINISHED", end_time=compared.times.ended)
     return parent
 
@@ -243,7 +242,4 @@ def _note(compared: _Comparison, experiment_id: str, children: Mapping[Path, str
     ]
     table = next((path.read_text(encoding="utf-8") for path in files if path.suffix == ".md"), "")
     end = "\n".join(["", "## Runs", "", *links])
-    lines = table.splitlines()
-    while lines and len("\n".join(lines)) + len(end) > _LONGEST_NOTE:
-        lines.pop()
-    return ("\n".join(lines) + end)[:_LONGEST_NOTE]
+    return description.shortened(table, end)

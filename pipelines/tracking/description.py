@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 CONFIG_HASH_TAG = "protofl.config_hash"
 CODE_TAG = "protofl.code"
+NOTE_TAG = "mlflow.note.content"
+"""MLflow's own name of a description."""
+
+_LONGEST_NOTE = 8000  # characters of a tag, which is what MLflow keeps a description in
 
 _DIGEST_LENGTH = 36  # of MLflow; whole digests are the tags data_hash and partition_hash
 
@@ -38,6 +42,11 @@ class _About:
 def experiment_name(run: RunFolder) -> str:
     """``<dataset>/<partition>``: within it runs are compared."""
     return f"{run.config['data']['name']}/{run.config['partition']['name']}"
+
+
+def registered_name(experiment: str) -> str:
+    """Of the registered model of an experiment: the registry allows no slash."""
+    return experiment.replace("/", "-")
 
 
 def run_name(run: RunFolder) -> str:
@@ -82,6 +91,20 @@ def made_from(run: RunFolder) -> dict[str, str]:
     """Hashes of data and partition; none before it has finished."""
     found = run.metrics or {}
     return present({"partition_hash": found.get("partition_fingerprint"), "data_hash": found.get("data_fingerprint")})
+
+
+def study_note(run: RunFolder) -> dict[str, str]:
+    """What a study's page says: its table, where it has one by now; nothing of a run."""
+    table = run.directory / "study.md"
+    return {NOTE_TAG: shortened(table.read_text(encoding="utf-8"))} if run.study and table.exists() else {}
+
+
+def shortened(note: str, end: str = "") -> str:
+    """A description that MLflow keeps whole: lines of a longer one are left out before its end."""
+    lines = note.splitlines()
+    while lines and len("\n".join(lines)) + len(end) > _LONGEST_NOTE:
+        lines.pop()
+    return ("\n".join(lines) + end)[:_LONGEST_NOTE]
 
 
 def origin(run: RunFolder) -> dict[str, str]:

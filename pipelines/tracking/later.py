@@ -16,12 +16,13 @@ _TABLES = ("comparison.json", "sweep.json")
 """Each says under ``runs`` which runs it was made from, by their ``config_hash``."""
 
 
-def log_folder(directory: Path, uri: str | None) -> bool:
+def log_folder(directory: Path, uri: str | None, *, register: bool = False) -> bool:
     """Log a run, finished or not, or a comparison with its runs.
 
     Args:
         directory: of a run, or of a comparison or sweep: with tables, and runs in ``runs/`` in it or beside it.
         uri: the store; None for what :func:`~pipelines.tracking.store.resolve_uri` finds.
+        register: make the models of finished runs versions of their registered model.
 
     Returns:
         True if the store holds all of it now; False after one warning.
@@ -30,25 +31,25 @@ def log_folder(directory: Path, uri: str | None) -> bool:
         DataError: there is neither, a file is damaged, or runs of the comparison are not there any more.
     """
     if RunFiles(directory).config.exists():
-        return _log_run(directory, uri)
+        return _log_run(directory, uri, register)
     tables = next((directory / name for name in _TABLES if (directory / name).exists()), None)
     if tables is None:
-        raise DataError(f"{directory}: no run and no comparison there (no config.json, no {' or '.join(_TABLES)})")
+        raise DataError(f"{directory}: no run, comparison or study there (no config.json, no {' or '.join(_TABLES)})")
     compared = [row["config_hash"] for row in read_json(tables)["runs"]]
     found = {run.config_hash: run.directory for run in _runs_of(directory)}
     missing = sum(config_hash not in found for config_hash in compared)
     if missing:
         raise DataError(f"{tables}: {missing} of its {len(compared)} runs are not in {directory / 'runs'} any more")
     runs = [found[config_hash] for config_hash in compared]
-    return all(_log_run(run, uri) for run in runs) and log_comparison(directory, runs, uri)
+    return all(_log_run(run, uri, register) for run in runs) and log_comparison(directory, runs, uri)
 
 
-def _log_run(directory: Path, uri: str | None) -> bool:
+def _log_run(directory: Path, uri: str | None, register: bool) -> bool:
     tracker, is_finished = RunTracker(directory, uri=uri), RunFiles(directory).metrics.exists()
     if not tracker.sync(final=is_finished):
         return False
     if is_finished:
-        tracker.log_model()
+        tracker.log_model(register=register)
     return not tracker.is_store_away
 
 

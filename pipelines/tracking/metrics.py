@@ -105,7 +105,7 @@ _ROUND_FIGURES = {
     "scalars_up": "comm/scalars_up",
     "simulated_seconds": "clock/simulated_seconds",
 }
-_SUMMARY_FIGURES = {
+SUMMARY_FIGURES: Mapping[str, str] = {
     "top1_global": "final/top1_global",
     "top1_vote": "final/top1_vote",
     "mean_local": "final/mean_local",
@@ -169,6 +169,11 @@ def meaning(name: str) -> str | None:
         return METRICS[name]
     found = [pattern for pattern in METRICS if "<" in pattern and _pattern(pattern).fullmatch(name)]
     return METRICS[max(found, key=len)] if found else None
+
+
+def is_summary(name: str) -> bool:
+    """Whether a metric is one that a finished run has once."""
+    return name in SUMMARY_METRICS or any("<" in known and _pattern(known).fullmatch(name) for known in SUMMARY_METRICS)
 
 
 @cache
@@ -263,7 +268,7 @@ def _by_round(legs: Iterable[Mapping[str, Any]]) -> dict[int, list[Mapping[str, 
 def summary_metrics(metrics: Mapping[str, Any], timing: Mapping[str, Any]) -> dict[str, float]:
     """What a finished run says once, from ``metrics.json`` and ``timing.json``."""
     tasks, ways, privacy = (metrics.get(key) or {} for key in ("tasks", "alternatives", "privacy"))
-    found = {name: metrics.get(key) for key, name in _SUMMARY_FIGURES.items()}
+    found = {name: metrics.get(key) for key, name in SUMMARY_FIGURES.items()}
     found |= {f"final/{way}/{key}": value for way, scores in ways.items() for key, value in scores.items()}
     found |= {f"privacy/{key}": privacy.get(key) for key in ("epsilon", "delta")}
     of_all = {name: tasks.get(name) for name in _TASK_FIGURES}

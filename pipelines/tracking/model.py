@@ -27,6 +27,8 @@ from pipelines.tracking import description, loader
 from pipelines.tracking.artifacts import without_tracking
 
 if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.entities.model_registry import ModelVersion
     from mlflow.models import ModelSignature
     from mlflow.tracking.client import MlflowClient
 
@@ -35,6 +37,9 @@ MODEL_URI_TAG = "protofl.model_uri"
 # What a logged model needs where it is served; the versions are those of this environment.
 _REQUIREMENTS = ("mlflow", "numpy", "safetensors", "scikit-learn", "scipy", "torch", "torchvision")
 _LOADER = "protofl_model"
+_WHAT_IT_ANSWERS = "Class probabilities to images: uint8 [N, C, H, W], 0 to 255; client: whose own model answers."
+_FIGURES_OF_A_VERSION = ("final/top1_global", "final/top1_vote", "final/mean_local")
+_TAGS_OF_A_VERSION = ("method", "seed")  # the page gives each a line; hashes are tags of the run
 _PLUGINS = "plugins"  # flcore.plugins.FOLDER, whose module imports torch
 _MAX_BYTES = 2**30
 """Of personal models together: those of thousands of clients stay in the run's folder."""
@@ -131,21 +136,38 @@ def log(client: MlflowClient, run: RunFolder, made: Prepared, experiment_id: str
     return str(model.model_uri)
 
 
-def register(client: MlflowClient, run: RunFolder, run_id: str, model_uri: str) -> None:
-    """Make a logged model a version of the registered model named after the experiment, once."""
+def register(client: MlflowClient, run: Run, model_uri: str, name: str) -> ModelVersion:
+    """Make a logged model a version of a registered model, once; found again, it is left as it is.
+
+    Its description says what the run scored, its tags whose model it is: of twelve versions one wants to know which.
+    """
     from mlflow.exceptions import MlflowException
 
-    name = description.experiment_name(run).replace("/", "-")  # the registry allows no slash
     try:
-        client.create_registered_model(name)
+        client.create_registered_model(name, description=_WHAT_IT_ANSWERS)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    if not client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'"):
-        # The place of the files and not `models:/<id>`, which a SQLite registry would look up in the store that is
-        # the default of the process.
-        model = client.get_logged_model(model_uri.removeprefix("models:/"))
-        client.create_model_version(name, model.artifact_location, run_id, model_id=model.model_id)
+    known = client.search_model_versions(f"name = '{name}' and run_id = '{run.info.run_id}'")
+    if known:
+        return known[0]
+    # The place of the files and not `models:/<id>`, which a SQLite registry would look up in the store that is the
+    # default of the process.
+    model = client.get_logged_model(model_uri.removeprefix("models:/"))
+    return client.create_model_version(
+        name,
+        model.artifact_location,
+        run.info.run_id,
+        tags={tag: run.data.tags[tag] for tag in _TAGS_OF_A_VERSION if tag in run.data.tags},
+        description=_scored(run),
+        model_id=model.model_id,
+    )
+
+
+def _scored(run: Run) -> str:
+    """``fedpa-s0-7f8c63c2: final/top1_global 0.9345, final/mean_local 0.9120``."""
+    found = [f"{name} {run.data.metrics[name]:.4f}" for name in _FIGURES_OF_A_VERSION if name in run.data.metrics]
+    return f"{run.info.run_name}: {', '.join(found)}"
 
 
 def _signature(meta: Mapping[str, Any]) -> ModelSignature:

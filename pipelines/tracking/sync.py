@@ -173,7 +173,8 @@ class RunTracker:
             experiment_id = self._store.experiment_id(client, description.experiment_name(run))
             logged.append(model.log(client, run, made, experiment_id, self._target.run_id))
             if register:
-                model.register(client, run, self._target.run_id, logged[0])
+                name = description.registered_name(description.experiment_name(run))
+                model.register(client, client.get_run(self._target.run_id), logged[0], name)
 
         return logged[0] if self._attempt(log, patient=True) and logged else None
 
@@ -255,7 +256,8 @@ class RunTracker:
 
     def _finish(self, client: MlflowClient, run: RunFolder, target: _Target) -> None:
         # Times come from the disk: what is sent again after a crash is then the same point, which MLflow stores once.
-        _log_points(client, target.run_id, summary_points(run), description.made_from(run))
+        told = description.made_from(run) | description.study_note(run)
+        _log_points(client, target.run_id, summary_points(run), told)
         client.log_inputs(target.run_id, description.dataset_inputs(run))
         for path in small_files(self.run_dir):
             folder = path.relative_to(self.run_dir).parent.as_posix()

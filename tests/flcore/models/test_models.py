@@ -48,6 +48,17 @@ def test_parts_of_the_fedproto_cnn() -> None:
     assert [count(part) for part in [*module.encoder.children(), module.head]] == [260, 5_020, 16_050, 510]
 
 
+def test_parts_of_a_resnet_with_fedcspcs_projection() -> None:
+    """Without it 11,173,962 with a head of 512·10 + 10. Projection: 512·512 + 512, 512·256 + 256; head 256·100 + 100.
+
+    Together 11.59 M, as fedcspc.md, section 3, has it for CIFAR-100.
+    """
+    module = make("resnet18", COLOUR, 100, projection_dim=256)
+    parts = [count(part) for part in (module.encoder, module.projection, module.head)]
+    assert parts == [11_173_962 - 5_130, 262_656 + 131_328, 25_700]
+    assert f"{sum(parts) / 1e6:.2f}" == "11.59"
+
+
 def test_parts_of_the_fedcspc_cnn() -> None:
     module = make("fedcspc_cnn", COLOUR)
     assert [count(part) for part in (module.encoder, module.projection, module.head)] == [61_156, 28_900, 2_570]

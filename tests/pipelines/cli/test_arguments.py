@@ -99,7 +99,7 @@ OPTIONS = {
     "show": "params json",
     "schema": "",
     "new": "out",
-    "track": "uri",
+    "track": "uri metric experiment where promote",
     "analyse": "analyses prepared partition",
     "up": "no-prefect no-mlflow no-dashboard no-worker",
     "status": "json",

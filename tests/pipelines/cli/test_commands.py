@@ -146,6 +146,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         monkeypatch.setattr(orchestration, name, note(name, answer))
     monkeypatch.setattr(stages, "stage", note("stage"))
     monkeypatch.setattr(orchestration, "track", note("track", False))
+    monkeypatch.setattr(orchestration, "best", note("best"))
     for name in ("up", "status", "down"):
         monkeypatch.setattr(services, name, note(name))
     return calls
@@ -199,8 +200,35 @@ def test_the_store_of_runs_is_the_commands_the_environments_or_the_files(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://environment")
     assert main(["track", "a"]) == 4
     stores = [call[2] for call in asked]
-    assert asked[0][:2] == ("track", [Path("a"), Path("b")])
+    assert asked[0] == ("track", [Path("a"), Path("b")], "http://command", {"register": False})
     assert stores == ["http://command", "http://file", "http://environment"]
+    Path("params.yaml").write_text("tracking: {uri: http://file, register: true}\n")
+    assert main(["track", "a"]) == 4
+    assert asked[-1][-1] == {"register": True}
+
+
+def test_the_best_run_is_asked_for_by_a_metric(
+    asked: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of that name is one to be logged, unless a metric is named."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://store")
+    words = ["--metric", "mean_local", "--experiment", "digits/iid", "--where", "tags.seed = '0'", "--promote"]
+    assert main(["track", "best", *words]) == 0
+    assert asked.pop() == ("best", "http://store", "mean_local", "digits/iid", "tags.seed = '0'", {"promote": True})
+    for arguments, said in (
+        (["best"], "track best: --metric is missing"),
+        (["best", "--promote"], "track best: --metric is missing"),
+        (["runs/a", "--metric", "mean_local"], "--metric: goes with 'protofl track best'"),
+        (["best", "runs/a", "--metric", "mean_local"], "--metric: goes with 'protofl track best'"),
+    ):
+        assert main(["track", *arguments]) == 2
+        assert said in capsys.readouterr().err
+    assert asked == []
+    Path("best").mkdir()
+    assert main(["track", "best"]) == 4
+    assert asked.pop()[:2] == ("track", [Path("best")])
+    assert main(["track", "best", "--metric", "mean_local"]) == 0
+    assert asked.pop()[0] == "best"
 
 
 def test_servers_are_started_but_for_those_that_are_not_wanted(asked: list[tuple[Any, ...]]) -> None:

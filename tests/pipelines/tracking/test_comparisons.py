@@ -162,7 +162,7 @@ def test_what_is_no_comparison_is_refused(tmp_path: Path, uri: str, write_run: W
         log_comparison(tables(tmp_path / "empty"), [], uri)
     with pytest.raises(DataError, match="no tables"):
         log_comparison(tmp_path, [write_run(tmp_path / "runs" / "a", 2, finished=True)], uri)
-    with pytest.raises(DataError, match="no run and no comparison there"):
+    with pytest.raises(DataError, match="no run, comparison or study there"):
         log_folder(tmp_path, uri)
     (tmp_path / "sweep.json").write_text('{"runs": [{"config_hash": "gone"}]}')
     with pytest.raises(DataError, match="1 of its 1 runs are not in"):

@@ -18,6 +18,7 @@ import pytest
 from flcore import run
 from flcore.data.dataset import Dataset
 from flcore.errors import DataError
+from pipelines.tracking.best import CHAMPION, best
 from pipelines.tracking.sync import RunTracker
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -102,9 +103,43 @@ def test_a_model_is_logged_once_and_registered_once(made: dict[str, Path], reade
     assert RunTracker(made["fedavg"], uri=reader.uri).log_model(register=True) == uri
     [version] = reader.client.search_model_versions("name = 'digits-dirichlet'")
     assert version.run_id == tracker.run_id
+    metrics = json.loads((made["fedavg"] / "metrics.json").read_text())
+    figures = f"final/top1_global {metrics['top1_global']:.4f}, final/mean_local {metrics['mean_local']:.4f}"
+    assert version.description == f"{version.tags['method']}-s0-{metrics['config_hash'][:8]}: {figures}"
+    assert version.tags == {"method": "fedavg", "seed": "0"}
+    assert version.aliases == [], "nobody is champion who was not made it"
     [found] = reader.runs()
     assert found.info.status == "FINISHED"
     assert [output.model_id for output in found.outputs.model_outputs] == [uri.removeprefix("models:/")]
+
+
+def test_the_best_run_is_champion_only_when_it_is_promoted(made: dict[str, Path], reader: Any) -> None:
+    """Of FedAvg and FedPer, which has no global model, only FedAvg has one to be best in."""
+    for method in ("fedper", "fedavg"):
+        assert RunTracker(made[method], uri=reader.uri).log_model() is not None
+    assert best(reader.uri, "mean_local").model is None
+    assert reader.client.search_registered_models() == []
+
+    scores = {method: json.loads((made[method] / "metrics.json").read_text()) for method in ("fedavg", "fedper")}
+    assert scores["fedper"]["bytes_up"] < scores["fedavg"]["bytes_up"], "its clients keep their heads"
+    for metric, method, number in (
+        ("top1_global", "fedavg", 1),
+        ("bytes_up", "fedper", 2),
+        ("top1_global", "fedavg", 1),
+    ):
+        found = best(reader.uri, metric, promote=True)
+        assert found.model == f"models:/digits-dirichlet/{number}"
+        version = reader.client.get_model_version_by_alias("digits-dirichlet", CHAMPION)
+        assert (version.version, version.tags["method"]) == (number, method)
+        first, *rest = version.description.splitlines()
+        assert first == f"champion: {found.words}"
+        assert [line.partition("-s0-")[0] for line in rest] == [method], "what it scored stays, and stands there once"
+    assert len(reader.client.search_model_versions("name = 'digits-dirichlet'")) == 2
+
+    reader.client.update_model_version("digits-dirichlet", "1", "champion: long ago\nsigned off by QA")
+    best(reader.uri, "top1_global", promote=True)
+    kept = reader.client.get_model_version("digits-dirichlet", "1").description.splitlines()
+    assert [len(kept), kept[-1]] == [2, "signed off by QA"]
 
 
 def test_a_logged_model_is_complete_without_this_project(made: dict[str, Path], reader: Any, tmp_path: Path) -> None:

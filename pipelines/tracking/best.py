@@ -1,0 +1,191 @@
+"""``protofl track best``: the best finished run of an experiment, and the alias ``champion`` of its model.
+
+Runs are ranked by a figure of the whole run. Trials of a study are left out: they answer for validation data after
+training on less. Whoever ranks runs by test data selects on it, so the description of a champion's version says what it
+was chosen on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from flcore.errors import ConfigError, DataError
+from pipelines.tracking import description, model
+from pipelines.tracking.metrics import SUMMARY_FIGURES, SUMMARY_METRICS, is_summary
+from pipelines.tracking.store import FINAL_LOCK_PATIENCE_SECONDS, Store, sqlite_file
+
+if TYPE_CHECKING:
+    from mlflow.entities import Experiment, Run
+    from mlflow.tracking.client import MlflowClient
+
+CHAMPION = "champion"
+
+_COSTS = ("comm/", "time/total", "energy/", "privacy/", "model/")
+_DEFECTS = ("final/client_std", "final/loss_global", "tasks/final_forgetting", "tasks/final_roundwise_forgetting")
+_NOTHING_TO_BE_BEST_IN = ("best/round",)
+_RUNS_PER_REQUEST = 1000
+_CHOSEN = "champion: "
+"""With what the line of a description begins that says why; another one takes its place."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best run.
+
+    Attributes:
+        run_id, name: of the run. experiment: its experiment's name.
+        metric, value: by which it is the best. split: of the data that this was measured on.
+        among: how many finished runs have that figure.
+        model: the version that is champion now, as ``models:/NAME/VERSION``; None where nobody asked for it.
+    """
+
+    run_id: str
+    name: str
+    experiment: str
+    metric: str
+    value: float
+    split: str
+    among: int
+    model: str | None = None
+
+    @property
+    def words(self) -> str:
+        """``final/top1_global 0.9345 on test data, the highest of 12 finished runs in digits/dirichlet``."""
+        on = "" if self.metric.startswith(_COSTS) else f" on {self.split} data"
+        extreme = "lowest" if is_lower_better(self.metric) else "highest"
+        runs = "the only finished run" if self.among == 1 else f"the {extreme} of {self.among} finished runs"
+        return f"{self.metric} {self.value:.6g}{on}, {runs} in {self.experiment}"
+
+
+def best(
+    uri: str | None, metric: str, *, experiment: str | None = None, where: str | None = None, promote: bool = False
+) -> Best:
+    """The best finished run of an experiment.
+
+    Args:
+        uri: the store; None for what :func:`~pipelines.tracking.store.resolve_uri` finds.
+        metric: a figure of ``metrics.json`` or its name in MLflow: ``top1_global``, ``final/top1_global``.
+        experiment: by name; None where only one holds runs with that figure.
+        where: a filter in MLflow's words, for runs that can be compared: ``params.`partition.alpha` = '0.1'``.
+        promote: register its model, if it is not yet, and give that version the alias ``champion``.
+
+    Raises:
+        ConfigError: no such metric or experiment, several experiments, or a filter that cannot be read.
+        DataError: no finished run has that figure, or the best one's model is to be promoted and is not in the store.
+        TrackingUnavailable: the store does not answer.
+    """
+    name = metric_of(metric)
+    store = Store(uri)
+    database = sqlite_file(store.uri)
+    if database is not None and not database.exists():  # asking MLflow would make it
+        raise DataError(f"track best: there is no store at {database}; log runs with: protofl track DIR")
+    with store.opened(FINAL_LOCK_PATIENCE_SECONDS) as client:
+        found = {entry.name: _ranked(client, entry, name, where) for entry in _experiments(client, experiment)}
+        ranked = {entry: runs for entry, runs in found.items() if runs}
+        if not ranked:
+            which = f" in {experiment}" if experiment else ""
+            such = f" with {where}" if where else ""
+            raise DataError(f"track best: no finished run{which}{such} has {name}; log runs with: protofl track DIR")
+        if len(ranked) > 1:
+            raise ConfigError(f"--experiment: several have {name}; choose from {', '.join(sorted(ranked))}")
+        [(chosen, runs)] = ranked.items()
+        winner = runs[0]
+        answer = Best(
+            run_id=winner.info.run_id,
+            name=winner.info.run_name,
+            experiment=chosen,
+            metric=name,
+            value=winner.data.metrics[name],
+            split=_split(winner),
+            among=len(runs),
+        )
+        return _promoted(client, winner, answer) if promote else answer
+
+
+def metric_of(name: str) -> str:
+    """The metric in MLflow that a figure of ``metrics.json``, or the metric itself, names.
+
+    Raises:
+        ConfigError: there is none of which a run could be the best.
+    """
+    found = SUMMARY_FIGURES.get(name, name)
+    if is_summary(found) and found not in _NOTHING_TO_BE_BEST_IN:
+        return found
+    known = [*SUMMARY_FIGURES, *(entry for entry in SUMMARY_METRICS if "<" not in entry)]
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "expected such as top1_global, mean_local or final/top1_vote"
+    raise ConfigError(f"--metric {name}: no figure of a finished run; {hint}")
+
+
+def is_lower_better(metric: str) -> bool:
+    """Of costs and defects the least is the best, of everything else the most."""
+    return metric.startswith(_COSTS) or metric in _DEFECTS
+
+
+def _experiments(client: MlflowClient, name: str | None) -> list[Experiment]:
+    if name is None:
+        return [*client.search_experiments()]
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        there = ", ".join(sorted(entry.name for entry in client.search_experiments())) or "none"
+        raise ConfigError(f"--experiment {name}: not in this store; there are {there}")
+    return [found]
+
+
+def _ranked(client: MlflowClient, experiment: Experiment, metric: str, where: str | None) -> list[Run]:
+    """Finished runs with this figure, the best first; among equals the one that began first, then by name."""
+    sign = 1 if is_lower_better(metric) else -1
+    runs = [
+        run
+        for run in _finished(client, experiment, where)
+        if "trial" not in run.data.tags and not math.isnan(run.data.metrics.get(metric, math.nan))
+    ]
+    return sorted(runs, key=lambda run: (sign * run.data.metrics[metric], run.info.start_time, run.info.run_name))
+
+
+def _finished(client: MlflowClient, experiment: Experiment, where: str | None) -> Iterator[Run]:
+    from mlflow.exceptions import MlflowException
+
+    asked = " and ".join(["attributes.status = 'FINISHED'", *([where] if where else [])])
+    token = None
+    while True:
+        try:
+            page = client.search_runs(
+                [experiment.experiment_id], asked, max_results=_RUNS_PER_REQUEST, page_token=token
+            )
+        except MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE":
+                raise
+            reason = str(error.message).partition("\n")[0]
+            raise ConfigError(f"--where {where}: not a filter of MLflow ({reason})") from error
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _split(run: Run) -> str:
+    """On what data a run was scored."""
+    entries = run.inputs.dataset_inputs if run.inputs else ()
+    contexts = [tag.value for entry in entries for tag in entry.tags]
+    return next((context for context in contexts if context != "training"), "test")
+
+
+def _promoted(client: MlflowClient, run: Run, answer: Best) -> Best:
+    """Make the run's model the champion; the version that was it loses the alias, as MLflow has an alias once."""
+    uri = run.data.tags.get(model.MODEL_URI_TAG)
+    if uri is None:
+        raise DataError(
+            f"--promote: {answer.name} is the best, but its model is not in the store; log it with: protofl track DIR, "
+            "where DIR is its folder"
+        )
+    name = description.registered_name(answer.experiment)
+    version = model.register(client, run, uri, name)
+    kept = [line for line in (version.description or "").splitlines() if not line.startswith(_CHOSEN)]
+    client.update_model_version(name, version.version, "\n".join([_CHOSEN + answer.words, *kept]))
+    client.set_registered_model_alias(name, CHAMPION, version.version)
+    return Best(**{**vars(answer), "model": f"models:/{name}/{version.version}"})

@@ -1,0 +1,103 @@
+"""A study, logged afterwards from whichever of its folders is named; and that its trials are no runs to be best."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from flcore.config import Config
+from flcore.errors import DataError
+from pipelines.execution.bodies import Operation
+from pipelines.execution.progress import Silence
+from pipelines.execution.recorder import Recorder
+from pipelines.execution.steps import InlineSteps
+from pipelines.orchestration import commands
+from pipelines.orchestration.studies import study_of
+from pipelines.tuning.search import study
+
+SETTINGS: dict[str, Any] = {
+    "data": {"name": "digits", "limit_per_class": 20},
+    "partition": {"name": "iid", "num_clients": 2, "validation": 0.25},
+    "method": {"name": "fedprox"},
+    "federation": {"rounds": 1},
+}
+
+
+class NobodyLogs(Silence):
+    """Says nothing, and is told of trials while the store is away."""
+
+    def trial(self, study: Path, number: int) -> None:
+        """Not logged."""
+
+    def study(self, study: Path) -> Future[dict[str, Any]]:
+        answer: Future[dict[str, Any]] = Future()
+        answer.set_result({"store": None})
+        return answer
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of two trials that nobody has logged."""
+    folder, told = tmp_path_factory.mktemp("tuned"), NobodyLogs()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROTOFL_CACHE", str(folder / "cache"))
+        operation = Operation(InlineSteps(), told, cast(Recorder, told), True)
+        study(Config.from_mapping(SETTINGS), 2, "accuracy", None, None, folder / "study-of-mu", operation)
+    return folder / "study-of-mu"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Works in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def runs_in(uri: str) -> dict[str, Any]:
+    """The study's own run as ``study``, its trials by their numbers."""
+    from mlflow.tracking.client import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("digits/iid")
+    assert experiment is not None
+    return {run.data.tags.get("trial", "study"): run for run in client.search_runs([experiment.experiment_id])}
+
+
+@pytest.mark.parametrize("part", [".", "study", "trials/0001"])
+def test_a_study_is_logged_whole_whichever_part_of_it_is_named(finished: Path, tmp_path: Path, part: str) -> None:
+    """And logged again it is the same: three runs, two of which are below the first."""
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    for _ in range(2):
+        assert commands.track([finished / part], uri)
+        found = runs_in(uri)
+        assert found.keys() == {"study", "0", "1"}
+        assert {run.info.status for run in found.values()} == {"FINISHED"}
+        parent = found["study"]
+        assert {found[name].data.tags["mlflow.parentRunId"] for name in "01"} == {parent.info.run_id}
+        note = parent.data.tags["mlflow.note.content"]
+        assert note == (finished / "study.md").read_text().rstrip("\n"), "its page says what was searched and found"
+    with pytest.raises(DataError, match="no finished run has final/top1_global"):
+        commands.best(uri, "top1_global", None, None, promote=False)  # trials are not runs
+
+
+def test_a_study_that_is_still_going_is_logged_as_far_as_it_is(finished: Path, tmp_path: Path) -> None:
+    """Its second trial has not ended, and nothing is known to be the best."""
+    going = shutil.copytree(finished, tmp_path / "going")
+    for left in ("best.yaml", "study.json", "study.md", "study/metrics.json", "trials/0001/trial.json"):
+        (going / left).unlink()
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    assert commands.track([going], uri)
+    found = runs_in(uri)
+    assert {name: run.info.status for name, run in found.items()} == {"study": "RUNNING", "0": "FINISHED"}
+
+
+def test_what_is_no_part_of_a_study_is_not_taken_for_one(finished: Path, tmp_path: Path) -> None:
+    (finished / "figures").mkdir(exist_ok=True)
+    assert study_of(finished / "figures") is None
+    assert study_of(finished.parent) is None
+    assert study_of(tmp_path) is None
+    with pytest.raises(DataError, match="no run, comparison or study there"):
+        commands.track([tmp_path], f"sqlite:///{tmp_path / 'mlflow.db'}")
