@@ -9,7 +9,7 @@ from typing import Any
 from flcore.evaluation.analyses import SUMMARIES
 from flcore.version import VERSION
 from pipelines.bench import BENCHMARKS
-from pipelines.cli import commands
+from pipelines.cli import commands, options
 from pipelines.cli.arguments import Parser, names, positive, size, whole_number, whole_numbers
 from pipelines.cli.headlines import KINDS, SHOWN
 
@@ -100,93 +100,30 @@ class _Commands:
         )
 
 
-# ------------------------------------------------------------------------------------------------------------ options
-
-
-def _params(parser: Parser, what: str = "the parameter file") -> None:
-    parser.add_argument(
-        "--params", type=Path, metavar="FILE", help=f"{what} (default: params.yaml, where there is one)"
-    )
-
-
-def _values(parser: Parser) -> None:
-    _params(parser)
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="assignments",
-        help="override, e.g. partition.alpha=0.1; wins over the file and over compare.settings; several times",
-    )
-
-
-def _out(parser: Parser, default: str, what: str = "where results go") -> None:
-    """A default that is a folder is used as such, one in angle brackets is made later."""
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        default=None if "<" in default else Path(default),
-        help=f"{what}; {{date}} in it becomes today's date, in UTC (default: {default})",
-    )
-
-
-def _orchestration(parser: Parser, *, restart: bool = True) -> None:
-    parser.add_argument(
-        "--orchestrator",
-        choices=("auto", "inline", "prefect"),
-        metavar="NAME",
-        default="auto",
-        help="auto: a Prefect server where a configured one answers, else none (default); inline: never one; "
-        "prefect: one must answer",
-    )
-    if restart:
-        _restart(parser)
-    parser.add_argument(
-        "--no-wait",
-        action="store_false",
-        dest="wait",
-        help="return when results are on disk; figures, page and MLflow follow in the background",
-    )
-
-
-def _restart(parser: Parser) -> None:
-    parser.add_argument(
-        "--restart",
-        action="store_true",
-        help="throw away a checkpoint that cannot be used; one that can is gone on with all the same",
-    )
-
-
-def _json(parser: Parser, what: str) -> None:
-    parser.add_argument("--json", action="store_true", help=f"print {what}, and nothing else, on standard output")
-
-
 # ----------------------------------------------------------------------------------------------------------- commands
 
 
 def _add_runs(add: _Commands) -> None:
     run = add("run", commands.run, "One configuration, from data to report; goes on where it was stopped.")
-    _values(run)
+    options.values(run)
     run.add_argument("--method", metavar="NAME", help="short for --set method.name=NAME")
     run.add_argument("--seed", type=whole_number(0), metavar="N", help="short for --set seed=N")
-    _out(run, "runs/<method>-s<seed>-<hash>", "run directory")
-    _orchestration(run)
-    _json(run, "metrics.json")
+    options.out(run, "runs/<method>-s<seed>-<hash>", "run directory")
+    options.orchestration(run)
+    options.as_json(run, "metrics.json")
 
     compare = add("compare", commands.compare, "Methods × seeds, then one table; finished runs are found again.")
-    _values(compare)
+    options.values(compare)
     compare.add_argument("--methods", type=names, metavar="A,B,...", help="default: compare.methods")
     compare.add_argument("--seeds", type=whole_numbers, metavar="0,1,...", help="default: compare.seeds")
     about = "tune every method with N trials on validation data, then compare tuned and as given (default: no tuning)"
     compare.add_argument("--tuned", type=whole_number(1), default=0, metavar="N", help=about)
-    _out(compare, "runs/comparison")
-    _orchestration(compare)
+    options.out(compare, "runs/comparison")
+    options.orchestration(compare)
 
     about = "One method over a grid of values × seeds: how accuracy and traffic depend on them."
     sweep = add("sweep", commands.sweep, about, _SWEEP_EPILOG)
-    _values(sweep)
+    options.values(sweep)
     sweep.add_argument(
         "--vary",
         action="append",
@@ -204,11 +141,11 @@ def _add_runs(add: _Commands) -> None:
         metavar="NAME",
         help="of table and figure: top1_global, mean_local or pooled_local (default: mean_local)",
     )
-    _out(sweep, "runs/sweep")
-    _orchestration(sweep)
+    options.out(sweep, "runs/sweep")
+    options.orchestration(sweep)
 
     tune = add("tune", commands.tune, "Search a method's hyper-parameters on validation data; resumable.")
-    _values(tune)
+    options.values(tune)
     tune.add_argument("--method", required=True, metavar="NAME", help="whose search space, see 'protofl list methods'")
     tune.add_argument(
         "--trials", type=whole_number(1), default=20, metavar="N", help="finished trials wanted in all (default: 20)"
@@ -241,36 +178,36 @@ def _add_runs(add: _Commands) -> None:
         "without knowing the N - 1 before it (default: 4)",
     )
     tune.add_argument("--storage", metavar="URL", help="Optuna storage (default: a journal in the study's folder)")
-    _out(tune, "runs/tune-<method>", "the study's folder")
-    _orchestration(tune, restart=False)
+    options.out(tune, "runs/tune-<method>", "the study's folder")
+    options.orchestration(tune, may_restart=False)
 
 
 def _add_stages(add: _Commands) -> None:
     stages = add.group("stage", "stages", "One stage inline, without any server; this is what dvc.yaml calls.")
-    for name, (summary, options) in _STAGES.items():
+    for name, (summary, own) in _STAGES.items():
         stage = stages(name, commands.stage, summary, stage=name)
-        _values(stage)
-        _out(stage, "artifacts")
+        options.values(stage)
+        options.out(stage, "artifacts")
         stage.set_defaults(method=None, seed=None, restart=False)
-        if "method" in options:
+        if "method" in own:
             stage.add_argument("--method", metavar="NAME", help="only runs of this one of compare.methods")
-        if "seed" in options:
+        if "seed" in own:
             stage.add_argument("--seed", type=whole_number(0), metavar="N", help="only this one of compare.seeds")
-        if "restart" in options:
-            _restart(stage)
+        if "restart" in own:
+            options.restart(stage)
 
 
 def _add_descriptions(add: _Commands) -> None:
     listing = add("list", commands.list_, "What there is, a line each.")
     listing.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
-    _params(listing, "the parameter file, whose plug-ins are listed too")
-    _json(listing, "a list of objects with all parameters")
+    options.params(listing, "the parameter file, whose plug-ins are listed too")
+    options.as_json(listing, "a list of objects with all parameters")
 
     show = add("show", commands.show, "One entry in full: parameters; of a method switches, stages, search space too.")
     show.add_argument("kind", choices=tuple(SHOWN), metavar="KIND", help=", ".join(SHOWN))
     show.add_argument("name", metavar="NAME", help="see 'protofl list'")
-    _params(show, "the parameter file, whose plug-ins can be shown too")
-    _json(show, "an object")
+    options.params(show, "the parameter file, whose plug-ins can be shown too")
+    options.as_json(show, "an object")
 
     epilog = "A parameter file's first line names it:  # yaml-language-server: $schema=params.schema.json"
     add("schema", commands.schema, "The JSON Schema of parameter files, for editors; with methods of --plugin.", epilog)
@@ -278,7 +215,7 @@ def _add_descriptions(add: _Commands) -> None:
     new = add("new", commands.new, "A method of one's own, outside the package, and its test: both work as written.")
     new.add_argument("kind", choices=("method",), metavar="KIND", help="method")
     new.add_argument("name", metavar="NAME", help="of the method: a-z, 0-9 and _, a letter first")
-    _out(new, ".", "where the two files go")
+    options.out(new, ".", "where the two files go")
 
 
 def _add_results(add: _Commands) -> None:
@@ -311,14 +248,14 @@ def _add_machine(add: _Commands) -> None:
     for service, what in commands.SERVICES.items():
         up.add_argument(f"--no-{service}", action="store_false", dest=service, help=f"without {what}")
     status = add("status", commands.status, "Which of these servers run, and where.")
-    _json(status, "a list of objects")
+    options.as_json(status, "a list of objects")
     add("down", commands.down, "Stop exactly the servers that `up` started.")
     add("doctor", commands.doctor, "What this machine offers, and what to do about what is missing.")
 
     epilog = "benchmarks:\n" + "\n".join(f"  {name}: {summary}" for name, summary in BENCHMARKS.items())
     bench = add("bench", commands.bench, "Measure; medians of several alternating repetitions.", epilog)
     bench.add_argument("name", choices=tuple(BENCHMARKS), metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
-    _json(bench, "JSON")
+    options.as_json(bench, "JSON")
     measured = bench.add_argument_group("what is measured (each benchmark has its own defaults)")
     measured.add_argument("--rounds", type=whole_number(1), metavar="N", help="of every run")
     measured.add_argument("--repetitions", type=whole_number(1), metavar="N", help="of every case, in turn")

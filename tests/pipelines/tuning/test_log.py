@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import optuna
 import pytest
 from mlflow.tracking.client import MlflowClient
 
 from flcore.config import Config
+from pipelines.execution.one_run import NO_HURDLES, Hurdles
 from pipelines.tuning import figures
 from pipelines.tuning.log import StudyTracker
 from pipelines.tuning.search import StudyOutcome
+from pipelines.tuning.study import Trials
 
 
-class _AllButTheFirst(optuna.pruners.BasePruner):
-    def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
-        return trial.number > 0
+def all_but_the_first(trials: Trials, number: int) -> Hurdles:
+    """A hurdle that no accuracy passes."""
+    return Hurdles("top1_global", {1: 1.1}) if number else NO_HURDLES
 
 
 def test_mlflow_shows_the_study_with_its_trials_below_it(
@@ -27,7 +28,7 @@ def test_mlflow_shows_the_study_with_its_trials_below_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A store that refuses connections takes nothing and stops nothing; another one is given everything, once."""
-    monkeypatch.setattr("pipelines.tuning.study._pruner", lambda config: _AllButTheFirst())
+    monkeypatch.setattr(Trials, "hurdles", all_but_the_first)
     out, uri = tmp_path / "study", f"sqlite:///{tmp_path / 'mlflow.db'}"
     search(config_with(), 2, out)
     figures.write(out)
