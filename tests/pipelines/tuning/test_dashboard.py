@@ -6,9 +6,10 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from pipelines.tuning.dashboard import Studies
+from pipelines.tuning.journal import open_journal
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,17 @@ def test_every_study_is_shown_under_its_folder_also_one_that_begins_later() -> N
     for name, number in ids.items():
         assert storage.get_study_name_from_id(number) == name
         assert storage.get_study_id_from_name(name) == number
+
+
+def test_journals_are_shown_beside_files_of_earlier_versions_also_those_of_a_tuned_comparison() -> None:
+    study("tune-a", [1.0])
+    home = Path("runs/fair/tuning/fedavg")
+    home.mkdir(parents=True)
+    made = optuna.create_study(
+        storage=open_journal(home / "study.journal"), study_name="fedavg-1", direction="maximize"
+    )
+    made.add_trial(create_trial(value=2.0))
+    assert shown(Studies()) == {"runs/tune-a": [1.0], "runs/fair/tuning/fedavg": [2.0]}
 
 
 def test_two_studies_of_one_file_are_told_apart() -> None:
