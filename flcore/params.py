@@ -35,13 +35,28 @@ class Classes:
     share: float
     unknown: int
 
-    def of(self, number: int | None) -> int:
+    def of(self, classes: int | None, rounds: int) -> int:
         """The bound for so many classes."""
-        return self.unknown if number is None else math.floor(self.share * number)
+        return self.unknown if classes is None else math.floor(self.share * classes)
 
     def __str__(self) -> str:
         """In words."""
         return "classes" if self.share == 1 else f"{self.share:g} × classes"
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """A bound on a number of rounds that have to pass: ``most``, and fewer than the run has."""
+
+    most: int
+
+    def of(self, classes: int | None, rounds: int) -> int:
+        """The bound in a run of so many rounds."""
+        return min(self.most, rounds - 1)
+
+    def __str__(self) -> str:
+        """In words."""
+        return f"{self.most}, fewer than the rounds"
 
 
 @dataclass(frozen=True)
@@ -55,7 +70,7 @@ class Search:
     """
 
     low: float | None = None
-    high: float | Classes | None = None
+    high: float | Classes | Rounds | None = None
     log: bool = False
     choices: tuple[Any, ...] | None = None
     least: Classes | None = None
@@ -72,14 +87,18 @@ class Search:
         assert not isinstance(self.when, str)
         return self.when
 
-    def for_classes(self, number: int | None) -> Search | None:
-        """The same in numbers, for so many classes; None where nothing is left to explore."""
+    def in_numbers(self, classes: int | None, rounds: int) -> Search | None:
+        """The same without bounds that depend on data and run; None where nothing is left to explore.
+
+        Args:
+            classes: of the data; None where nobody knows before they are read. rounds: of the run.
+        """
         if self.choices is not None:
-            least = -math.inf if self.least is None else self.least.of(number)
+            least = -math.inf if self.least is None else self.least.of(classes, rounds)
             left = tuple(choice for choice in self.choices if self.least is None or choice >= least)
             return dataclasses.replace(self, choices=left, least=None) if left else None
         assert self.low is not None
-        high = self.high.of(number) if isinstance(self.high, Classes) else self.high
+        high = self.high.of(classes, rounds) if isinstance(self.high, Classes | Rounds) else self.high
         assert high is not None
         return dataclasses.replace(self, high=high) if high >= self.low else None
 
@@ -89,7 +108,8 @@ class Search:
         if self.choices is not None:
             entry["choices"] = self.choices
         else:
-            entry |= {"low": self.low, "high": str(self.high) if isinstance(self.high, Classes) else self.high}
+            depends = isinstance(self.high, Classes | Rounds)
+            entry |= {"low": self.low, "high": str(self.high) if depends else self.high}
         if self.least is not None:
             entry["least"] = str(self.least)
         if self.condition is not None:

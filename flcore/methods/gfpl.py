@@ -71,7 +71,7 @@ from flcore.methods.vocabulary import (
     TrainedClient,
     Turn,
 )
-from flcore.params import Classes, Search, param
+from flcore.params import Classes, Rounds, Search, param
 from flcore.prototypes.etf import simplex_etf
 from flcore.prototypes.mixtures import Mixture, fit_class_mixtures, fuse_uploads, packed, sample_classes, unpacked
 from flcore.records import Payloads, Record, Slot
@@ -124,13 +124,13 @@ class GFPL(ReleasesVectors, Method):
     bd_per_dim: bool = param(False, "divide the Bhattacharyya distance by the feature's length")
     use_counts: bool = param(True, "send samples per class, and let each client's Gaussians weigh by them")
     interval: int = param(
-        10, "S_T, rounds from one exchange to the next", low=1, search=Search(1, 50, log=True, when=_EXCHANGES)
+        10, "S_T, rounds from one exchange to the next", low=1, search=Search(1, Rounds(50), log=True, when=_EXCHANGES)
     )
     first_exchange: int = param(
         10,
         "t1, rounds before the first exchange may be, which is at a multiple of S_T",
         low=0,
-        search=Search(0, 50, when=_EXCHANGES),
+        search=Search(0, Rounds(50), when=_EXCHANGES),
     )
     samples_per_class: int = param(
         16, "r, pseudo-features of every class", low=1, search=Search(4, 128, log=True, when=_EXCHANGES)

@@ -195,9 +195,10 @@ def _methods(config: Config) -> Iterator[tuple[str, Any]]:
 
 
 def _own(config: Config) -> Iterator[tuple[str, Search, bool]]:
+    classes, rounds = config.source.num_classes, config.federation.rounds
     for place, method in _methods(config):
         for parameter in declared(type(method)):
-            if parameter.search is not None and (search := parameter.search.for_classes(config.source.num_classes)):
+            if parameter.search is not None and (search := parameter.search.in_numbers(classes, rounds)):
                 yield f"{place}.{parameter.name}", search, parameter.type.startswith("int")
 
 

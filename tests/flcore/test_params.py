@@ -11,7 +11,7 @@ import pytest
 
 from flcore.conditions import Condition, above, on
 from flcore.errors import ConfigError, ProtoflError
-from flcore.params import Classes, Search, build, declared, param
+from flcore.params import Classes, Rounds, Search, build, declared, param
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,16 @@ def test_a_search_range_is_an_interval_or_a_list(arguments: dict[str, Any]) -> N
     ],
 )
 def test_bounds_follow_the_number_of_classes(search: Search, classes: int | None, found: Search | None) -> None:
-    assert search.for_classes(classes) == found
+    assert search.in_numbers(classes, 100) == found
+
+
+def test_rounds_to_wait_for_are_fewer_than_the_run_has() -> None:
+    """Of four rounds three have passed before the last; a run of one round has nothing to wait for."""
+    search = Search(1, Rounds(50), log=True)
+    assert search.in_numbers(10, 200) == Search(1, 50, log=True)
+    assert search.in_numbers(10, 4) == Search(1, 3, log=True)
+    assert search.in_numbers(10, 1) is None
+    assert search.describe()["high"] == "50, fewer than the rounds"
 
 
 def test_a_search_range_is_told_in_words_where_it_depends() -> None:

@@ -90,7 +90,7 @@ def test_a_method_has_a_source_and_search_ranges_within_what_is_allowed(
     for key, search in entry["search"].items():
         declaration = parameters[key].search
         assert declaration is not None
-        in_numbers = declaration.for_classes(10)
+        in_numbers = declaration.in_numbers(10, 100)
         assert in_numbers is not None
         assert in_numbers.condition is None or set(in_numbers.condition.names) <= set(parameters)
         for value in search.get("choices") or (in_numbers.low, in_numbers.high):
