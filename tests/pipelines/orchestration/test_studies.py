@@ -17,6 +17,7 @@ from pipelines.execution.recorder import Recorder
 from pipelines.execution.steps import InlineSteps
 from pipelines.orchestration import commands
 from pipelines.orchestration.studies import study_of
+from pipelines.tuning.asked import Asked
 from pipelines.tuning.search import study
 
 SETTINGS: dict[str, Any] = {
@@ -46,7 +47,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROTOFL_CACHE", str(folder / "cache"))
         operation = Operation(InlineSteps(), told, cast(Recorder, told), True)
-        study(Config.from_mapping(SETTINGS), 2, "accuracy", None, None, folder / "study-of-mu", operation)
+        study(Config.from_mapping(SETTINGS), Asked(2, at_once=1), folder / "study-of-mu", operation)
     return folder / "study-of-mu"
 
 
