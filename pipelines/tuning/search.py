@@ -279,8 +279,9 @@ class Search:
                 f"partition.validation = {config.partition.validation:g}: leaves no client any validation data; "
                 "choose a larger share"
             )
-        # Of the given values; others that the data refuse are a trial's failure.
-        Experiment.open(config, inputs.prepared, inputs.partition).new_module()
+        # Of the given values; others that the data, or the model, refuse are a trial's failure.
+        experiment = Experiment.open(config, inputs.prepared, inputs.partition)
+        experiment.method.start_server(experiment.setting)
         fingerprints = {
             "data_fingerprint": Dataset.load(prepared).meta.fingerprint,
             "partition_fingerprint": partition.fingerprint,
