@@ -165,7 +165,12 @@ class _Desk:
         directory, facts = Path(request["directory"]), request["facts"]
         runs = [Path(run) for run in request["runs"]]
         compared = compare(
-            request["config"], runs, directory, facts.get("failed"), rows=facts["rows"], tuning=facts.get("tuning")
+            request["config"],
+            runs,
+            directory,
+            facts.get("failed"),
+            rows=facts.get("rows", ()),
+            tuning=facts.get("tuning"),
         )
         return {
             "report": str(directory / "report.html"),
