@@ -33,3 +33,16 @@ def test_a_store_that_is_away_is_not_named_as_the_place_of_a_run(tmp_path: Path)
     assert Path(page).exists()
     desk._do({"do": "finish", "run": str(tmp_path / "nowhere"), "number": 5})
     assert answers[-1]["number"] == 5 and answers[-1]["error"]["kind"] == "DataError"
+
+
+def test_a_comparison_calls_methods_by_their_names_where_nobody_says_otherwise(tmp_path: Path) -> None:
+    """As the stage *compare* asks, and as a tuned comparison does: the same run in a row of another name."""
+    run(TINY, tmp_path / "run")
+    answers: list[Mapping[str, Any]] = []
+    desk = _Desk(answers.append)
+    desk._do({"do": "configure", "tracking": {"enabled": False}})
+    for rows, named in (((), "fedavg"), (("fedavg (tuned)",), "fedavg (tuned)")):
+        facts = {"name": "c", "width": 100, "terminal": False} | ({"rows": rows} if rows else {})
+        asked = {"do": "comparison", "config": {}, "runs": [str(tmp_path / "run")], "directory": str(tmp_path / "c")}
+        desk._do({**asked, "facts": facts, "number": 1})
+        assert f"| {named} |" in answers[-1]["answer"]["markdown"]

@@ -144,6 +144,6 @@ def test_what_cannot_be_run_is_refused_before_any_trial(
     operation, recorder = carried_out
     with pytest.raises(ConfigError, match="no run"):
         tuned_comparison(RAW, None, [], 3, tmp_path / "tuned", operation)
-    with pytest.raises(ConfigError, match="method.use_ca = true: the model has no projection"):
+    with pytest.raises(ConfigError, match=r"method\.use_ca = true: the model has no projection"):
         tuned_comparison(RAW, ["fedavg", "fedcspc"], None, 3, tmp_path / "tuned", operation)
     assert recorder.trials == 0
