@@ -132,6 +132,11 @@ class Comparison:
     tuning: tuple[Tuned, ...] = ()
 
     @property
+    def count(self) -> int:
+        """How many methods; a tuned one has a row more."""
+        return len(self.tuning or self.methods)
+
+    @property
     def has_baseline(self) -> bool:
         """Whether there is a run to take differences from."""
         return any(row.method == self.baseline for row in self.methods)
@@ -324,7 +329,7 @@ def _notes(by_method: Mapping[str, Sequence[RunRecord]], baseline: str) -> Itera
 
 def describe(comparison: Comparison) -> str:
     """One sentence: how many methods, on what, over which seeds and rounds."""
-    methods = plural(len(comparison.methods), "method")
+    methods = plural(comparison.count, "method")
     partition = f", partition {comparison.partition}" if comparison.partition else ""
     return f"{methods} on {comparison.dataset}{partition}, {lengths_and_seeds(comparison.runs)}."
 

@@ -136,7 +136,7 @@ def write_comparison_page(comparison: Comparison, partitions: Mapping[int, Path]
         *who_holds_what(drawings, held),
         *ending(definitions(comparison_tables(comparison).values()), comparison.runs),
     ]
-    page = {"kicker": "comparison", "title": f"{plural(len(comparison.methods), 'method')} on {comparison.dataset}"}
+    page = {"kicker": "comparison", "title": f"{plural(comparison.count, 'method')} on {comparison.dataset}"}
     styles = method_styles([row.method for row in comparison.methods])
     colours = {method: style.colour for method, style in styles.items()}
     return write_page(directory / "report.html", page, lead(comparison, held), sections, colours=colours)

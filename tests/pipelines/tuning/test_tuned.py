@@ -119,6 +119,7 @@ def test_every_method_has_the_same_budget_and_stands_tuned_beside_as_given(
     assert "Tuning: 3 trials of each method" in outcome.markdown
     page = (tmp_path / "tuned" / "report.html").read_text()
     assert "Tuning: 3 trials of each method" in page
+    assert "2 methods on digits" in page
 
     before = {path: path.read_bytes() for path in (tmp_path / "tuned").glob("comparison.*")}
     tuned_comparison(RAW, None, None, 3, tmp_path / "tuned", operation)
