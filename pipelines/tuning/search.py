@@ -223,7 +223,8 @@ class Search:
             if outcome is None:
                 continue
             self._found.tell(trial, outcome, self._runs.code)
-            self._operation.watcher.say(self._prefix + describe(self._problem, self._found.study.trials[number]))
+            told = self._found.study.get_trials(deepcopy=False)[number]
+            self._operation.watcher.say(self._prefix + describe(self._problem, told))
             write_results(self._problem, self._found.study, self._files)
             self._operation.recorder.trial(self._files.directory, number)
         self.ended = len(ended_trials(self._found.study))

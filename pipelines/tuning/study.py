@@ -169,9 +169,7 @@ def chosen(problem: Problem, known: Sequence[FrozenTrial], at_once: int) -> dict
 
 
 def _as_under_way(trial: FrozenTrial) -> FrozenTrial:
-    return create_trial(
-        state=TrialState.RUNNING, params=trial.params, distributions=trial.distributions, system_attrs={}
-    )
+    return create_trial(state=TrialState.RUNNING, params=trial.params, distributions=trial.distributions)
 
 
 def of_other_code(study: Study, code: str) -> list[FrozenTrial]:
