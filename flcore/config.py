@@ -59,6 +59,9 @@ _NOT_IDENTITY = {
 }
 
 
+_NAMED = {"seeds": "seed", "methods": "method", "partition_seeds": "seed"}
+
+
 @dataclass(frozen=True)
 class Config:
     """Every value of one run; ``source``, ``partitioner``, ``model_spec``, ``method`` are registry entries."""
@@ -107,19 +110,37 @@ class Config:
     def _check_together(self) -> None:
         used(self.plugins, self.methods)
         self._check_needs()
+        if (self.data.mean is None) != (self.data.std is None):
+            raise ConfigError(f"data.mean = {self.data.mean}, data.std = {self.data.std}: set both, or neither")
         if self.engine.stack_runs:
             self._check_stacked_runs()
         if self.evaluation.split == "validation" and self.partition.validation == 0:
             raise ConfigError("evaluation.split = validation: needs partition.validation above 0, for example 0.2")
         if len(set(self.evaluation.analyses)) < len(self.evaluation.analyses):
             raise ConfigError(f"evaluation.analyses = {list(self.evaluation.analyses)}: a name stands twice")
-        for name in (*self.compare.methods, self.compare.baseline, *self.compare.settings):
+        self._check_comparison()
+
+    def _check_comparison(self) -> None:
+        compare = self.compare
+        for variant, own in compare.variants.items():
+            if variant in METHODS:
+                raise ConfigError(f"compare.variants.{variant}: is the name of a method; choose another")
+            if not isinstance(own, Mapping) or own.get("method") not in METHODS:
+                raise ConfigError(
+                    f"compare.variants.{variant}: expected a method and dotted keys, such as "
+                    "{method: fedavg, local.lr: 0.001}"
+                )
+        rows = {*METHODS, *compare.variants}
+        for name in (*compare.methods, compare.baseline):
+            if name not in rows:
+                raise ConfigError(f"compare: {unknown_key(name, name, rows).replace('key', 'method', 1)}")
+        for name in compare.settings:
             if name not in METHODS:
                 raise ConfigError(f"compare: {unknown_key(name, name, METHODS).replace('key', 'method', 1)}")
-        if len(set(self.compare.seeds)) < len(self.compare.seeds):
-            raise ConfigError(f"compare.seeds = {list(self.compare.seeds)}: a seed stands twice")
-        if len(set(self.compare.methods)) < len(self.compare.methods):
-            raise ConfigError(f"compare.methods = {list(self.compare.methods)}: a method stands twice")
+        for key in ("seeds", "methods", "partition_seeds"):
+            given = getattr(compare, key) or ()
+            if len(set(given)) < len(given):
+                raise ConfigError(f"compare.{key} = {list(given)}: a {_NAMED[key]} stands twice")
 
     def _check_stacked_runs(self) -> None:
         engine = self.engine

@@ -101,6 +101,8 @@ PIPELINES = House(
         ("execution",),
         # A search is many runs, each proposed by what the earlier ones gave.
         ("tuning",),
+        # The five papers' tables: comparisons with figures to be set beside them.
+        ("papers",),
         # Who carries out: plain calls or Prefect, the recorder's process, servers.
         ("orchestration",),
         # What DVC calls, and what is measured: users of all of it.

@@ -93,6 +93,16 @@ def leg_steps(experiment: Experiment, round_number: int, leg: Leg, client: int) 
     return sum(planned_steps(size, local, phase) for phase in leg.phases if phase.source is None)
 
 
+def round_steps(experiment: Experiment, round_number: int) -> int:
+    """Mini-batches of a whole round, of all who take part in its legs, each over its own images, as planned."""
+    cohort = select_cohort(experiment, round_number)
+    return sum(
+        leg_steps(experiment, round_number, leg, client)
+        for leg in experiment.method.legs(round_number, experiment.setting)
+        for client in taking_part(experiment, leg, cohort, ())
+    )
+
+
 def stacks(experiment: Experiment, round_number: int, leg: Leg, trainers: Sequence[int]) -> list[list[int]]:
     """Who is trained together: each alone, or in stacks of nearly equal size whose members have similar step counts.
 

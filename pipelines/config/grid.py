@@ -52,13 +52,20 @@ class Point:
 class PlannedRun:
     """One run: its configuration, what messages call it, and a folder below ``partitions`` for its division.
 
-    ``row`` is what a comparison calls its method; empty: the method's name.
+    ``row`` is what a comparison calls its method; empty: the method's name. ``draw`` is the seed of its division where
+    a comparison has several for each seed.
     """
 
     config: Config
     label: str = ""
     division: str = ""
     row: str = ""
+    draw: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the row that it belongs to."""
+        return self.row or self.config.method.name
 
 
 @dataclass(frozen=True)

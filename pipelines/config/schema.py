@@ -178,6 +178,15 @@ def _comparison(definitions: Schema) -> Schema:
     return {
         "methods": {**own["methods"], "uniqueItems": True},
         "seeds": {**own["seeds"], "uniqueItems": True},
+        "partition_seeds": {**own["partition_seeds"], "uniqueItems": True},
+        "variants": {
+            **own["variants"],
+            "additionalProperties": {
+                "type": "object",
+                "properties": {"method": {"type": "string"}},
+                "required": ["method"],
+            },
+        },
         "settings": {
             **own["settings"],
             "properties": {name: _settings_of(definitions, name) for name in METHODS},

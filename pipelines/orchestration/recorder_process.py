@@ -171,6 +171,8 @@ class _Desk:
             facts.get("failed"),
             rows=facts.get("rows", ()),
             tuning=facts.get("tuning"),
+            budget=facts.get("budget"),
+            draws=facts.get("draws", ()),
         )
         return {
             "report": str(directory / "report.html"),

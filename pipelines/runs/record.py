@@ -49,6 +49,20 @@ COMMUNICATION = (
 )
 
 
+Pair = int | tuple[int, int]
+"""By what runs are compared: those of one seed, or of one division, by its seed, and one seed."""
+
+
+def in_order(pairs: Iterable[Pair]) -> list[Pair]:
+    """By division, then seed."""
+    return sorted(pairs, key=lambda pair: pair if isinstance(pair, tuple) else (pair,))
+
+
+def pair_name(pair: Pair) -> str:
+    """How messages name it: the seed, with the division where there are several."""
+    return f"{pair[1]} on division {pair[0]}" if isinstance(pair, tuple) else str(pair)
+
+
 @dataclass(frozen=True)
 class RoundRecord:
     """One evaluated round of one run; byte counts are cumulative. Round 0 is the state before training."""
@@ -78,7 +92,7 @@ class RoundRecord:
 class RunRecord:
     """What one finished run says about itself; `directory` only says where to look and is never printed.
 
-    Of runs on a stream of tasks `tasks` has the figures of :data:`TASK_SCORES`, `block_ends` the last round on each
+    `draw` is the seed of its division where each seed is compared on several. Of runs on a stream of tasks `tasks` has the figures of :data:`TASK_SCORES`, `block_ends` the last round on each
     task of a blocked schedule.
     """
 
@@ -114,11 +128,17 @@ class RunRecord:
     tasks: Mapping[str, float | None] = field(default_factory=dict)
     block_ends: tuple[int, ...] = ()
     directory: Path = field(default=Path(), compare=False)
+    draw: int | None = None
+
+    @property
+    def pair(self) -> Pair:
+        """With which runs of other methods it is compared."""
+        return self.seed if self.draw is None else (self.draw, self.seed)
 
     @property
     def label(self) -> str:
         """How messages name the run."""
-        return f"{self.method} (seed {self.seed})"
+        return f"{self.method} (seed {pair_name(self.pair)})"
 
 
 def load_run(directory: Path) -> RunRecord:
@@ -162,6 +182,7 @@ def load_run(directory: Path) -> RunRecord:
         tasks=_task_values(metrics.get("tasks"), f"{path}: tasks"),
         block_ends=tuple(end["round"] for end in (metrics.get("tasks") or {}).get("stage_ends", ())),
         directory=directory,
+        draw=None,
         **numbers,
     )
 
@@ -279,11 +300,14 @@ def check_metric(metric: str) -> None:
 
 
 def group_by_method(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Group runs by method in order of first appearance, each group sorted by seed."""
+    """Group runs by method in order of first appearance, each group sorted by division and seed."""
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
         groups.setdefault(run.method, []).append(run)
-    return {method: sorted(group, key=lambda run: run.seed) for method, group in groups.items()}
+    return {
+        method: sorted(group, key=lambda run: (-1 if run.draw is None else run.draw, run.seed))
+        for method, group in groups.items()
+    }
 
 
 def score(run: RunRecord, key: str) -> float | None:
