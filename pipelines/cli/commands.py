@@ -48,11 +48,13 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def sweep(arguments: argparse.Namespace) -> int:
-    """``protofl sweep``: one method over a grid of values × seeds."""
+    """``protofl sweep``: one method over a grid of values, or a list of points, × seeds."""
+    from pipelines.config.files import points_of
     from pipelines.orchestration import commands
 
+    points = [] if arguments.rows is None else points_of(arguments.rows)
     grid = (arguments.vary, arguments.seeds, arguments.baselines, arguments.metric)
-    commands.sweep(_raw(arguments), *grid, arguments.out, **_how(arguments))
+    commands.sweep(_raw(arguments), *grid, arguments.out, points=points, **_how(arguments))
     return 0
 
 

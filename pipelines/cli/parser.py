@@ -141,10 +141,12 @@ def _add_runs(add: _Commands) -> None:
     sweep.add_argument(
         "--vary",
         action="append",
-        required=True,
+        default=[],
         metavar="KEY=A,B,...",
         help="a key and its values, as in YAML; several times for all combinations, the last key fastest",
     )
+    about = "points instead: a YAML list of dotted keys with values, such as [{method.mu: 0.1}, {method.mu: 1}]"
+    sweep.add_argument("--rows", type=Path, metavar="FILE", help=about)
     sweep.add_argument("--seeds", type=whole_numbers, metavar="0,1,...", help="default: compare.seeds")
     sweep.add_argument(
         "--baselines", type=names, default=(), metavar="A,B,...", help="methods to draw beside it (default: none)"
@@ -153,7 +155,7 @@ def _add_runs(add: _Commands) -> None:
         "--metric",
         default="mean_local",
         metavar="NAME",
-        help="of table and figure: top1_global, mean_local or pooled_local (default: mean_local)",
+        help="of table and figure: any number of metrics.json, dotted where it is nested (default: mean_local)",
     )
     options.out(sweep, "runs/sweep")
     options.orchestration(sweep)

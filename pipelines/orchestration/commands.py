@@ -119,11 +119,12 @@ def sweep(
     metric: str,
     out: Path,
     *,
+    points: Sequence[Mapping[str, Any]] = (),
     orchestrator: str = "auto",
     restart: bool = False,
     wait: bool = True,
 ) -> None:
-    """``protofl sweep``: one method over a grid of values × seeds, side by side, then table and figure.
+    """``protofl sweep``: one method over a grid of values, or ``points``, × seeds, side by side; table and figure.
 
     Raises:
         ConfigError: a key, a value or the metric cannot be used; nothing has been read or written then.
@@ -132,12 +133,12 @@ def sweep(
     with operation(raw, wait=wait) as (how, _):
         from pipelines.config.grid import plan
         from pipelines.execution.bodies import comparison
-        from pipelines.runs.record import check_metric
+        from pipelines.tuning.metrics import check_metric
 
-        planned = plan(raw, vary, seeds, baselines)
-        check_metric(metric)
+        planned = plan(raw, vary, seeds, baselines, points)
+        check_metric(metric, planned.base.method)
         asked: dict[str, Any] = {"vary": list(vary), "seeds": list(planned.seeds), "baselines": list(baselines)}
-        asked["metric"] = metric
+        asked |= {"metric": metric, "points": list(points)}
         if uses_prefect(orchestrator, how):
             from pipelines.orchestration import flows
 

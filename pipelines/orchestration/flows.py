@@ -166,6 +166,7 @@ def sweep(
     metric: str = "mean_local",
     out: str = "runs/sweep",
     restart: bool = False,
+    points: list[dict[str, Any]] | None = None,
     config: Configuration | None = None,
 ) -> str:
     """The points of a grid × seeds, then their table, figure and MLflow runs.
@@ -178,15 +179,17 @@ def sweep(
         metric: of table and figure.
         out: folder of the sweep; ``{date}`` as for ``federated-experiment``.
         restart: throw away checkpoints that cannot be used.
+        points: instead of ``vary``, each dotted keys with values.
         config: parameters instead of a file and overrides.
 
     Returns:
         The sweep's folder.
     """
     raw = _raw(params_file, overrides, config)
-    planned = plan(raw, vary or [], seeds, baselines or ())
+    planned = plan(raw, vary or [], seeds, baselines or (), points or ())
     folder = Path(dated(out))
     asked = {"vary": list(vary or []), "seeds": list(planned.seeds), "baselines": list(baselines or ())}
+    asked |= {"points": list(points or ())}
     with _operation(planned.base, f"sweep {folder.name}", ["sweep", planned.base.source.name]) as operation:
         facts = {**asked, "metric": metric, "name": folder.name}
         outcome = comparison("sweep", without_tracking(raw), planned.runs, folder, operation, facts, restart=restart)

@@ -182,7 +182,7 @@ def test_parameters_are_handed_on_unchecked(asked: list[tuple[Any, ...]], capsys
     grid = ["--vary", "a.b=1,2", "--vary", "c.d=3", "--baselines", "local", "--metric", "top1_global"]
     assert main(["sweep", *grid, *more]) == 0
     told = (["a.b=1,2", "c.d=3"], None, ("local",), "top1_global", Path("runs/sweep"))
-    assert asked.pop() == ("sweep", raw, *told, HOW)
+    assert asked.pop() == ("sweep", raw, *told, {"points": [], **HOW})
     assert main(["tune", "--method", "moon", "--trials", "3", "--storage", "sqlite:///x", *more]) == 0
     how = {"orchestrator": "auto", "wait": True}
     assert asked.pop() == ("tune", moon, Asked(3, storage="sqlite:///x"), Path("runs/tune-moon"), how)
