@@ -27,6 +27,8 @@ METHODS: Registry[type[Method]] = Registry(
         "fedproc": "flcore.methods.fedproc:FedProc",
         "fedhkd": "flcore.methods.fedhkd:FedHKD",
         "fedntd": "flcore.methods.fedntd:FedNTD",
+        "feddecorr": "flcore.methods.feddecorr:FedDecorr",
+        "feddc": "flcore.methods.feddc:FedDC",
         "creff": "flcore.methods.creff:CReFF",
         "fedmlp": "flcore.methods.fedmlp:FedMLP",
         "fesem": "flcore.methods.fesem:FeSEM",
