@@ -29,6 +29,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedntd": "flcore.methods.fedntd:FedNTD",
         "feddecorr": "flcore.methods.feddecorr:FedDecorr",
         "feddc": "flcore.methods.feddc:FedDC",
+        "fedasam": "flcore.methods.fedasam:FedASAM",
         "creff": "flcore.methods.creff:CReFF",
         "fedmlp": "flcore.methods.fedmlp:FedMLP",
         "fesem": "flcore.methods.fesem:FeSEM",
