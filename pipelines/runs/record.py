@@ -93,8 +93,10 @@ class RunRecord:
     """What one finished run says about itself; `directory` only says where to look and is never printed.
 
     `draw` is the seed of its division where each seed is compared on several. `figures` are all numbers of its
-    ``metrics.json``, dotted where they are nested. Of runs on a stream of tasks `tasks` has the figures of :data:`TASK_SCORES`, `block_ends` the last round on each
-    task of a blocked schedule.
+    ``metrics.json``, dotted where they are nested. Of runs on a stream of tasks `tasks` has the figures of
+    :data:`TASK_SCORES`, `block_ends` the last round on each task of a blocked schedule. `privacy` is the account of what
+    is differentially private, `poisoned` says who simulates an attack and how the others fare; both are empty for most
+    runs.
     """
 
     method: str
@@ -126,6 +128,8 @@ class RunRecord:
     scalars_up_per_round: float | None
     num_parameters: float | None
     history: tuple[RoundRecord, ...] = ()
+    privacy: Mapping[str, Any] = field(default_factory=dict)
+    poisoned: Mapping[str, Any] = field(default_factory=dict)
     tasks: Mapping[str, float | None] = field(default_factory=dict)
     block_ends: tuple[int, ...] = ()
     directory: Path = field(default=Path(), compare=False)
@@ -181,6 +185,8 @@ def load_run(directory: Path) -> RunRecord:
         bytes_up_by_kind=_byte_counts(metrics.get("bytes_up_by_kind"), f"{path}: bytes_up_by_kind"),
         bytes_down_by_kind=_byte_counts(metrics.get("bytes_down_by_kind"), f"{path}: bytes_down_by_kind"),
         history=tuple(sorted(history, key=lambda record: record.round)),
+        privacy=metrics.get("privacy") or {},
+        poisoned=metrics.get("poisoned") or {},
         tasks=_task_values(metrics.get("tasks"), f"{path}: tasks"),
         block_ends=tuple(end["round"] for end in (metrics.get("tasks") or {}).get("stage_ends", ())),
         directory=directory,

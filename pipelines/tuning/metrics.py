@@ -22,7 +22,7 @@ FIGURES = (
 """The other numbers of ``metrics.json`` that say what a run is worth."""
 
 NESTED = (
-    *("tasks", "alternatives", "privacy", "bytes_up_by_kind", "bytes_down_by_kind"),
+    *("tasks", "alternatives", "privacy", "poisoned", "bytes_up_by_kind", "bytes_down_by_kind"),
     *("class_acc", "class_acc_vote", "local_accuracy"),
 )
 """Beside them, what has numbers within: ``alternatives.nearest_prototype.top1_global``, ``class_acc.3``. Which ones,
