@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from flcore.files import sweep
 from pipelines.reporting.formats import (
     MISSING,
     format_bytes,
@@ -32,6 +33,7 @@ from pipelines.reporting.formats import (
     format_summary,
 )
 from pipelines.reporting.statistics import BEST, TIED, PairedDifference, Summary
+from pipelines.runs.layout import write_text
 
 TIED_SIGN = "≈"
 MARKS_MEAN = (
@@ -318,8 +320,7 @@ def _rounded(value: Any) -> Any:
 
 def write_texts(contents: Mapping[str, str], directory: Path) -> tuple[Path, ...]:
     """Write files by name into a folder, which is made if it is not there; returns their paths."""
-    directory.mkdir(parents=True, exist_ok=True)
+    sweep(directory)
     for name, text in contents.items():
-        # newline="" keeps the bytes the same on every platform.
-        (directory / name).write_text(text, encoding="utf-8", newline="")
+        write_text(directory / name, text)
     return tuple(directory / name for name in contents)
