@@ -120,8 +120,8 @@ PIPELINES = House(
         ("papers",),
         # Who carries out: plain calls or Prefect, the recorder's process, servers.
         ("orchestration",),
-        # What DVC calls, and what is measured: users of all of it.
-        ("stages", "bench"),
+        # What DVC calls, what is measured, what others can check: users of all of it.
+        ("stages", "bench", "proof"),
         ("cli", "__init__"),
     ),
 )

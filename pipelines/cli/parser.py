@@ -9,7 +9,7 @@ from typing import Any
 from flcore.evaluation.analyses import SUMMARIES
 from flcore.version import VERSION
 from pipelines.bench import BENCHMARKS
-from pipelines.cli import commands, options, paper
+from pipelines.cli import commands, options, paper, proof
 from pipelines.cli.arguments import Parser, names, positive, size, whole_number, whole_numbers
 from pipelines.cli.headlines import KINDS, SHOWN
 
@@ -263,6 +263,11 @@ def _add_results(add: _Commands) -> None:
     )
     analyse.add_argument("--prepared", type=Path, metavar="DIR", help="prepared data (default: the run's)")
     analyse.add_argument("--partition", type=Path, metavar="DIR", help="partition (default: the run's)")
+
+    about = "A finished run or comparison as one file: all but the data, so that anybody can repeat it and check."
+    proof.archive_options(add("archive", proof.archive, about, proof.ARCHIVE_EPILOG))
+    about = "Carry out what an archive holds, and see whether the same bytes come out."
+    proof.reproduce_options(add("reproduce", proof.reproduce, about, proof.REPRODUCE_EPILOG))
 
 
 def _add_machine(add: _Commands) -> None:

@@ -101,6 +101,8 @@ OPTIONS = {
     "new": "out",
     "track": "uri metric experiment where promote",
     "analyse": "analyses prepared partition",
+    "archive": "out licence",
+    "reproduce": "set out check trust-plugins golden methods record",
     "up": "no-prefect no-mlflow no-dashboard no-worker",
     "status": "json",
     "down": "",
