@@ -1,7 +1,8 @@
 """``protofl up`` to ``protofl down`` with the real servers: the only proof that they fit together.
 
 Wrong versions of FastAPI or SQLAlchemy leave a deployment that looks active and never fires; nothing else notices that.
-The deployment is ``weekly`` of ``infra/prefect.yaml`` with a schedule of every minute and a small configuration.
+The deployment is ``nightly-comparison`` of ``infra/prefect.yaml`` with a schedule of every minute and a small
+configuration.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def made_in(path: Path) -> Iterator[Folder]:
     }
     made = Folder(path, outside | {"PYTHONPATH": str(PROJECT)})
     specification = yaml.safe_load((PROJECT / "infra" / "prefect.yaml").read_text())
-    [weekly] = [each for each in specification["deployments"] if each["name"] == "weekly"]
-    weekly["schedules"][0]["cron"] = "* * * * *"
+    [nightly] = [each for each in specification["deployments"] if each["name"] == "nightly-comparison"]
+    nightly["schedules"][0]["cron"] = "* * * * *"
     (path / "infra").mkdir()
     (path / "infra" / "prefect.yaml").write_text(yaml.safe_dump(specification))
     (path / "params.yaml").write_text(yaml.safe_dump(PARAMS))
@@ -123,12 +124,12 @@ def test_a_schedule_fires_and_ends_in_a_comparison_and_down_leaves_nothing(folde
     assert set(first) == {"prefect", "mlflow", "dashboard", "worker"}
     assert {each["state"] for each in first.values()} == {"healthy"}, folder.logs()
     assert all(each["address"] in shown for each in first.values())
-    assert "weekly: * * * * *" in shown and "nightly: 0 3 * * *" in shown
+    assert "nightly-comparison: * * * * *" in shown and "weekly-tuning: 0 4 * * 6" in shown
     api = first["prefect"]["address"] + "/api"
 
     run = the_first_that_ended(folder, api)
     assert run["state"]["type"] == "COMPLETED" and run["auto_scheduled"], f"{run['state']}\n{folder.logs()}"
-    [out] = (folder.path / "runs" / "weekly").iterdir()
+    [out] = (folder.path / "runs" / "nightly").iterdir()
     assert (out / "comparison.json").exists()
 
     artifacts = ask(f"{api}/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
