@@ -18,6 +18,7 @@ import yaml
 from prefect import get_client
 from prefect.blocks.webhook import Webhook
 from prefect.events.schemas.automations import AutomationCore
+from prefect.types import SecretDict
 from pydantic import SecretStr
 
 from pipelines.orchestration.deployments import WEBHOOK
@@ -45,7 +46,8 @@ def register(path: Path, address: str) -> list[str]:
     Returns:
         The names of the automations.
     """
-    block = str(Webhook(url=SecretStr(address)).save(BLOCK, overwrite=True))
+    headers = SecretDict({"Content-Type": "application/json"})
+    block = str(Webhook(url=SecretStr(address), headers=headers).save(BLOCK, overwrite=True))
     described = yaml.safe_load(path.read_text(encoding="utf-8"))
     with get_client(sync_client=True) as client:
         for each in described:

@@ -207,7 +207,7 @@ def test_the_committed_deployments_are_scheduled_in_utc_and_name_no_path() -> No
 
 
 def test_a_worker_for_the_cpu_and_one_for_each_gpu_that_sees_no_other() -> None:
-    """Two GPUs: the worker of the queue ``cpu`` sees none of them, or a flow of it would train beside those of `gpu`."""
+    """Two GPUs: the worker of the queue ``cpu`` sees neither, or a flow of it would train beside those of ``gpu``."""
     api = "http://127.0.0.1:4200/api"
     found = {name: plan(8090) for name, plan in plans.workers(api, ["0", "3"], 2).items()}
     assert {name: plan.environment["CUDA_VISIBLE_DEVICES"] for name, plan in found.items()} == {
