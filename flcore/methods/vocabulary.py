@@ -261,7 +261,7 @@ class Phase:
         updates: what a step is, one after the other on the same mini-batch; their terms have names of their own.
         note: the mini-batches whose features, as the loss of the first update notes them while the weights move, are
             averaged by class for :meth:`TrainedClient.noted_means`: of all, or of the last ones, as many as a pass over
-            the data has.
+            the data has; or for :meth:`TrainedClient.noted_passes` of each pass by itself.
     """
 
     trainable: tuple[str, ...] = ("",)
@@ -270,7 +270,7 @@ class Phase:
     source: str | None = None
     loss: Loss | None = None
     updates: tuple[Update, ...] = (Update(),)
-    note: Literal["none", "all", "last_pass"] = "none"
+    note: Literal["none", "all", "last_pass", "passes"] = "none"
 
 
 @dataclass(frozen=True)
@@ -341,4 +341,12 @@ class TrainedClient(Protocol):
         """Per class the mean feature of the mini-batches that the leg's phases note, as computed in training.
 
         Every appearance of a sample counts. Empty if no phase notes anything.
+        """
+
+    def noted_passes(self) -> tuple[Tensor, Tensor]:
+        """Per pass of the phase that notes passes, and class, the mean over mini-batches of the class's mean feature.
+
+        Returns:
+            float32 [P, C, d], and bool [P, C]: whether any mini-batch of the pass had the class; others have zeros and
+            do not count in the mean. P is 0 without a step.
         """

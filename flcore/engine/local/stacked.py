@@ -27,6 +27,7 @@ from flcore.engine.local.step import (
     Move,
     added,
     augmented,
+    in_its_pass,
     loss_context,
     phase_moves,
     precision,
@@ -44,7 +45,8 @@ from flcore.optim import clip_gradients
 from flcore.prototypes.class_means import class_sums
 
 Noted = tuple[Tensor, Tensor]
-"""Sums of noted features by client and class, float64 [A, C, d], and how many they are, [A, C]."""
+"""Sums of noted features by client and class, float64 [A, C, d], and how many they are, [A, C]; or [A, P, …] of those
+that :func:`flcore.engine.local.step.in_its_pass` makes of them."""
 
 
 class StackedTrainer:
@@ -177,9 +179,14 @@ class StackedTrainer:
                 weight = noting if not batch["weight"] else noting * batch["weight"][0]
                 classes = self.experiment.setting.num_classes
                 totals, counts = class_sums(features[0], batch["labels"], classes, weight)
+                if phase.note == "passes":
+                    numbers = batches.pass_numbers(step, active)
+                    totals, counts = in_its_pass((totals, counts), numbers, batches.passes)
                 if noted is None:
-                    everybody = (len(batches), *totals.shape[1:])
-                    noted = totals.new_zeros(everybody), counts.new_zeros(everybody[:2])
+                    noted = (
+                        totals.new_zeros(len(batches), *totals.shape[1:]),
+                        counts.new_zeros(len(batches), *counts.shape[1:]),
+                    )
                 noted[0][:active] += totals
                 noted[1][:active] += counts
         return {name: total.tolist() for name, total in sums.items()}, noted

@@ -143,6 +143,22 @@ def precision(experiment: Experiment) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+def in_its_pass(found: tuple[Tensor, Tensor], number: Tensor, passes: int) -> tuple[Tensor, Tensor]:
+    """What a mini-batch notes, where passes are averaged by themselves: means of its classes, at the row of its pass.
+
+    Args:
+        found: sums of features ``[..., C, d]`` and how many they are ``[..., C]``.
+        number: int64 ``[...]``, the mini-batch's pass. passes: P, how many there are.
+
+    Returns:
+        Means ``[..., P, C, d]`` and how many they are ``[..., P, C]``, 1 for a class that the mini-batch has.
+    """
+    sums, counts = found
+    means, present = sums / counts.clamp_min(1).unsqueeze(-1), (counts > 0).to(counts.dtype)
+    row = (number.unsqueeze(-1) == torch.arange(passes, device=number.device)).to(counts.dtype)
+    return row[..., None, None] * means.unsqueeze(-3), row.unsqueeze(-1) * present.unsqueeze(-2)
+
+
 def added(first: tuple[Tensor, Tensor] | None, second: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
     """Sums and counts of both; None is nothing."""
     if first is None or second is None:
