@@ -53,8 +53,8 @@ def test_first_anchors(classes: int, dim: int) -> None:
 def test_a_turn_by_hand(lab: Any) -> None:
     """x = (2, 0) of class 0 is its own feature, head 0, one step at 0.1: W_0 = (0.1, 0), b_0 = 0.05, row 1 opposite.
 
-    Then the head's logits differ by 0.3 on the anchor (1, 0) of class 0 and by 0.1, the wrong way, on (0, 1) of class 1.
-    With q = 1/(1 + e^0.3) = 0.43 and p = 1/(1 + e^-0.1) = 0.52 row 0 has the gradient (-q, p)/2, b_0 (p - q)/2 > 0;
+    Then the logits differ by 0.3 on the anchor (1, 0) of class 0 and by 0.1, the wrong way, on (0, 1) of class 1. With
+    q = 1/(1 + e^0.3) = 0.43 and p = 1/(1 + e^-0.1) = 0.52 row 0 has the gradient (-q, p)/2, b_0 (p - q)/2 > 0;
     Adam's first step is its rate against the sign of each. L_a = ½·‖(2, 0) - (1, 0)‖²; a_0 = ½·(1, 0) + ½·(2, 0).
     """
     dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
