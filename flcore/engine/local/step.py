@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -16,6 +16,9 @@ from flcore.models.base import Backbone
 from flcore.optim import Adam, Optimizer, Sgd
 from flcore.schedules import Constant, Cosine, Exponential, Schedule
 from flcore.sections import LocalConfig
+
+Asked = tuple[dict[str, Tensor], list[Tensor]]
+"""Loss terms by name, and the features that were noted if any: a list of one tensor or none."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,37 @@ def probed(move: Move, leaves: Mapping[str, Tensor], grads: Sequence[Tensor], *,
     with torch.no_grad():
         point = probe({name: leaves[name].detach() for name in move.names}, dict(zip(move.names, grads, strict=True)))
     return {name: point[name].detach().requires_grad_() for name in move.names}
+
+
+def gradients(
+    move: Move,
+    values: Mapping[str, Tensor],
+    buffers: Collection[str],
+    ask: Callable[[Mapping[str, Tensor], bool], Asked],
+    *,
+    stacked: bool,
+    noting: bool,
+) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
+    """Loss terms, noted features, and the gradients that an update moves by; running statistics move in place.
+
+    Args:
+        move: the update. values: parameters and buffers by name. buffers: which of them are.
+        ask: the loss of weights by name, and whether features are to be noted.
+        stacked: whether all have a leading dimension for clients. noting: whether features are asked for.
+    """
+
+    def taken(leaves: Mapping[str, Tensor], *, noting: bool) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
+        terms, features = ask(leaves, noting)
+        asked = [leaves[name] for name in move.names]
+        grads = torch.autograd.grad(total_of(terms), asked, allow_unused=True, materialize_grads=True)
+        return terms, features, list(grads)
+
+    leaves = {name: value.detach().requires_grad_(name in move.names) for name, value in values.items()}
+    if move.probe is not None:
+        apart = {name: leaves[name].clone() for name in buffers}
+        _, _, grads = taken({**leaves, **apart}, noting=False)
+        leaves |= probed(move, leaves, grads, stacked=stacked)
+    return taken(leaves, noting=noting)
 
 
 def name_of(function: object) -> str:
