@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcore.aggregation.settings import Aggregation
 from flcore.messages import Count, Payload, Prototypes, Weights
 from flcore.models.network import Network
 from flcore.models.view import View
@@ -67,6 +68,8 @@ class Setting:
         initial: the initial weights, the same for every party.
         network: the model's parts as functions of weights, in evaluation mode; for work on the server.
         device: where heavy work belongs; records that a stage is given lie on the CPU.
+        aggregation: how the server folds weights and prototypes.
+        cohort_size: m, the clients that a round asks, whoever of them answers.
     """
 
     seed: int
@@ -81,6 +84,8 @@ class Setting:
     initial: Weights
     network: Network
     device: str = "cpu"
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    cohort_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,25 @@ def _as_record(message: Payloads) -> Record:
 
 Stage = Callable[[Record, Replies, Exchange], tuple[Payloads, Facts]]
 """Server's work on replies: (what the server holds, messages, exchange) → (what it holds then, facts)."""
+
+Kind = Literal["weights", "prototypes"]
+"""What the section ``aggregation`` speaks of: models that clients send, or one vector per class."""
+
+S = TypeVar("S", bound=Callable[..., tuple[Payloads, Facts]])
+
+
+def folds(kind: Kind) -> Callable[[S], S]:
+    """Mark a stage that folds what clients send of this kind as the section ``aggregation`` says.
+
+    The mark is what a configuration is checked against: a rule that no stage of a method would follow is refused.
+    """
+
+    def mark(stage: S) -> S:
+        stage.folds = kind  # type: ignore[attr-defined]  # a function's own namespace
+        return stage
+
+    return mark
+
 
 Predict = Callable[[LocalModel, Tensor, Record, Tensor | None], Tensor]
 """(model, images, server, classes) → scores, see :meth:`flcore.methods.base.Method.predict`."""

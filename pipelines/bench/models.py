@@ -36,6 +36,7 @@ from pipelines.bench.common import (
     Measurement,
     Timing,
     TrainedRun,
+    compiled_code_in,
     paired,
     steady,
     synthetic_dataset,
@@ -198,7 +199,5 @@ class ModelCases:
         return {case: Timing(trained.steady(evaluation=False), self._work.total_steps, trained.execution.peak_mb)}
 
     def _train(self, case: str, *assignments: str) -> TrainedRun:
-        """With decisions and compiled code of this benchmark's own: neither a machine's past nor its future matters."""
-        folder = self._bench.folder
-        places = {"XDG_CACHE_HOME": str(folder / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
-        return self._federation.train(case, *assignments, environment=places)
+        """With decisions and compiled code of this benchmark's own."""
+        return self._federation.train(case, *assignments, environment=compiled_code_in(self._bench.folder))
