@@ -138,7 +138,7 @@ def test_a_run_answers_with_the_mean(lab: Any, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("name", ["ccvr", "fedcspc"])
 def test_as_a_base(lab: Any, name: str) -> None:
-    """CCVR[FedASAM] and FedCSPC[FedASAM], which has nothing to align yet, take FedASAM's turn in round 1, to the bit."""
+    """CCVR[FedASAM] and FedCSPC[FedASAM], which has nothing to align yet, take FedASAM's first turn, to the bit."""
     turns = {
         base: lab.train(lab.experiment(method=method, model=CSPC))[0].message[MODEL]
         for base, method in {
