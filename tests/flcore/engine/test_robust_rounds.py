@@ -111,12 +111,15 @@ def test_what_the_methods_fold() -> None:
     """As docs/how-to/robust.md says: weights, prototypes, both, nothing; and where noise covers all there is."""
     folds = {name: " ".join(sorted(cls().folds)) for name, cls in METHODS.items()}
     both = {"fedpa", "fedpg", "fedproc", "fedmlp"}
-    nothing = {"local", "gfpl", "fesem", "fedavg_q", "protolda", "protolda_blocks"}
+    nothing = {"local", "gfpl", "fesem", "feddc", "fedavg_q", "protolda", "protolda_blocks"}
     assert {name for name, kinds in folds.items() if kinds == "prototypes weights"} == both
     assert {name for name, kinds in folds.items() if kinds == "prototypes"} == {"fedproto"}
     assert {name for name, kinds in folds.items() if not kinds} == nothing
     alone = {name for name, cls in METHODS.items() if cls().releases_weights_alone}
-    assert alone == {"central", "fedavg", "fedprox", "fedper", "fedrep", "fedntd", "moon"}
+    assert alone == {
+        *("central", "fedavg", "fedprox", "fedper", "fedrep", "fedntd", "moon"),
+        *("feddecorr", "fedasam"),
+    }
 
 
 # ---- what holds ----------------------------------------------------------------------------------------------------
