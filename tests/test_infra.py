@@ -39,10 +39,7 @@ def test_every_service_is_watched_pinned_and_holds_no_secret(name: str) -> None:
     image = service["image"]
     assert image == "protofl" or re.fullmatch(r"[a-z/]+:(RELEASE\.)?[0-9][\w.-]+", image), image
     for key, value in service.get("environment", {}).items():
-        if re.search("PASSWORD|SECRET|ACCESS_KEY|_USER$", key) and key not in (
-            "POSTGRES_USER",
-            "PREFECT_SERVER_DATABASE_USER",
-        ):
+        if re.search("PASSWORD|SECRET|ACCESS_KEY|ROOT_USER", key):
             assert re.fullmatch(r"\$\{\w+:\?set it in the environment\}", value), f"{name}: {key}"
     for port in service.get("ports", []):
         assert port.startswith("127.0.0.1:"), f"{name}: {port} is open to the network"
@@ -62,9 +59,8 @@ def test_services_wait_for_those_that_they_need() -> None:
 def test_the_image_holds_what_runs_and_not_what_tests_need() -> None:
     """Of the lock of development it leaves out the tools; where both have a package, they have the same version."""
     production, development = (pins(INFRA / name) for name in ("requirements-production.lock", "requirements.lock"))
-    assert {"prefect", "mlflow", "optuna", "dvc", "torch", "ray", "psycopg2-binary", "boto3", "dvc-s3"} <= set(
-        production
-    )
+    wanted = {"prefect", "mlflow", "optuna", "dvc", "numpy", "torch", "ray", "psycopg2-binary", "boto3", "dvc-s3"}
+    assert wanted <= set(production)
     tools = {"pytest", "pytest-xdist", "hypothesis", "mypy", "ruff", "sphinx", "uv", "jsonschema"}
     assert tools <= set(development)
     assert tools & set(production) <= {"jsonschema"}  # which Prefect needs
@@ -114,8 +110,9 @@ def test_every_selector_finds_a_pod_and_every_address_a_service() -> None:
     assert set(addressed) == {"prefect", "mlflow"} and "@postgres/" in said and services["postgres"] == 5432
 
 
+@pytest.mark.slow  # what it imports of Ray takes seconds
 def test_ray_takes_the_cluster_file() -> None:
-    """By Ray's own schema, as `ray up` checks it."""
+    """By Ray's own schema, as ``ray up`` checks it."""
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     described = yaml.safe_load((INFRA / "ray" / "cluster.yaml").read_text())

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.services
 PROJECT = Path(__file__).resolve().parents[2]
 TEAM, STORE = PROJECT / ".venv-team", PROJECT / ".venv-store"
 COMPOSE = yaml.safe_load((PROJECT / "infra" / "compose.yaml").read_text())["services"]
-SECONDS = 400
+SECONDS = 1500
 
 PARAMS: Mapping[str, Mapping[str, Any]] = {
     "data": {"limit_per_class": 20},

@@ -13,16 +13,18 @@ from pipelines.orchestration.limits import gpus_held, time_limit
 def test_what_takes_longer_is_interrupted_in_the_middle() -> None:
     """The limit is 0.36 s; whoever catches exceptions, as a retried task does, does not catch this."""
     began, caught = time.monotonic(), []
-    with (
-        pytest.raises(RunError, match=r"limit_hours = 0\.0001: the time is up; what was done is kept"),
-        time_limit(1e-4),
-    ):
+
+    def retried() -> None:
         try:
             time.sleep(60)
         except Exception as error:
             caught.append(error)
+
+    said = r"limit_hours = 0\.0001: the time is up; what was done is kept"
+    with pytest.raises(RunError, match=said), time_limit(1e-4):
+        retried()
     assert caught == []
-    assert 0.3 < time.monotonic() - began < 30
+    assert 0.3 < time.monotonic() - began < 50
 
 
 def test_what_is_done_in_time_and_what_fails_by_itself_pass() -> None:
