@@ -30,8 +30,8 @@ import pytest
 import yaml
 
 PROJECT = Path(__file__).resolve().parents[2]
-SECONDS_TO_START = 500
-SECONDS_TO_RUN = 600
+SECONDS_TO_START = 1200
+SECONDS_TO_RUN = 1200
 
 PARAMS = {
     "data": {"name": "digits", "limit_per_class": 30},
