@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-services test-team lint docs lock clean
+.PHONY: help run test test-slow test-services test-team golden lint docs lock clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,6 +32,9 @@ test-services: $(READY)  ## tests that start real servers on loopback
 
 test-team: $(READY) .venv-team/.ready .venv-store/.ready  ## the topology of infra/compose.yaml without containers; needs PostgreSQL
 	@$(BIN)/python -m pytest -q -m services -n 0 tests/services/test_team.py
+
+golden: $(READY)  ## every method on digits, against the hashes kept with the code (about a minute)
+	@$(BIN)/python -m pipelines.cli reproduce --golden
 
 lint: $(READY)  ## formatting, lint and types
 	@$(BIN)/ruff format --check .

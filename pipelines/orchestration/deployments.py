@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from flcore import disk
 from flcore.errors import RunError
 
 POOL = "protofl-process"
@@ -86,9 +87,9 @@ def register(api: str, logs: Path, limits: Mapping[str, int]) -> None:
 
 
 def _carry_out(api: str, module: Sequence[str], log: Path, problem: str) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(log.parent)
     try:
-        with log.open("wb") as output:
+        with disk.create(log) as output:
             subprocess.run(
                 [sys.executable, "-m", *module],
                 env={**os.environ, **environment(api)},

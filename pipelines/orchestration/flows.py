@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
@@ -43,6 +43,7 @@ from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 from pipelines.tracking.addresses import without_password
 from pipelines.tuning.asked import Asked
+from pipelines.tuning.comparing import compare_methods
 
 STORAGE = "PROTOFL_STORAGE"
 """Variable of a worker: Optuna's storage for studies that name none. It may hold a password; a parameter may not."""
@@ -115,6 +116,7 @@ def compare(
     out: str = "runs/comparison",
     restart: bool = False,
     tuned: Annotated[int, Field(ge=0)] = 0,
+    budget: Literal["rounds", "bytes", "steps"] = "rounds",
     config: Configuration | None = None,
     limit_hours: Hours | None = None,
 ) -> str:
@@ -128,6 +130,7 @@ def compare(
         out: folder of the comparison; ``{date}`` as for ``federated-experiment``.
         restart: throw away checkpoints that cannot be used.
         tuned: trials with which each method is tuned first; 0: none is.
+        budget: what is equal for all runs.
         config: parameters instead of a file and overrides.
         limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
 
@@ -135,16 +138,10 @@ def compare(
         The comparison's folder.
     """
     raw = parameters(params_file, overrides, config)
-    base, runs = Config.from_mapping(raw), comparison_runs(raw, methods, seeds)
-    folder = Path(dated(out))
+    base, folder = Config.from_mapping(raw), Path(dated(out))
+    comparison_runs(raw, methods, seeds)  # refused before anything is begun
     with operation(base, f"compare {folder.name}", ["comparison", base.source.name], limit_hours=limit_hours) as how:
-        if tuned:
-            from pipelines.tuning.tuned import tuned_comparison  # Optuna, which few comparisons need
-
-            outcome = tuned_comparison(raw, methods, seeds, tuned, folder, how, restart=restart)
-        else:
-            facts = {"name": folder.name}
-            outcome = comparison("comparison", without_tracking(raw), runs, folder, how, facts, restart=restart)
+        outcome = compare_methods(raw, methods, seeds, folder, how, tuned=tuned, budget=budget, restart=restart)
         show_table(outcome)
     return left(outcome)
 
@@ -159,6 +156,7 @@ def sweep(
     metric: str = "mean_local",
     out: str = "runs/sweep",
     restart: bool = False,
+    points: list[dict[str, Any]] | None = None,
     config: Configuration | None = None,
     limit_hours: Hours | None = None,
 ) -> str:
@@ -173,6 +171,7 @@ def sweep(
         metric: of table and figure.
         out: folder of the sweep; ``{date}`` as for ``federated-experiment``.
         restart: throw away checkpoints that cannot be used.
+        points: instead of ``vary``, each dotted keys with values.
         config: parameters instead of a file and overrides.
         limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
 
@@ -180,12 +179,12 @@ def sweep(
         The sweep's folder.
     """
     raw = parameters(params_file, overrides, config)
-    planned = plan(raw, vary or [], seeds, baselines or ())
+    planned = plan(raw, vary or [], seeds, baselines or (), points or ())
     folder = Path(dated(out))
     asked = {"vary": list(vary or []), "seeds": list(planned.seeds), "baselines": list(baselines or ())}
-    with operation(
-        planned.base, f"sweep {folder.name}", ["sweep", planned.base.source.name], limit_hours=limit_hours
-    ) as how:
+    asked |= {"points": list(points or ())}
+    tags = ["sweep", planned.base.source.name]
+    with operation(planned.base, f"sweep {folder.name}", tags, limit_hours=limit_hours) as how:
         facts = {**asked, "metric": metric, "name": folder.name}
         outcome = comparison("sweep", without_tracking(raw), planned.runs, folder, how, facts, restart=restart)
         show_table(outcome)
@@ -204,6 +203,7 @@ def tune(
     at_once: Count | None = None,
     config: Configuration | None = None,
     max_bytes: Count | None = None,
+    max_steps: Count | None = None,
     limit_hours: Hours | None = None,
 ) -> str:
     """An Optuna study of one method on validation data, then its results, figures and MLflow runs.
@@ -219,8 +219,9 @@ def tune(
         out: the study's folder; ``{date}`` as for ``federated-experiment``.
         at_once: trials that are under way at the same time; None: as the study began, or four.
         config: parameters instead of a file and overrides.
+        max_bytes: the most that a result may send; None: any number.
+        max_steps: each trial has as many rounds as so many mini-batches are enough for; None: those given.
         limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
-        max_bytes: with ``accuracy,bytes`` the most that a result may send; None: any number.
 
     Returns:
         The study's folder.
@@ -234,7 +235,7 @@ def tune(
     place = (storage or os.environ.get(STORAGE)) if call is None else call.storage
     tags = ["tune", checked.method.name, checked.source.name]
     with operation(checked, f"tune {folder.name}", tags, limit_hours=limit_hours) as how:
-        asked = Asked(trials, objective, metric, place, at_once, max_bytes)
+        asked = Asked(trials, objective, metric, place, at_once, max_bytes, max_steps)
         outcome = study(checked, asked, folder, how)
         show_table(outcome)
     return left(outcome)

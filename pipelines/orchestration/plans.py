@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from flcore import disk
 from pipelines.orchestration import background, deployments
 from pipelines.orchestration.gpus import VISIBLE
 from pipelines.tracking.addresses import without_password
@@ -86,7 +87,7 @@ def mlflow(port: int, address: str) -> Plan:
 
     database = sqlite_file(address)
     home = Path("mlruns").absolute() if database is None else database.parent
-    home.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(home)
     arguments = ["-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     environment = {
         "MLFLOW_BACKEND_STORE_URI": address,  # an argument would show everybody a password in it
