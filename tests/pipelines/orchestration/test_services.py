@@ -196,12 +196,14 @@ def test_the_committed_deployments_are_scheduled_in_utc_and_name_no_path() -> No
         "nightly-comparison": "compare",
         "weekly-tuning": "tune",
         "retrain-on-new-data": "retrain_on_new_data",
+        "paper-table": "paper_table",
     }
     schedules = [schedule for each in found.values() for schedule in each["schedules"]]
     assert [(schedule["cron"], schedule["timezone"]) for schedule in schedules] == [
         ("0 3 * * *", "UTC"),
         ("0 4 * * 6", "UTC"),
         ("0 2 * * *", "UTC"),
+        ("0 6 1 * *", "UTC"),
     ]
     assert str(PROJECT) not in text
 
