@@ -44,11 +44,11 @@ def test_of_a_comparison_those_that_it_touched_and_did_not_finish() -> None:
     a_run(home / "fedavg-s1", finished=True)
     a_run(home / "fedavg-s2", touched=-HOUR)
     (home / "fedavg-s3").mkdir()
-    a_run(Path("runs/nightly/2026-02-28/runs/fedavg-s0"))
+    of_another_day = a_run(Path("runs/nightly/2026-02-28/runs/fedavg-s0"))
     for flow in ("compare", "sweep"):
         assert unfinished_runs(flow, flow_run("runs/nightly/{date}")) == [under_way]
     # Of a paper's table each setting is a comparison in a folder of its own.
-    assert unfinished_runs("paper-table", flow_run("runs/nightly")) == [under_way]
+    assert unfinished_runs("paper-table", flow_run("runs/nightly")) == [of_another_day, under_way]
 
 
 def test_of_one_run_its_folder_and_of_a_study_its_record_and_not_its_trials() -> None:
