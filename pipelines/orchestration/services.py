@@ -79,7 +79,8 @@ def up(
             wanted_workers = plans.workers(api, gpus, flows_per_gpu)
             workers = {name: plan for name, plan in wanted_workers.items() if name not in running}
             there = [service for name, service in running.items() if _kind(name) == "worker"]
-            if workers or deployments.changed_after(min(service.started for service in there)):
+            is_new = bool(workers or os.environ.get(deployments.WEBHOOK))
+            if is_new or deployments.changed_after(min(service.started for service in there)):
                 with _waiting("deployments"):
                     deployments.register(api, background.LOGS, {limit_name(gpu): flows_per_gpu for gpu in gpus})
             if not there:
