@@ -382,9 +382,13 @@ def test_results_travel_by_the_store_and_are_not_computed_again(team: Team) -> N
 
 
 def taken_by(team: Team, worker: str) -> set[str]:
-    """The ids of the flow runs that a worker says it has carried out."""
+    """The ids of the flow runs that a worker says it has begun; where two reach for one, one of them is refused."""
     said = (team.logs / f"{worker}.log").read_text()
-    return set(re.findall(r"Completed submission of flow run '([0-9a-f-]{36})'", said))
+    reached, refused = (
+        set(re.findall(rf"{what} flow run '([0-9a-f-]{{36}})'", said))
+        for what in ("submitting", "Aborted submission of")
+    )
+    return reached - refused
 
 
 def stored(team: Team, prefix: str) -> list[str]:
