@@ -30,11 +30,11 @@ test-slow: $(READY)  ## tests that take minutes
 test-services: $(READY)  ## tests that start real servers on loopback
 	@$(BIN)/python -m pytest -q -m services -n 0
 
-golden: $(READY)  ## every method on digits, against the hashes kept with the code (about a minute)
-	@$(BIN)/python -m pipelines.cli reproduce --golden
-
 test-team: $(READY) .venv-team/.ready .venv-store/.ready  ## the topology of infra/compose.yaml without containers; needs PostgreSQL
 	@$(BIN)/python -m pytest -q -m services -n 0 tests/services/test_team.py
+
+golden: $(READY)  ## every method on digits, against the hashes kept with the code (about a minute)
+	@$(BIN)/python -m pipelines.cli reproduce --golden
 
 lint: $(READY)  ## formatting, lint and types
 	@$(BIN)/ruff format --check .
