@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-services lint docs lock clean
+.PHONY: help run test test-slow test-services crash-points lint docs lock clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,6 +29,10 @@ test-slow: $(READY)  ## tests that take minutes
 
 test-services: $(READY)  ## tests that start real servers on loopback
 	@$(BIN)/python -m pytest -q -m services -n 0
+
+crash-points: $(READY)  ## end, fill or break the disk at every operation (POINTS=60 SEED=7: some of them), and go on
+	@$(BIN)/python tests/crash/points.py --seed $(or $(SEED),0) $(if $(POINTS),--points $(POINTS)) \
+		--out $(or $(OUT),artifacts)
 
 lint: $(READY)  ## formatting, lint and types
 	@$(BIN)/ruff format --check .
