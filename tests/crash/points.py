@@ -344,8 +344,8 @@ def page(told: Mapping[str, Any]) -> str:
 Every change that `flcore` and `pipelines` make on a disk is one of the operations of `flcore/disk.py`; a test of the
 architecture finds who goes past them. So the points at which a process can end, or the disk can fail it, are counted.
 `make crash-points` carries a command out, lets it meet a fault at an operation, types it again, and compares every file
-that counts, byte by byte, with those of an undisturbed one. *Refused*: it stopped with a line that says what to do, that
-was done, and then the files were the same. *Lost*: anything else, also a traceback, and an error without a cure.
+that counts, byte by byte, with those of an undisturbed one. *Refused*: it stopped with a line that says what to do,
+that was done, and then the files were the same. *Lost*: anything else, also a traceback, and an error without a cure.
 
 {markdown(told)}
 What is not tried here: several processes at once, and what MLflow, Prefect and matplotlib write.
