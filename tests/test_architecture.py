@@ -82,14 +82,17 @@ LIBRARY = House(
         ("losses", "data", "models"),
         # What methods make of features and images, on a client or on the server.
         ("prototypes", "generators"),
+        # What the server makes of many clients' weights and prototypes, whatever the method.
+        ("aggregation",),
         # One paper each, as answers to the engine's questions; they never see the engine, nor a configuration.
         ("methods",),
         # Methods from outside the package: they extend the table of methods, and a configuration names them.
         ("plugins",),
         # Every value of a run, checked; whoever stands above takes its values from here.
         ("sections", "config"),
-        # What follows from a configuration and files alone: which code, which folder, which data and initial weights.
-        ("provenance", "run_folder", "experiment"),
+        # What follows from a configuration and files alone: which code, which folder, which data and initial weights;
+        # and whose messages a simulation spoils.
+        ("provenance", "run_folder", "poisoning", "experiment"),
         # How a state is scored; the engine scores while it trains, never the other way round.
         ("evaluation",),
         # How rounds are carried out.
@@ -113,10 +116,12 @@ PIPELINES = House(
         ("execution",),
         # A search is many runs, each proposed by what the earlier ones gave.
         ("tuning",),
+        # The five papers' tables: comparisons with figures to be set beside them.
+        ("papers",),
         # Who carries out: plain calls or Prefect, the recorder's process, servers.
         ("orchestration",),
-        # What DVC calls, and what is measured: users of all of it.
-        ("stages", "bench"),
+        # What DVC calls, what is measured, what others can check: users of all of it.
+        ("stages", "bench", "proof"),
         ("cli", "__init__"),
     ),
 )

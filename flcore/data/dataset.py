@@ -121,6 +121,7 @@ def prepare(
     size: int | None = None,
     channels: int | None = None,
     limit_per_class: int | None = None,
+    normalisation: tuple[float, float] | None = None,
     directory: Path | None = None,
 ) -> Dataset:
     """Read ``source`` and bring its images into one form (data.md, section 1.0).
@@ -132,6 +133,7 @@ def prepare(
         size: resize to ``size`` x ``size``, bilinear and antialiased; None keeps the size.
         channels: 1 or 3: convert to gray or RGB; None keeps the channels.
         limit_per_class: keep the first so many images of each class in each split, in file order.
+        normalisation: mean and standard deviation of every channel, instead of those of the source.
         directory: write the dataset there while it is made, as :meth:`Dataset.save` would, and return it mapped from
             there: memory then holds a few images at a time, however many there are.
 
@@ -147,8 +149,11 @@ def prepare(
         for part, raw_split in (("train", raw.train), ("test", raw.test))
     ]
     train, test = parts
-    mean, std = _statistics(raw, train)
     _, c, h, w = train.images.shape
+    if normalisation is None:
+        mean, std = _statistics(raw, train)
+    else:
+        mean, std = ((value,) * c for value in normalisation)
     meta = Meta(
         name=source.name,
         num_classes=len(raw.class_names),
@@ -163,6 +168,7 @@ def prepare(
         preparation={
             "channels": channels,
             "limit_per_class": limit_per_class,
+            **({} if normalisation is None else {"normalisation": list(normalisation)}),
             "options": dataclasses.asdict(source),
             "size": size,
         },

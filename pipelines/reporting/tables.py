@@ -27,6 +27,8 @@ from pipelines.reporting.formats import (
     format_bytes,
     format_count,
     format_difference,
+    format_number,
+    format_number_difference,
     format_percent,
     format_summary,
 )
@@ -90,6 +92,9 @@ BYTES = Format(format_bytes)
 SCORE = Format(format_summary, _score_fields)
 SPREAD = Format(lambda summary: format_percent(summary.mean), _score_fields)
 DIFFERENCE = Format(format_difference, _difference_fields)
+NUMBER_SUMMARY = Format(format_number, _score_fields)
+NUMBER_DIFFERENCE = Format(format_number_difference, _difference_fields)
+"""Of figures that are no shares."""
 MEAN_BYTES, MEAN_COUNT = of_mean(format_bytes), of_mean(format_count)
 
 

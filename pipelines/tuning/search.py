@@ -296,7 +296,7 @@ class Search:
 
 
 def _problem_of(config: Config, asked: Asked) -> Problem:
-    return Problem.of(config, asked.objective, asked.metric, asked.max_bytes)
+    return Problem.of(config, asked.objective, asked.metric, asked.max_bytes, asked.max_steps)
 
 
 def _is_in_use(run: Path) -> bool:

@@ -124,6 +124,8 @@ class Trials:
         for name, found in (("bytes", outcome.bytes), ("error", outcome.error), ("code", code)):
             if found is not None:
                 trial.set_user_attr(name, found)
+        if self._problem.max_steps is not None and outcome.last_round is not None:
+            trial.set_user_attr("rounds", outcome.last_round)
         if self._problem.max_bytes is not None and outcome.bytes is not None:
             trial.set_constraint("bytes", float(outcome.bytes - self._problem.max_bytes))
         values = [outcome.accuracy, outcome.bytes][: len(self.study.directions)]

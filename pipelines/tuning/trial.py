@@ -21,6 +21,7 @@ from flcore.files import sweep
 from flcore.locks import sole_use
 from flcore.provenance import code_fingerprint
 from flcore.run_folder import RunFiles, described
+from pipelines.execution.budget import within_steps
 from pipelines.execution.one_run import GivenUpError, Hurdles, PlacedRun, fetch, is_of_the_machine, placed
 from pipelines.runs.cache import Cache
 from pipelines.runs.folder import read_lines
@@ -39,6 +40,7 @@ class TrialOutcome:
         rounds: the metric by round, as far as the trial came.
         accuracy: the metric of a finished trial.
         bytes: sent in all; of a finished trial.
+        last_round: that a finished trial had.
         error: of a failed trial, why.
     """
 
@@ -46,6 +48,7 @@ class TrialOutcome:
     rounds: Mapping[int, float] = field(default_factory=dict)
     accuracy: float | None = None
     bytes: int | None = None
+    last_round: int | None = None
     error: str | None = None
 
 
@@ -93,6 +96,8 @@ class TrialRuns:
         sweep(files.directory)
         try:
             config = self.problem.config_of(values)
+            if self.problem.max_steps is not None:
+                config = within_steps(config, self.inputs, self.problem.max_steps)
             self._clear(config, files)
             run = placed(config, self.inputs, self.files.directory, directory=files.directory)
         except ConfigError as error:  # values that do not go together, or with these data
@@ -136,7 +141,7 @@ class TrialRuns:
         except RunError as error:
             return TrialOutcome("fail", self._rounds(history), error=str(error))
         sent = sum(last["bytes_up"].values()) + sum(last["bytes_down"].values())
-        return TrialOutcome("complete", self._rounds(history), accuracy, sent)
+        return TrialOutcome("complete", self._rounds(history), accuracy, sent, last["round"])
 
     def _rounds(self, history: Sequence[Mapping[str, Any]], last: int | None = None) -> dict[int, float]:
         """The metric by round until ``last``, where it is a number; nothing of a metric that rounds do not have."""
