@@ -86,6 +86,12 @@ SCENARIOS = {
         {**SMALL, "partition": {"name": "iid", "num_clients": 2, "validation": 0.25}},
         methods=({"name": "fedprox"},),
     ),
+    "archive": Scenario(
+        "`archive` of a run",
+        ("archive", "first", "--out", "archived/first.zip"),
+        ("archived",),
+        begins_with=(("run", "--out", "first", *INLINE),),
+    ),
     "library": Scenario("`flcore.run`", ("library",), ("run",), begins_with=()),
     "careless": Scenario(
         "what writes in place, to see that it is found",
