@@ -267,8 +267,8 @@ def tried_on(grounds: Sequence[Ground], chosen: Sequence[tuple[int, Fault]], lan
         if process == 0:
             code = 1
             try:
-                found = [asdict(grounds[ground].tried(fault)) for ground, fault in chosen[lane::lanes]]
-                file.write_text(json.dumps(found))
+                found = [_said(grounds[ground].tried(fault)) for ground, fault in chosen[lane::lanes]]
+                file.write_text(json.dumps([asdict(one) for one in found]))
                 code = 0
             finally:
                 os._exit(code)
@@ -278,6 +278,13 @@ def tried_on(grounds: Sequence[Ground], chosen: Sequence[tuple[int, Fault]], lan
     by_lane = [json.loads(file.read_text()) for file in files]
     in_order = [by_lane[place % lanes][place // lanes] for place in range(len(chosen))]
     return [Found(**{**values, "fault": Fault(**values["fault"])}) for values in in_order]
+
+
+def _said(one: Found) -> Found:
+    """Say of a loss at once what it is: thousands may follow."""
+    if one.outcome == LOST:
+        print(f"LOST {one.scenario} {one.fault} at {one.operation}: {one.why}", file=sys.stderr, flush=True)
+    return one
 
 
 def summary(grounds: Sequence[Ground], found: Sequence[Found], seed: int, seconds: float) -> dict[str, Any]:
@@ -386,6 +393,7 @@ def main() -> int:
         for number, ground in enumerate(grounds):
             possible = [(number, fault) for fault in ground.faults(asked.seed)]
             chosen += possible if asked.points is None else choice.sample(possible, min(asked.points, len(possible)))
+        choice.shuffle(chosen)  # so that all commands come early, and lanes have as much to do
         found = tried_on(grounds, chosen, max(1, min(asked.lanes, len(chosen))), root)
     told = summary(grounds, found, asked.seed, time.monotonic() - began)
     if asked.out is not None:
@@ -393,8 +401,6 @@ def main() -> int:
         (asked.out / "crash-points.json").write_text(json.dumps(told, indent=2, sort_keys=True) + "\n")
         (asked.out / "crash-points.md").write_text(page(told))
     print(markdown(told), end="")
-    for one in told["lost"]:
-        print(f"LOST {one['scenario']} {one['fault']} at {one['operation']}: {one['why']}", file=sys.stderr)
     return 1 if told["lost"] else 0
 
 
