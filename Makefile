@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-services test-team golden lint docs lock clean
+.PHONY: help run test test-slow test-services test-team crash-points golden lint docs lock clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,11 +30,15 @@ test-slow: $(READY)  ## tests that take minutes
 test-services: $(READY)  ## tests that start real servers on loopback
 	@$(BIN)/python -m pytest -q -m services -n 0
 
-test-team: $(READY) .venv-team/.ready .venv-store/.ready  ## the topology of infra/compose.yaml without containers; needs PostgreSQL
-	@$(BIN)/python -m pytest -q -m services -n 0 tests/services/test_team.py
+crash-points: $(READY)  ## end, fill or break the disk at every operation (POINTS=60 SEED=7: some of them), and go on
+	@$(BIN)/python tests/crash/points.py --seed $(or $(SEED),0) $(if $(POINTS),--points $(POINTS)) \
+		--out $(or $(OUT),artifacts)
 
 golden: $(READY)  ## every method on digits, against the hashes kept with the code (about a minute)
 	@$(BIN)/python -m pipelines.cli reproduce --golden
+
+test-team: $(READY) .venv-team/.ready .venv-store/.ready  ## the topology of infra/compose.yaml without containers; needs PostgreSQL
+	@$(BIN)/python -m pytest -q -m services -n 0 tests/services/test_team.py
 
 lint: $(READY)  ## formatting, lint and types
 	@$(BIN)/ruff format --check .

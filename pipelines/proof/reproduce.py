@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flcore import disk
 from flcore.errors import ConfigError, DataError, RunError, listed
 from flcore.files import read_json, replace_file
 from flcore.plugin_places import located
@@ -172,7 +173,7 @@ def _begin(ready: PlacedRun, run: ArchivedRun) -> None:
         mapping["plugins"] = [
             {**entry, "path": Path(entry["path"]).relative_to(home).as_posix()} for entry in mapping["plugins"]
         ]
-    files.checkpoint.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(files.checkpoint)
     content = {
         "config": mapping,
         "identity": ready.config.identity(),
