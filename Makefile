@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-services lint docs lock clean
+.PHONY: help run test test-slow test-services golden lint docs lock clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,6 +29,9 @@ test-slow: $(READY)  ## tests that take minutes
 
 test-services: $(READY)  ## tests that start real servers on loopback
 	@$(BIN)/python -m pytest -q -m services -n 0
+
+golden: $(READY)  ## every method on digits, against the hashes kept with the code (about a minute)
+	@$(BIN)/python -m pipelines.cli reproduce --golden
 
 lint: $(READY)  ## formatting, lint and types
 	@$(BIN)/ruff format --check .

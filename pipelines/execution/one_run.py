@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flcore import training
+from flcore import disk, training
 from flcore.config import Config
 from flcore.engine.local.meeting import Seat
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
@@ -194,7 +194,7 @@ def carry_out(
     missing = analyses_left(run)
     if missing:
         steps.call("analyse", analyses.compute, run.config, *folders, missing)
-        files.report.unlink(missing_ok=True)  # it shows them
+        disk.remove(files.report, missing_ok=True)  # it shows them
     if is_new:
         cache.note_peak(run.config, memory.peak() // (1 + len(run.company)))
 
@@ -249,4 +249,4 @@ def finished_by_other_code(run: PlacedRun) -> bool:
 def _make_room(run: PlacedRun) -> None:
     files = RunFiles(run.directory)
     for path in (files.history, files.metrics, files.report):
-        path.unlink(missing_ok=True)
+        disk.remove(path, missing_ok=True)

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from flcore import disk
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 
 _KINDS: Mapping[str, type[ProtoflError]] = {"ConfigError": ConfigError, "DataError": DataError, "RunError": RunError}
@@ -144,7 +145,7 @@ class Recorder:
     # ---- the pipe ------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        _LOG.parent.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(_LOG.parent)
         arguments = [
             sys.executable,
             "-m",

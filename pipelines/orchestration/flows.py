@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from prefect import flow, get_client, get_run_logger
 from prefect.artifacts import create_markdown_artifact
@@ -36,6 +36,7 @@ from pipelines.orchestration.prefect_steps import PrefectSteps
 from pipelines.runs.inputs import Inputs
 from pipelines.tracking.addresses import without_password
 from pipelines.tuning.asked import Asked
+from pipelines.tuning.comparing import compare_methods
 
 if TYPE_CHECKING:
     from pipelines.tuning.search import StudyOutcome
@@ -128,6 +129,7 @@ def compare(
     out: str = "runs/comparison",
     restart: bool = False,
     tuned: int = 0,
+    budget: Literal["rounds", "bytes", "steps"] = "rounds",
     config: Configuration | None = None,
 ) -> str:
     """Methods × seeds, then their table, figures, page and MLflow runs.
@@ -139,22 +141,17 @@ def compare(
         out: folder of the comparison; ``{date}`` as for ``federated-experiment``.
         restart: throw away checkpoints that cannot be used.
         tuned: trials with which each method is tuned first; 0: none is.
+        budget: what is equal for all runs.
         config: parameters instead of a file and overrides.
 
     Returns:
         The comparison's folder.
     """
     raw = _raw(params_file, overrides, config)
-    base, runs = Config.from_mapping(raw), comparison_runs(raw, methods, seeds)
-    folder = Path(dated(out))
+    base, folder = Config.from_mapping(raw), Path(dated(out))
+    comparison_runs(raw, methods, seeds)  # refused before anything is begun
     with _operation(base, f"compare {folder.name}", ["comparison", base.source.name]) as operation:
-        if tuned:
-            from pipelines.tuning.tuned import tuned_comparison  # Optuna, which few comparisons need
-
-            outcome = tuned_comparison(raw, methods, seeds, tuned, folder, operation, restart=restart)
-        else:
-            facts = {"name": folder.name}
-            outcome = comparison("comparison", without_tracking(raw), runs, folder, operation, facts, restart=restart)
+        outcome = compare_methods(raw, methods, seeds, folder, operation, tuned=tuned, budget=budget, restart=restart)
         _show_table(outcome)
     return _left(outcome)
 
@@ -169,6 +166,7 @@ def sweep(
     metric: str = "mean_local",
     out: str = "runs/sweep",
     restart: bool = False,
+    points: list[dict[str, Any]] | None = None,
     config: Configuration | None = None,
 ) -> str:
     """The points of a grid × seeds, then their table, figure and MLflow runs.
@@ -181,15 +179,17 @@ def sweep(
         metric: of table and figure.
         out: folder of the sweep; ``{date}`` as for ``federated-experiment``.
         restart: throw away checkpoints that cannot be used.
+        points: instead of ``vary``, each dotted keys with values.
         config: parameters instead of a file and overrides.
 
     Returns:
         The sweep's folder.
     """
     raw = _raw(params_file, overrides, config)
-    planned = plan(raw, vary or [], seeds, baselines or ())
+    planned = plan(raw, vary or [], seeds, baselines or (), points or ())
     folder = Path(dated(out))
     asked = {"vary": list(vary or []), "seeds": list(planned.seeds), "baselines": list(baselines or ())}
+    asked |= {"points": list(points or ())}
     with _operation(planned.base, f"sweep {folder.name}", ["sweep", planned.base.source.name]) as operation:
         facts = {**asked, "metric": metric, "name": folder.name}
         outcome = comparison("sweep", without_tracking(raw), planned.runs, folder, operation, facts, restart=restart)
@@ -209,6 +209,7 @@ def tune(
     at_once: int | None = None,
     config: Configuration | None = None,
     max_bytes: int | None = None,
+    max_steps: int | None = None,
 ) -> str:
     """An Optuna study of one method on validation data, then its results, figures and MLflow runs.
 
@@ -222,7 +223,8 @@ def tune(
         out: the study's folder; ``{date}`` as for ``federated-experiment``.
         at_once: trials that are under way at the same time; None: as the study began, or four.
         config: parameters instead of a file and overrides.
-        max_bytes: with ``accuracy,bytes`` the most that a result may send; None: any number.
+        max_bytes: the most that a result may send; None: any number.
+        max_steps: each trial has as many rounds as so many mini-batches are enough for; None: those given.
 
     Returns:
         The study's folder.
@@ -238,7 +240,9 @@ def tune(
     )
     tags = ["tune", checked.method.name, checked.source.name]
     with _operation(checked, f"tune {folder.name}", tags) as operation:
-        asked = Asked(trials, objective, metric, storage if call is None else call.storage, at_once, max_bytes)
+        asked = Asked(
+            trials, objective, metric, storage if call is None else call.storage, at_once, max_bytes, max_steps
+        )
         outcome = study(checked, asked, folder, operation)
         _show_table(outcome)
     return _left(outcome)

@@ -171,6 +171,8 @@ class _Desk:
             facts.get("failed"),
             rows=facts.get("rows", ()),
             tuning=facts.get("tuning"),
+            budget=facts.get("budget"),
+            draws=facts.get("draws", ()),
         )
         return {
             "report": str(directory / "report.html"),
@@ -186,7 +188,7 @@ class _Desk:
 
         directory, facts = Path(request["directory"]), request["facts"]
         runs = [Path(run) for run in request["runs"]]
-        plan = grid.plan(request["config"], facts["vary"], facts["seeds"], facts["baselines"])
+        plan = grid.plan(request["config"], facts["vary"], facts["seeds"], facts["baselines"], facts["points"])
         swept = sweep_tables.collect(plan, runs, facts["metric"])
         figure = write_figure(swept, directory)
         sweep_tables.write(swept, directory)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from flcore import disk
 from flcore.errors import ConfigError, RunError
 from pipelines.orchestration import background, deployments
 from pipelines.orchestration.background import Service
@@ -225,7 +226,7 @@ def _mlflow(port: int, store: str) -> _Plan:
 
     database = sqlite_file(store)
     home = Path("mlruns").absolute() if database is None else database.parent
-    home.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(home)
     arguments = ["-m", "mlflow", "server", "--host", _HOST, "--port", str(port), "--workers", "1"]
     environment = {
         "MLFLOW_BACKEND_STORE_URI": store,  # an argument would show everybody a password in it
