@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ class Place:
             key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_", "PROTOFL_"))
         }
         self._environment = outside | {"PYTHONPATH": str(PROJECT), _MARK: str(home), "OMP_NUM_THREADS": "1"}
-        self.database = PostgreSQL.where_installed(home)
+        self.database = PostgreSQL.where_installed()
         self.has_disk = False
         self._store = ""
         self._commands = 0
@@ -126,7 +127,7 @@ class Place:
         """Stop all of it."""
         self._run("down")
         if self.database is not None:
-            self.database.stop()
+            self.database.remove()
         if self.has_disk:
             subprocess.run(["umount", "--lazy", str(self.home / "disk")], check=False)
 
@@ -263,7 +264,7 @@ def results(folder: Path) -> dict[str, str]:
 
 @dataclass
 class PostgreSQL:
-    """A server of its own, on loopback, in the folder; as the user ``postgres`` where this one may not run it.
+    """A server of its own, on loopback, as the user ``postgres`` where this one may not run it.
 
     Attributes:
         programs: folder of ``initdb`` and ``postgres``. data: folder of the database. port: where it answers.
@@ -274,21 +275,21 @@ class PostgreSQL:
     port: int
 
     @classmethod
-    def where_installed(cls, home: Path) -> PostgreSQL | None:
-        """None where there is no ``initdb``."""
+    def where_installed(cls) -> PostgreSQL | None:
+        """In a folder that another user can enter; None where there is no ``initdb``."""
         there = shutil.which("initdb")
         if there is None:
             return None
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            return cls(Path(there).resolve().parent, home / "postgresql", int(probe.getsockname()[1]))
+            data = Path(tempfile.mkdtemp(prefix="soak-postgresql-"))
+            return cls(Path(there).resolve().parent, data, int(probe.getsockname()[1]))
 
     @property
     def url(self) -> str:
         return f"postgresql+asyncpg://postgres@127.0.0.1:{self.port}/postgres"
 
     def create(self) -> None:
-        self.data.mkdir()
         if os.geteuid() == 0:
             shutil.chown(self.data, "postgres", "postgres")
         self._program("initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust")
@@ -300,9 +301,11 @@ class PostgreSQL:
         options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self.data}"
         self._program("pg_ctl", "-D", str(self.data), "-l", str(self.data / "log"), "-w", "-o", options, "start")
 
-    def stop(self) -> None:
+    def remove(self) -> None:
+        """Stop it, with all that it holds."""
         if self.process():
             self._program("pg_ctl", "-D", str(self.data), "-m", "immediate", "-w", "stop")
+        shutil.rmtree(self.data)
 
     def process(self) -> list[psutil.Process]:
         """Its first process, whose end is that of all others; none where it does not run."""
