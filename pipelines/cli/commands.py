@@ -210,7 +210,16 @@ def up(arguments: argparse.Namespace) -> int:
     """``protofl up``: start the servers."""
     from pipelines.orchestration import services
 
-    services.up(**{service: getattr(arguments, service) for service in SERVICES})
+    wanted = {service: getattr(arguments, service) for service in SERVICES}
+    services.up(**wanted, flows_per_gpu=arguments.flows_per_gpu)
+    return 0
+
+
+def deploy(arguments: argparse.Namespace) -> int:
+    """``protofl deploy``: register the deployments with the configured server."""
+    from pipelines.orchestration import services
+
+    services.deploy(flows_per_gpu=arguments.flows_per_gpu)
     return 0
 
 

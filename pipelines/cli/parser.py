@@ -274,6 +274,10 @@ def _add_machine(add: _Commands) -> None:
     up = add("up", commands.up, "Servers on this machine: Prefect with a worker, MLflow, Optuna's dashboard.")
     for service, what in commands.SERVICES.items():
         up.add_argument(f"--no-{service}", action="store_false", dest=service, help=f"without {what}")
+    deploy = add("deploy", commands.deploy, "Register the deployments with the Prefect server that is configured.")
+    for command in (up, deploy):
+        about = "flows that share a GPU of this machine (default: 1)"
+        command.add_argument("--flows-per-gpu", type=whole_number(1), default=1, metavar="N", help=about)
     status = add("status", commands.status, "Which of these servers run, and where.")
     options.as_json(status, "a list of objects")
     add("down", commands.down, "Stop exactly the servers that `up` started.")

@@ -118,11 +118,11 @@ class Recorder:
         """
         return self._ask({"do": "study", "study": str(study.absolute())})
 
-    def stop(self, directory: Path, reason: str) -> None:
-        """Say that a watched run has failed."""
+    def stop(self, directory: Path, reason: str, *, failed: bool = True) -> None:
+        """Say that a watched run has failed, or that somebody has ended it, and why."""
         with self._lock:
             self._watched.pop(str(directory.absolute()), None)
-        self._send({"do": "stop", "run": str(directory.absolute()), "reason": reason})
+        self._send({"do": "stop", "run": str(directory.absolute()), "reason": reason, "failed": failed})
 
     def leave(self) -> None:
         """Let it finish what it was told by itself, after this process has ended."""

@@ -228,16 +228,16 @@ def as_flow(operation: Operation, body: Callable[..., str], *, hidden: str | Non
     """
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-    from pipelines.orchestration import flows
+    from pipelines.orchestration.flow_runs import CURRENT, Call
 
     _log_on_the_page()
-    call = flows.Call(operation, hidden)
-    token = flows.CURRENT.set(call)
+    call = Call(operation, hidden)
+    token = CURRENT.set(call)
     try:
         with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
             body(**parameters)
     finally:
-        flows.CURRENT.reset(token)
+        CURRENT.reset(token)
     assert call.outcome is not None
     return call.outcome
 

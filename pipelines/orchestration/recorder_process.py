@@ -141,7 +141,7 @@ class _Desk:
     def _stop(self, request: dict[str, Any]) -> None:
         tracker = self._trackers.pop(request["run"], None)
         if tracker is not None and _has_begun(request["run"]):
-            tracker.mark_stopped(failed=True)
+            tracker.mark_stopped(failed=request["failed"], reason=request["reason"])
 
     def _finish(self, request: dict[str, Any]) -> dict[str, Any]:
         from pipelines.orchestration.pages import runs_page

@@ -303,8 +303,9 @@ def report(path: Path, findings: Findings) -> list[str]:
         lines = [f"{path}: ANOTHER CLASS OF PROCESSOR: {here} here, {there} in the archive", *lines]
     if findings.tolerated:
         lines.append(
-            f"{path}: {findings.tolerated} files have other bytes, as they may on another class; of each run were compared "
-            f"rounds, clients, steps and bytes sent, which must be equal, and accuracies, at most {ACCURACY_TOLERANCE} apart: "
+            f"{path}: {findings.tolerated} files have other bytes, as they may on another class; of each run were "
+            "compared rounds, clients, steps and bytes sent, which must be equal, and accuracies, at most "
+            f"{ACCURACY_TOLERANCE} apart: "
             f"{f'{len(findings.other)} are not' if findings.other else 'all are'}"
         )
     lines += findings.other[:_TOLD]
