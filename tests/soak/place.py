@@ -21,7 +21,7 @@ import yaml
 
 PROJECT = Path(__file__).resolve().parents[2]
 SECONDS_TO_START = 600.0
-_TRIES_TO_START = 3  # on a machine that does much else, Prefect's server may need more than its four minutes
+_TRIES_TO_START = 8  # on a machine that does much else, a server may need more than its four minutes
 _MARK = "PROTOFL_SOAK"
 _DISK_MEGABYTES = 48
 
