@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-services test-team crash-points golden lint docs lock clean
+.PHONY: help run test test-slow test-services test-team crash-points golden soak life fuzz audit lint docs lock clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,9 +30,21 @@ test-slow: $(READY)  ## tests that take minutes
 test-services: $(READY)  ## tests that start real servers on loopback
 	@$(BIN)/python -m pytest -q -m services -n 0
 
+# FAULTS: how many. SEED: of what is thrown when. LIFE: sequences of twenty steps.
+FAULTS ?= 200
+SEED ?= 0
+LIFE ?= 40
+
 crash-points: $(READY)  ## end, fill or break the disk at every operation (POINTS=60 SEED=7: some of them), and go on
-	@$(BIN)/python tests/crash/points.py --seed $(or $(SEED),0) $(if $(POINTS),--points $(POINTS)) \
+	@$(BIN)/python tests/crash/points.py --seed $(SEED) $(if $(POINTS),--points $(POINTS)) \
 		--out $(or $(OUT),artifacts)
+
+soak: $(READY)  ## FAULTS faults at random moments of SEED around real commands and servers; what became of each
+	@rm -rf artifacts/soak
+	@$(BIN)/python -m tests.soak --faults $(FAULTS) --seed $(SEED) --out artifacts/soak
+
+life: $(READY)  ## LIFE sequences of what may be done to run folders, at random from SEED; nothing may be lost
+	@LIFE=$(LIFE) SEED=$(SEED) $(BIN)/python -m pytest -q -n 0 -m slow tests/pipelines/life
 
 golden: $(READY)  ## every method on digits, against the hashes kept with the code (about a minute)
 	@$(BIN)/python -m pipelines.cli reproduce --golden

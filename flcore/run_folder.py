@@ -138,9 +138,15 @@ def refuse_other_run(config: Config, directory: Path) -> None:
     """Stop before anything is written where a folder holds a run of another configuration.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: it does; or it holds results, and nothing says whose.
     """
-    if not RunFiles(directory).config.exists():
+    files = RunFiles(directory)
+    if not files.config.exists():
+        if files.history.exists():
+            raise ConfigError(
+                f"{directory}: holds results without {files.config.name}, which says whose they are; "
+                "choose another folder, or delete that one"
+            )
         return
     found, wanted = described(directory), json.loads(json.dumps(config.to_mapping()))
     # Files elsewhere may hold other images under the same configuration; whether they do, only reading them would tell.

@@ -21,6 +21,7 @@ from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.local.step import learning_rate
 from flcore.engine.local.tape import planned_steps
 from flcore.engine.turns import Failure, Place, Reply
+from flcore.errors import listed
 from flcore.evaluation.forward import Forward, stacked_part
 from flcore.experiment import Experiment
 from flcore.messages import Payload, Prototypes, Size, Weights
@@ -157,6 +158,10 @@ class TurnRunner:
         for name, payload in (*kept.items(), *message.items()):
             if payload is not outcome.weights and not _finite(payload):
                 return Failure(f"its {name} holds values that are not finite", down, "reply")
+        for name, payload in message.items():
+            misfit = _misfit(payload, turn.inbox.get(name))
+            if misfit is not None:
+                return Failure(f"its {name} {misfit}", down, "reply")
         reply = Reply(message, outcome.losses, outcome.steps, bool(kept), down, _cost(message, experiment))
         return reply, kept
 
@@ -244,6 +249,27 @@ def _not_finite(outcome: Outcome) -> str | None:
 def _finite(payload: Payload) -> bool:
     tensors = payload.arrays().values()
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point())
+
+
+def _misfit(answer: Payload, sent: Payload | None) -> str | None:
+    """Why an answer cannot be folded with others' to what was sent; None if it can, or nothing of its kind was sent.
+
+    An array of one value would be added to every value of a mean without a word, and one too many would be passed over.
+    """
+    if isinstance(answer, Weights) and isinstance(sent, Weights):
+        groups = ((answer.params, sent.params), (answer.buffers, sent.buffers if answer.buffers else {}))
+    elif isinstance(answer, Prototypes) and isinstance(sent, Prototypes):
+        groups = (({"means": answer.means}, {"means": sent.means}),)
+    else:
+        return None
+    for found, wanted in groups:
+        if found.keys() != wanted.keys():
+            return f"has other arrays than it was sent: {listed(sorted(found.keys() ^ wanted.keys()))}"
+        for name, tensor in found.items():
+            told, expected = ((list(one.shape), str(one.dtype)) for one in (tensor, wanted[name]))
+            if told != expected:
+                return f"has {name} of shape {told[0]} and {told[1]}, and was sent {expected[0]} and {expected[1]}"
+    return None
 
 
 def outgoing(message: Payloads, experiment: Experiment) -> Record:

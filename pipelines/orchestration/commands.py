@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from flcore.errors import RunError
 from pipelines.config.params import without_tracking
 from pipelines.execution.progress import watcher_for_standard_error
 from pipelines.execution.recorder import Recorder
+from pipelines.orchestration.as_flow import as_flow, uses_prefect
 
 if TYPE_CHECKING:
     from flcore.config import Config
@@ -205,52 +205,6 @@ def operation(raw: Mapping[str, Any], *, quiet: bool = False, wait: bool = True)
                 recorder.leave()
         finally:
             watcher.close()
-
-
-def uses_prefect(orchestrator: str, how: Operation) -> bool:
-    """Whether a command is carried out as a flow: what is asked for, and whether a server answers."""
-    from pipelines.orchestration.address import choose
-
-    choice = choose(orchestrator)
-    if choice.warning:
-        how.watcher.say(choice.warning)
-    if choice.uses_prefect:
-        choice.apply()
-    return choice.uses_prefect
-
-
-def as_flow(operation: Operation, body: Callable[..., str], *, hidden: str | None = None, **parameters: Any) -> Any:
-    """Run a flow in this process, with this operation; returns the outcome of its body.
-
-    ``hidden`` is a study's storage, which is no parameter because Prefect would keep it.
-
-    Its heartbeat is off: a thread that sleeps in whole seconds and is waited for at the end of every flow.
-    """
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-
-    from pipelines.orchestration.flow_runs import CURRENT, Call
-
-    _log_on_the_page()
-    call = Call(operation, hidden)
-    token = CURRENT.set(call)
-    try:
-        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-            body(**parameters)
-    finally:
-        CURRENT.reset(token)
-    assert call.outcome is not None
-    return call.outcome
-
-
-def _log_on_the_page() -> None:
-    """Let what a flow logs reach its page, and not the terminal a second time, unless somebody wants to see it there.
-
-    Prefect's level is one for both, and the command line has set it so that the terminal stays quiet.
-    """
-    logger = logging.getLogger("prefect.flow_runs")
-    if not logger.isEnabledFor(logging.INFO):
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
 
 
 # ---- what is printed ---------------------------------------------------------------------------------------------

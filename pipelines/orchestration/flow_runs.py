@@ -165,13 +165,15 @@ def left(outcome: Outcome | StudyOutcome) -> str:
 
 
 def show_run(outcome: Outcome) -> None:
-    """The scores and costs of a finished run as an artifact, with where it is."""
+    """The scores and costs of a finished run as an artifact, with where it is; the command knows of it before."""
+    left(outcome)
     lines = [f"folder: `{outcome.directory}`", *([f"MLflow: `{outcome.store}`"] if outcome.store else [])]
     create_markdown_artifact(_run_table(outcome.directory) + "\n\n" + "\n\n".join(lines), key="result")
 
 
 def show_table(outcome: Outcome | StudyOutcome) -> None:
-    """The table of many runs as an artifact."""
+    """The table of many runs as an artifact; the command knows of it before."""
+    left(outcome)
     create_markdown_artifact(outcome.markdown, key="table", description=f"of the runs in {outcome.directory}")
 
 

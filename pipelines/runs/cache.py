@@ -203,9 +203,16 @@ def has_finished(directory: Path, run_hash: str, code: str) -> bool:
 
 
 def _results(directory: Path) -> str:
-    """A fingerprint of what a finished run gave."""
+    """A fingerprint of what a finished run gave; whoever deletes or alters some of it has no whole run to share."""
     files = RunFiles(directory)
-    return hashlib.sha256(files.metrics.read_bytes() + files.history.read_bytes()).hexdigest()
+    kept = [path for folder in (files.clients, files.before) for path in sorted(folder.glob("*.safetensors"))]
+    digests = []
+    for path in (files.metrics, files.history, files.model, files.server, *kept):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digests.append([path.relative_to(directory).as_posix(), digest])
+    return _digest(digests)
 
 
 def place(source: Path, target: Path, add: Callable[[Path], object] = lambda folder: None) -> None:

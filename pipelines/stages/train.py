@@ -21,7 +21,7 @@ from flcore.errors import DataError, RunError
 from flcore.files import read_json, write_json
 from flcore.run_folder import RunFiles, described, write_result
 from pipelines.execution.bodies import Operation, carry_out_placed
-from pipelines.execution.one_run import PlacedRun, placed
+from pipelines.execution.one_run import PlacedRun, finished_by_other_code, placed
 from pipelines.runs.compared import compared_by
 from pipelines.runs.inputs import Inputs, write_inputs
 from pipelines.stages.partition import partition_folder, remove_others
@@ -62,7 +62,7 @@ def train(
     for run in runs:
         if run.directory.name in kept:
             _describe_again(run)
-        elif run.directory.name in known or not _was_begun(run):
+        elif run.directory.name in known or not _was_begun(run) or finished_by_other_code(run):
             disk.remove_tree(run.directory)
     if directory.exists():
         remove_others(directory, [run.directory.name for run in runs])

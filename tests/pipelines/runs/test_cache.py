@@ -140,6 +140,12 @@ def test_a_finished_run_is_found_by_its_hash_and_code(cache: Cache, tmp_path: Pa
     cache.note_peak(config(), 7)
     assert known.seconds is not None and known.peak is None
     assert cache.cost(kind_of(config())) == Cost(2 * known.seconds, 7)
+    # A model that somebody has altered, or deleted, is not handed on.
+    model = RunFiles(folder).model.read_bytes()
+    RunFiles(folder).model.write_bytes(model[:-1] + bytes([model[-1] ^ 1]))
+    assert cache.finished_run(about["config_hash"], about["code"]) is None
+    RunFiles(folder).model.write_bytes(model)
+    assert cache.finished_run(about["config_hash"], about["code"]) == folder
     RunFiles(folder).metrics.unlink()
     assert cache.finished_run(about["config_hash"], about["code"]) is None
 
