@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,11 +153,16 @@ def refuse_other_run(config: Config, directory: Path) -> None:
         )
 
 
-def write_result(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON of a run in one step. A figure may be infinite where a model's answers overflow."""
-    write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+def write_result(path: Path, content: Any, *, durable: bool = False) -> None:
+    """Write JSON of a run in one step. A figure may be infinite where a model's answers overflow.
+
+    Args:
+        path: the file. content: JSON values.
+        durable: as for :func:`flcore.files.replace_file`.
+    """
+    write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n", durable=durable)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file in one step."""
-    replace_file(path, lambda file: file.write(text.encode()))
+def write_text(path: Path, text: str, *, durable: bool = False) -> None:
+    """Write a text file in one step, line ends as they are."""
+    replace_file(path, lambda file: file.write(text.encode()), durable=durable)

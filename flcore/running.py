@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from flcore import plugins
+from flcore import disk, plugins
 from flcore.config import Config
 from flcore.data import dataset
 from flcore.data.dataset import Dataset
@@ -129,7 +129,7 @@ def prepare(config: Config, directory: Path) -> Dataset:
             return Dataset.load(directory)
         except DataError:
             pass  # interrupted or damaged: made again below
-    request_file.unlink(missing_ok=True)
+    disk.remove(request_file, missing_ok=True)
     prepared = read_source(config, directory)
     write_result(request_file, request)
     return prepared
@@ -144,6 +144,7 @@ def read_source(config: Config, directory: Path) -> Dataset:
         size=config.data.size,
         channels=config.data.channels,
         limit_per_class=config.data.limit_per_class,
+        normalisation=None if config.data.mean is None else (config.data.mean, config.data.std or 1.0),
         directory=directory,
     )
 
@@ -161,7 +162,7 @@ def divide(config: Config, prepared: Path, directory: Path) -> Partition:
         test_shots=config.partition.test_shots,
         imbalance=config.partition.imbalance,
     )
-    directory.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(directory)
     division.save(directory)
     return division
 
@@ -191,8 +192,8 @@ def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -
 
     scores = Scorer(experiment).score(server, memory, vote=True)
     metrics = summarise(experiment, scores, history)
-    write_text(files.curves, _curves(history))
-    write_result(files.metrics, metrics)
+    write_text(files.curves, _curves(history), durable=True)
+    write_result(files.metrics, metrics, durable=True)  # last: whoever looks for a finished run looks for this
     return metrics
 
 

@@ -25,6 +25,7 @@ from flcore.evaluation.forward import Forward, stacked_part
 from flcore.experiment import Experiment
 from flcore.messages import Payload, Prototypes, Size, Weights
 from flcore.methods.vocabulary import BATCHNORM, MODEL, PRIVATE, Exchange, Leg, Turn
+from flcore.poisoning import poisoned_message
 from flcore.records import Payloads, Record, measure, on_device
 
 Memories = Callable[[int], Record]
@@ -144,6 +145,8 @@ class TurnRunner:
         if cause is not None:
             return Failure(cause, down, "local training")
         message, kept = experiment.method.reply(turn, trained)
+        if turn.client in experiment.poisoned:
+            message = poisoned_message(message, turn, experiment.config.federation)
         own = kept.get(MODEL)
         keeps_statistics = isinstance(own, Weights) and bool(own.buffers)
         if experiment.batchnorm == "local" and outcome.weights.buffers and not keeps_statistics:

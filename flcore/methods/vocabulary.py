@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcore.aggregation.settings import Aggregation
 from flcore.messages import Count, Payload, Prototypes, Weights
 from flcore.models.network import Network
 from flcore.models.view import View
+from flcore.optim import Optimizer
 from flcore.records import Payloads, Record, Slot
 from flcore.rng import numpy_stream, torch_stream
 
@@ -66,6 +68,8 @@ class Setting:
         initial: the initial weights, the same for every party.
         network: the model's parts as functions of weights, in evaluation mode; for work on the server.
         device: where heavy work belongs; records that a stage is given lie on the CPU.
+        aggregation: how the server folds weights and prototypes.
+        cohort_size: m, the clients that a round asks, whoever of them answers.
     """
 
     seed: int
@@ -80,6 +84,8 @@ class Setting:
     initial: Weights
     network: Network
     device: str = "cpu"
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    cohort_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -198,6 +204,25 @@ def _as_record(message: Payloads) -> Record:
 Stage = Callable[[Record, Replies, Exchange], tuple[Payloads, Facts]]
 """Server's work on replies: (what the server holds, messages, exchange) → (what it holds then, facts)."""
 
+Kind = Literal["weights", "prototypes"]
+"""What the section ``aggregation`` speaks of: models that clients send, or one vector per class."""
+
+S = TypeVar("S", bound=Callable[..., tuple[Payloads, Facts]])
+
+
+def folds(kind: Kind) -> Callable[[S], S]:
+    """Mark a stage that folds what clients send of this kind as the section ``aggregation`` says.
+
+    The mark is what a configuration is checked against: a rule that no stage of a method would follow is refused.
+    """
+
+    def mark(stage: S) -> S:
+        stage.folds = kind  # type: ignore[attr-defined]  # a function's own namespace
+        return stage
+
+    return mark
+
+
 Predict = Callable[[LocalModel, Tensor, Record, Tensor | None], Tensor]
 """(model, images, server, classes) → scores, see :meth:`flcore.methods.base.Method.predict`."""
 
@@ -224,6 +249,28 @@ class Batch:
 
 Loss = Callable[[LocalModel, Batch, Context], dict[str, Tensor]]
 
+Probe = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""(what moves, its gradient) → the point at which the gradient that moves it is taken: pure, of one client, by name."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One move of weights within a step: a gradient on the step's mini-batch, and what an optimiser makes of it.
+
+    Attributes:
+        loss: what the gradient is of; None for the phase's.
+        trainable: prefixes of the names that move, of those that the phase moves.
+        optimizer: makes the one that moves them, which the phase keeps; None: as configured in ``local``.
+        probe: None: the gradient is taken where the weights are. Else it is taken there first, which leaves nothing (no
+            term, no note, no running statistics), and then at the point that the probe makes of weights and gradient;
+            the optimiser moves the weights by that second one.
+    """
+
+    loss: Loss | None = None
+    trainable: tuple[str, ...] = ("",)
+    optimizer: Callable[[], Optimizer] | None = None
+    probe: Probe | None = None
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -235,8 +282,10 @@ class Phase:
         source: batches of what: None for the client's images, else the name of a context entry ``{"inputs": [n, ...],
             "labels": [n]}``, such as pseudo-features.
         loss: of this phase; None for :meth:`flcore.methods.base.Method.loss`.
-        note: the mini-batches whose features, as the loss notes them while the weights move, are averaged by class for
-            :meth:`TrainedClient.noted_means`: of all, or of the last ones, as many as a pass over the data has.
+        updates: what a step is, one after the other on the same mini-batch; their terms have names of their own.
+        note: the mini-batches whose features, as the loss of the first update notes them while the weights move, are
+            averaged by class for :meth:`TrainedClient.noted_means`: of all, or of the last ones, as many as a pass over
+            the data has.
     """
 
     trainable: tuple[str, ...] = ("",)
@@ -244,6 +293,7 @@ class Phase:
     steps: int | None = None
     source: str | None = None
     loss: Loss | None = None
+    updates: tuple[Update, ...] = (Update(),)
     note: Literal["none", "all", "last_pass"] = "none"
 
 

@@ -38,7 +38,7 @@ REGISTRIES: Mapping[str, Mapping[str, Any]] = {
 _LISTED = {"data": "datasets", "partition": "partitioners", "model": "models", "method": "methods"}
 _TYPES = {"int": "integer", "float": "number", "str": "string", "bool": "boolean", "mapping": "object", "null": "null"}
 # Plain sections whose keys may differ between the methods of a comparison.
-_OF_A_METHOD = ("federation", "local", "engine", "evaluation", "tracking")
+_OF_A_METHOD = ("federation", "aggregation", "local", "engine", "evaluation", "tracking")
 
 
 def schema() -> Schema:
@@ -178,6 +178,15 @@ def _comparison(definitions: Schema) -> Schema:
     return {
         "methods": {**own["methods"], "uniqueItems": True},
         "seeds": {**own["seeds"], "uniqueItems": True},
+        "partition_seeds": {**own["partition_seeds"], "uniqueItems": True},
+        "variants": {
+            **own["variants"],
+            "additionalProperties": {
+                "type": "object",
+                "properties": {"method": {"type": "string"}},
+                "required": ["method"],
+            },
+        },
         "settings": {
             **own["settings"],
             "properties": {name: _settings_of(definitions, name) for name in METHODS},

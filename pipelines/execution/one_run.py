@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flcore import training
+from flcore import disk, training
 from flcore.config import Config
 from flcore.engine.local.meeting import Seat
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
@@ -186,7 +186,7 @@ def carry_out(
     missing = analyses_left(run)
     if missing:
         steps.call("analyse", analyses.compute, run.config, *folders, missing)
-        files.report.unlink(missing_ok=True)  # it shows them
+        disk.remove(files.report, missing_ok=True)  # it shows them
     if is_new:
         cache.note_peak(run.config, memory.peak() // (1 + len(run.company)))
 
@@ -235,4 +235,4 @@ def _forget_other_code(run: PlacedRun) -> None:
     files = RunFiles(run.directory)
     if files.history.exists() and files.config.exists() and described(run.directory).get("code") != run.code:
         for path in (files.history, files.metrics, files.report):
-            path.unlink(missing_ok=True)
+            disk.remove(path, missing_ok=True)

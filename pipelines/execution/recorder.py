@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from flcore import disk
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 
 _KINDS: Mapping[str, type[ProtoflError]] = {"ConfigError": ConfigError, "DataError": DataError, "RunError": RunError}
@@ -114,11 +115,11 @@ class Recorder:
         """
         return self._ask({"do": "study", "study": str(study.absolute())})
 
-    def stop(self, directory: Path, reason: str) -> None:
-        """Say that a watched run has failed."""
+    def stop(self, directory: Path, reason: str, *, failed: bool = True) -> None:
+        """Say that a watched run has failed, or that somebody has ended it, and why."""
         with self._lock:
             self._watched.pop(str(directory.absolute()), None)
-        self._send({"do": "stop", "run": str(directory.absolute()), "reason": reason})
+        self._send({"do": "stop", "run": str(directory.absolute()), "reason": reason, "failed": failed})
 
     def leave(self) -> None:
         """Let it finish what it was told by itself, after this process has ended."""
@@ -141,7 +142,7 @@ class Recorder:
     # ---- the pipe ------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        _LOG.parent.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(_LOG.parent)
         arguments = [
             sys.executable,
             "-m",

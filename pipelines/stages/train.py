@@ -11,11 +11,11 @@ know that before.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from flcore import disk
 from flcore.config import Config
 from flcore.errors import DataError, RunError
 from flcore.files import read_json, write_json
@@ -63,7 +63,7 @@ def train(
         if run.directory.name in kept:
             _describe_again(run)
         elif run.directory.name in known or not _was_begun(run):
-            shutil.rmtree(run.directory, ignore_errors=True)
+            disk.remove_tree(run.directory)
     if directory.exists():
         remove_others(directory, [run.directory.name for run in runs])
     failed = carry_out_placed(runs, operation, restart=restart)
@@ -98,8 +98,8 @@ def _describe_again(run: PlacedRun) -> None:
     if run.is_finished or not files.metrics.exists():
         return
     for path in (files.report, files.config):
-        path.unlink(missing_ok=True)
-    shutil.rmtree(files.figures, ignore_errors=True)
+        disk.remove(path, missing_ok=True)
+    disk.remove_tree(files.figures)
     config = run.config.to_mapping()
     config.pop("tracking")
     identity = run.config.identity()

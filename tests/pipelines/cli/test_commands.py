@@ -152,6 +152,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
+UNTUNED = {"tuned": 0, "budget": "rounds"}
 HOW = {"orchestrator": "auto", "restart": False, "wait": True}
 
 
@@ -170,11 +171,18 @@ def test_parameters_are_handed_on_unchecked(asked: list[tuple[Any, ...]], capsys
     given = {"quiet": False, "orchestrator": "inline", "restart": True, "wait": False}
     assert asked.pop() == ("run", raw, Path("x"), given)
     assert main(["compare", "--methods", "moon,local", "--seeds", "1,2", *more]) == 0
-    assert asked.pop() == ("compare", raw, ("moon", "local"), (1, 2), Path("runs/comparison"), {"tuned": 0, **HOW})
+    assert asked.pop() == (
+        "compare",
+        raw,
+        ("moon", "local"),
+        (1, 2),
+        Path("runs/comparison"),
+        {"tuned": 0, "budget": "rounds", **HOW},
+    )
     grid = ["--vary", "a.b=1,2", "--vary", "c.d=3", "--baselines", "local", "--metric", "top1_global"]
     assert main(["sweep", *grid, *more]) == 0
     told = (["a.b=1,2", "c.d=3"], None, ("local",), "top1_global", Path("runs/sweep"))
-    assert asked.pop() == ("sweep", raw, *told, HOW)
+    assert asked.pop() == ("sweep", raw, *told, {"points": [], **HOW})
     assert main(["tune", "--method", "moon", "--trials", "3", "--storage", "sqlite:///x", *more]) == 0
     how = {"orchestrator": "auto", "wait": True}
     assert asked.pop() == ("tune", moon, Asked(3, storage="sqlite:///x"), Path("runs/tune-moon"), how)

@@ -154,7 +154,13 @@ def test_types_ranges_and_choices_are_those_of_the_declarations(section: str) ->
         for value in candidates(parameter):
             if isinstance(value, float) and value == int(value) and "float" not in parameter.type:
                 continue  # 1.0 is a whole number to JSON Schema, and none to the configuration
-            if section == "compare" and parameter.name in ("methods", "baseline", "seeds"):
+            if section == "compare" and parameter.name in (
+                "methods",
+                "baseline",
+                "seeds",
+                "partition_seeds",
+                "variants",
+            ):
                 continue  # of which more is known than their type; see above
             raw = {parameter.name: list(value) if isinstance(value, tuple) else value}
             wanted = is_valid_value(section, entry, parameter, raw[parameter.name])

@@ -19,6 +19,7 @@ from flcore.config import Config
 from flcore.engine.pool.groups import StoppedError
 from flcore.errors import ConfigError, RunError
 from flcore.run_folder import RunFiles
+from pipelines.config.params import with_variants
 from pipelines.execution import admission, bodies, one_run, run_pool
 from pipelines.execution.bodies import Operation, carry_out_all, comparison, comparison_runs, experiment
 from pipelines.execution.progress import Silence
@@ -371,3 +372,28 @@ def test_nothing_of_a_run_folder_is_a_copy_of_data() -> None:
     outcome = experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
     assert not RunFiles(outcome.directory).prepared.exists()
     assert not RunFiles(outcome.directory).partition.exists()
+
+
+def test_every_method_and_variant_is_run_with_every_seed_on_every_division() -> None:
+    raw = {
+        "partition": {"name": "iid"},
+        "compare": {"methods": ["fedavg"], "seeds": [0, 1], "partition_seeds": [5, 6]},
+    }
+    planned = comparison_runs(with_variants(raw, ["slow=fedavg,local.lr=0.001"]), None, None)
+    assert [(run.name, run.draw, run.config.seed, run.config.partition_seed, run.label) for run in planned] == [
+        ("fedavg", 5, 0, 5, "division 5"),
+        ("fedavg", 5, 1, 5, "division 5"),
+        ("fedavg", 6, 0, 6, "division 6"),
+        ("fedavg", 6, 1, 6, "division 6"),
+        ("slow", 5, 0, 5, "slow, division 5"),
+        ("slow", 5, 1, 5, "slow, division 5"),
+        ("slow", 6, 0, 6, "slow, division 6"),
+        ("slow", 6, 1, 6, "slow, division 6"),
+    ]
+    assert {run.config.local.lr for run in planned if run.row} == {0.001}
+    # One that is named among the methods stands where it is named.
+    named = comparison_runs(with_variants(raw, ["slow=fedavg,local.lr=0.001"]), ["slow", "local"], [0])
+    assert [run.name for run in named] == ["slow", "slow", "local", "local"]
+    other = with_variants(raw, ["few=fedavg,partition.num_clients=3"])
+    with pytest.raises(ConfigError, match=r"compare\.variants\.few: partition must be the same"):
+        comparison_runs(other, None, None)

@@ -302,7 +302,7 @@ def test_a_comparison_comes_out_with_all_its_runs_and_tables(tmp_path: Path) -> 
 
     def protofl(*more: str, code: int = 0) -> str:
         command = [sys.executable, "-m", "pipelines.cli", *more]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, check=False)
         assert done.returncode == code, done.stderr
         return done.stdout
 
