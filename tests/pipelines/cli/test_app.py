@@ -123,7 +123,8 @@ def os_error(number: int, path: str | None) -> OSError:
         (
             os_error(errno.EIO, "runs/x"),
             4,
-            "runs/x: the disk, or the way to it, fails (Input/output error); when it works again, the same command goes on",
+            "runs/x: the disk, or the way to it, fails (Input/output error); when it works again, "
+            "the same command goes on",
         ),
         (os_error(errno.ENOSPC, None), 4, "a file: the disk is full; make room, and the same command goes on"),
         (os_error(errno.EROFS, "a/b"), 2, "a/b: cannot write there (Read-only file system); choose another --out"),
