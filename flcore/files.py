@@ -98,9 +98,14 @@ def append(path: Path, content: bytes, *, at: int, durable: bool = False) -> int
     return at + len(content)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what processes that were killed have left half written in a folder; in those below it nothing."""
-    for path in sorted(folder.glob(".*.tmp")):
+def sweep(folder: Path, name: str = "*") -> None:
+    """Remove what processes that were killed have left half written in a folder; in those below it nothing.
+
+    Args:
+        folder: need not be there.
+        name: of the file that was to be written; default: of any.
+    """
+    for path in sorted(folder.glob(f".{name}.*.*.tmp")):
         number = path.name.split(".")[-3]
         if number.isdigit() and not _is_alive(int(number)):
             disk.remove(path, missing_ok=True)

@@ -102,6 +102,10 @@ def test_what_a_killed_process_left_half_written_is_swept_and_nothing_else(tmp_p
     kept = {f".a.json.{os.getpid()}.140.tmp", f"b.{ended.pid}.140.tmp", ".running", "a.json", ".c.tmp"}
     for name in kept:
         (tmp_path / name).write_text("")
+    sweep(tmp_path, "b.json")
+    assert len(list(tmp_path.iterdir())) == len(kept) + 1
+    sweep(tmp_path, "a.json")
+    assert {path.name for path in tmp_path.iterdir()} == kept
     sweep(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == kept
     sweep(tmp_path / "none")
