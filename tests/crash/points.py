@@ -384,8 +384,8 @@ def main() -> int:
         names = asked.scenarios.split(",")
         for module in {module for name in names for module in SCENARIOS[name].imports}:
             importlib.import_module(module)
+        scenarios.remember_what_stays([SCENARIOS[name] for name in names])
         grounds = [Ground(name, root) for name in names]
-        scenarios.remember_what_stays([ground.scenario for ground in grounds])
         gc.collect()
         gc.freeze()  # what children share with this process is not copied for being looked at
         choice = random.Random(asked.seed)
