@@ -224,6 +224,7 @@ PAST_THE_DISK = {
     "pipelines.runs.memory": "a question to the kernel",
     "pipelines.tracking.artifacts": "a folder of MLflow's for a moment",
     "pipelines.tracking.model": "a folder from which MLflow copies a model",
+    "pipelines.proof.golden": "runs that are looked at once, and never gone on with",
     "pipelines.cli.app": "standard output that nobody reads any more",
 }
 """Who changes something by other means, and what; nothing of it is a result."""

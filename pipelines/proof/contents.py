@@ -84,14 +84,17 @@ class ArchivedComparison:
 
     Attributes:
         baseline, target_fraction: as in the section ``compare``.
-        rows: of each run, by its folder, what its method is called in the table, in the order of the table.
+        rows: of each run, by its folder, what its method is called in the table, in the order of the table, and the
+            seed of its division where each seed was run with several.
+        budget: in a sentence, what every run might spend; None where that is a number of rounds.
         tuning: what studies found before. failed: why other runs have no result.
         results: SHA-256 by name of each file of the comparison.
     """
 
     baseline: str
     target_fraction: float
-    rows: Sequence[tuple[str, str]]
+    rows: Sequence[tuple[str, str, int | None]]
+    budget: str | None
     tuning: Sequence[Mapping[str, Any]]
     failed: Mapping[str, str]
     results: Mapping[str, str]
@@ -211,9 +214,11 @@ def _run(file: StoredZip, name: str, said: _Values) -> ArchivedRun:
 def _comparison(said: _Values, runs: Sequence[str]) -> ArchivedComparison:
     rows = said.values.get("rows")
     if not isinstance(rows, list) or not all(
-        isinstance(row, list) and len(row) == 2 and row[0] in runs and isinstance(row[1], str) for row in rows
-    ):
-        raise DataError(f"{said.where}: rows: expected pairs of a run and what its method is called")
+        isinstance(row, list) and len(row) == 3 and row[0] in runs and isinstance(row[1], str)
+        and (row[2] is None or type(row[2]) is int)
+        for row in rows
+    ):  # fmt: skip
+        raise DataError(f"{said.where}: rows: expected a run, what its method is called, and a seed or null, for each")
     tuning = said.values.get("tuning")
     if not isinstance(tuning, list) or not all(isinstance(entry, dict) for entry in tuning):
         raise DataError(f"{said.where}: tuning: expected a list of objects")
@@ -221,7 +226,8 @@ def _comparison(said: _Values, runs: Sequence[str]) -> ArchivedComparison:
     return ArchivedComparison(
         baseline=said.text("baseline"),
         target_fraction=said.number("target_fraction"),
-        rows=[(run, row) for run, row in rows],
+        rows=[(run, row, draw) for run, row, draw in rows],
+        budget=said.optional_text("budget"),
         tuning=[_tuned(_Values(f"{said.where}: tuning", entry)) for entry in tuning],
         failed={label: failed.text(label) for label in failed.values},
         results=said.hashes("results"),

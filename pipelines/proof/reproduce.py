@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flcore import disk
 from flcore.errors import ConfigError, DataError, RunError, listed
 from flcore.files import read_json, replace_file
 from flcore.plugin_places import located
@@ -167,7 +168,7 @@ def _begin(ready: PlacedRun, run: ArchivedRun) -> None:
         mapping["plugins"] = [
             {**entry, "path": Path(entry["path"]).relative_to(home).as_posix()} for entry in mapping["plugins"]
         ]
-    files.checkpoint.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(files.checkpoint)
     content = {
         "config": mapping,
         "identity": ready.config.identity(),
@@ -203,10 +204,12 @@ def _compare(comparison: ArchivedComparison, home: Path, how: Operation) -> None
     asked = how.recorder.compare(
         "comparison",
         {"compare": section},
-        [home / "runs" / run for run, _ in comparison.rows],
+        [home / "runs" / run for run, _, _ in comparison.rows],
         home,
         name=home.name,
-        rows=[row for _, row in comparison.rows],
+        rows=[row for _, row, _ in comparison.rows],
+        draws=[draw for _, _, draw in comparison.rows],
+        budget=comparison.budget,
         tuning=list(comparison.tuning) or None,
         failed=dict(comparison.failed),
         **how.console,
