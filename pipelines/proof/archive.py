@@ -27,6 +27,7 @@ from pipelines.proof.contents import (
     README,
     SHOWN,
     VERSION,
+    without_places,
 )
 from pipelines.proof.crate import Described, metadata, readme
 from pipelines.proof.results import COMPARED, digest_of, digests, result_files
@@ -35,9 +36,6 @@ from pipelines.runs.inputs import inputs_of
 from pipelines.runs.provenance import LOCK, ROOT, git_commit, lock_hash
 
 _CURE = "carry it out again"
-_PLACES = (("data", "root"), ("data", "download"), ("partition", "path"), ("engine", "ray_address"))
-"""Keys that say where things lie, or who computes, on the machine that made a run."""
-
 _PACKAGED = ("pyproject.toml", "Makefile", "README.md", "LICENSE")
 
 
@@ -188,9 +186,7 @@ def _add_run(run: _Run, contents: dict[str, Content]) -> dict[str, Any]:
     for name in ("manifest.json", "indices.safetensors"):
         contents[f"partitions/{partition[:FINGERPRINT_DIGITS]}/{name}"] = inputs.partition / name
     folder = f"runs/{run.name}"
-    stored = json.loads(json.dumps(dict(run.header["config"])))
-    for section, key in _PLACES:
-        stored[section].pop(key, None)
+    stored = without_places(run.header["config"])
     contents[f"{folder}/config.json"] = _json({**run.header, "config": stored})
     for entry in stored.get("plugins", ()):
         contents[f"{folder}/{entry['path']}"] = run.directory / entry["path"]

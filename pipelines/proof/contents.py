@@ -31,6 +31,13 @@ PROOF, METADATA, README = "proof.json", "ro-crate-metadata.json", "README.md"
 SHOWN = ("metrics.json", "history.jsonl", "curves.csv", "model.safetensors")
 """Results of a run that lie in its archive; of the others, what clients and server held, it has the hashes."""
 
+_PLACES: Mapping[str, frozenset[str]] = {
+    "data": frozenset({"root", "download"}),
+    "partition": frozenset({"path"}),
+    "engine": frozenset({"name", "workers", "ray_address", "gpus_per_worker"}),
+}
+"""Keys that say where things lie, and who computes; none of them changes a result."""
+
 FINGERPRINT_DIGITS = 16  # of a fingerprint, in names
 _MOST_JSON = 2**28  # bytes of a file that is read into memory as a whole
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -131,6 +138,20 @@ class Archive:
             DataError: it is none.
         """
         return _json(self.file, name)
+
+
+def without_places(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration, nested, without what it says of the machine that made it.
+
+    What somebody else has written there is not gone to either: no folder, no download, no cluster.
+    """
+    return {
+        section: {key: value for key, value in values.items() if key not in _PLACES.get(section, ())}
+        if isinstance(values, Mapping)
+        else values
+        for section, values in config.items()
+        if section != "tracking"
+    }
 
 
 def read_archive(path: Path) -> Archive:
