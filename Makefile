@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-services test-team golden soak life lint docs lock clean
+.PHONY: help run test test-slow test-services test-team crash-points golden soak life fuzz audit lint docs lock clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,10 @@ test-services: $(READY)  ## tests that start real servers on loopback
 FAULTS ?= 200
 SEED ?= 0
 LIFE ?= 40
+
+crash-points: $(READY)  ## end, fill or break the disk at every operation (POINTS=60 SEED=7: some of them), and go on
+	@$(BIN)/python tests/crash/points.py --seed $(SEED) $(if $(POINTS),--points $(POINTS)) \
+		--out $(or $(OUT),artifacts)
 
 soak: $(READY)  ## FAULTS faults at random moments of SEED around real commands and servers; what became of each
 	@rm -rf artifacts/soak

@@ -17,6 +17,7 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +125,9 @@ def prepare(config: Config, directory: Path) -> Dataset:
     """
     request_file = directory.with_name(f"{directory.name}.request.json")
     request = config.to_mapping()["data"]
-    if request_file.exists() and json.loads(request_file.read_text()) == request:
-        try:
+    with suppress(DataError):  # not there, interrupted or damaged: made again below
+        if read_json(request_file, "") == request:
             return Dataset.load(directory)
-        except DataError:
-            pass  # interrupted or damaged: made again below
     disk.remove(request_file, missing_ok=True)
     prepared = read_source(config, directory)
     write_result(request_file, request)

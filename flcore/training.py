@@ -246,7 +246,8 @@ def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, sta
     times = {"began_ms": rounds[0]["began_ms"], "ended_ms": rounds[-1]["ended_ms"]}
     write_result(files.timing, {**timing, **times})
     # What says that the run has finished comes last, after a power failure too.
-    make_durable([files.model, files.server, *sorted(files.clients.iterdir()), *sorted(files.before.glob("*"))])
+    kept = [*sorted(files.clients.iterdir()), *sorted(files.before.glob("*"))]
+    make_durable([files.model, files.server, files.timing, *kept])
     write_text(files.history, (files.checkpoint / "history.jsonl").read_text(), durable=True)
     disk.remove_tree(files.checkpoint)
 

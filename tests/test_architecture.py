@@ -209,13 +209,17 @@ def test_rooms_are_told_from_the_ground_up(house: House) -> None:
 # ---- the disk ----------------------------------------------------------------------------------------------------
 
 CHANGES = {
-    "write_text", "write_bytes", "unlink", "rmdir", "rename", "mkdir", "makedirs", "touch", "symlink_to", "hardlink_to",
-    "rmtree", "copyfile", "copytree", "copy2", "move", "removedirs", "fsync", "truncate", "save", "savez", "mkstemp",
-    "mkdtemp", "TemporaryDirectory", "NamedTemporaryFile", "save_file", "to_csv",
+    "write_text", "write_bytes", "unlink", "rmdir", "mkdir", "makedirs", "touch", "symlink_to", "hardlink_to", "rmtree",
+    "copyfile", "copytree", "copy2", "fsync", "truncate", "mkstemp", "mkdtemp", "TemporaryDirectory",
+    "NamedTemporaryFile", "save_file",
 }  # fmt: skip
 """Names of functions that change what is on a disk, whoever has them."""
-OF_OS = {"link", "symlink", "remove", "replace", "open"}
-"""Those that mean so of `os` alone."""
+BY_OWNER = {"os": {"link", "symlink", "remove", "replace", "open"}, "shutil": {"move"}}
+"""Those that mean so only there."""
+TO_A_BUFFER = {"np": {"save", "savez"}, "torch": {"save"}}
+"""Those that may be given a buffer, which is called ``content``."""
+OURS = {"write_text"}
+"""Those that are called so here and go through :mod:`flcore.disk`."""
 PAST_THE_DISK = {
     "flcore.engine.pool.ray": "the folder of a worker on another node, which lives no longer than the worker",
     "pipelines.execution.recorder": "a log",
@@ -224,6 +228,7 @@ PAST_THE_DISK = {
     "pipelines.runs.memory": "a question to the kernel",
     "pipelines.tracking.artifacts": "a folder of MLflow's for a moment",
     "pipelines.tracking.model": "a folder from which MLflow copies a model",
+    "pipelines.proof.golden": "runs of a moment, in a folder that is thrown away",
     "pipelines.cli.app": "standard output that nobody reads any more",
 }
 """Who changes something by other means, and what; nothing of it is a result."""
@@ -241,28 +246,28 @@ def changes(call: ast.Call) -> bool:
     named = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     owned = owner.id if isinstance(owner, ast.Name) else ""
-    if owned in ("disk", "self", "cls") or isinstance(owner, ast.Constant):
+    if owned in ("disk", "self", "cls") or isinstance(owner, ast.Constant) or (owner is None and named in OURS):
         return False
-    if owned == "os" and named in OF_OS:
+    if named in TO_A_BUFFER.get(owned, ()):
+        return ast.unparse(call.args[0]) != "content"
+    if named in BY_OWNER.get(owned, ()):
         return True
-    if named == "replace":  # a path takes one argument, a text two, a dataclass names
+    if named == "to_csv":
+        return bool(call.args)
+    if named in ("replace", "rename"):  # a path takes one argument, a text two, dataclasses and tables names
         return owner is not None and len(call.args) == 1 and not call.keywords
     if named == "open":
         modes = [
-            call.args[0 if owner is not None else 1 :],
-            [word.value for word in call.keywords if word.arg == "mode"],
+            *call.args[0 if owner is not None else 1 :],
+            *(word.value for word in call.keywords if word.arg == "mode"),
         ]
-        texts = [mode.value for mode in [one for some in modes for one in some] if isinstance(mode, ast.Constant)]
-        return any(isinstance(text, str) and set(text) <= set("rwaxbt+") and set(text) & set("wax+") for text in texts)
-    return named in CHANGES and not is_to_memory(named, call)
+        return any(isinstance(mode, ast.Constant) and is_for_writing(str(mode.value)) for mode in modes)
+    return named in CHANGES
 
 
-def is_to_memory(named: str, call: ast.Call) -> bool:
-    """Whether what would write a file is given a buffer, or nothing, instead of a path."""
-    if named == "to_csv":
-        return not call.args
-    first = call.args[0] if call.args else None
-    return named in ("save", "savez") and isinstance(first, ast.Name) and first.id in ("content", "buffer", "directory")
+def is_for_writing(mode: str) -> bool:
+    """Whether a text is a mode in which a file is opened to be written."""
+    return set(mode) <= set("rwaxbt+") and bool(set(mode) & set("wax+"))
 
 
 def test_changes_of_the_disk_are_seen() -> None:

@@ -174,6 +174,7 @@ class Checkpoint:
         written = [self.server_file(state.legs)] if changed else []
         written += [self.memory_file(client, leg) for client, leg in state.memories.items() if leg == state.legs]
         written += [path for name in _RECORDS if (path := self.directory / name).exists()]
+        written += sorted(self.directory.glob("before/*.safetensors"))
         make_durable(written)
         legs = {name: known.get(name, state.legs) for name in state.server}
         content = {

@@ -222,6 +222,14 @@ class _Trained:
         sums, counts = self._outcome.noted
         return Prototypes((sums / counts.clamp_min(1).unsqueeze(1)).float(), counts > 0)
 
+    def noted_passes(self) -> tuple[Tensor, Tensor]:
+        if self._outcome.noted is None:
+            setting = self._passes.experiment.setting
+            nothing = torch.zeros(0, setting.num_classes, setting.feature_dim, device=setting.device)
+            return nothing, nothing[..., 0] > 0
+        sums, counts = self._outcome.noted
+        return (sums / counts.clamp_min(1).unsqueeze(-1)).float(), counts > 0
+
 
 def _private_model(kept: Payloads, memory: Record, trained: Weights | None) -> dict[str, Payload]:
     """What to remember as the client's own model: nothing where the method keeps that model itself."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +136,7 @@ def fetch(run: PlacedRun, cache: Cache) -> bool:
     elsewhere = cache.finished_run(run.hash, run.code)
     if elsewhere is None or RunFiles(run.directory).checkpoint.exists() or finished_by_other_code(run):
         return False
-    place(elsewhere, run.directory)
-    write_inputs(run.directory, run.inputs)
+    place(elsewhere, run.directory, partial(write_inputs, run.directory, run.inputs))
     return True
 
 

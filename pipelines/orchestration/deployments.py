@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from flcore import disk
 from flcore.errors import RunError
 
 POOL = "protofl-process"
@@ -27,7 +28,7 @@ WEBHOOK = "PROTOFL_WEBHOOK"
 """Variable: where to tell of flows that did not end well; an address that may be a secret, and so in no file."""
 _FILE = Path("infra") / "prefect.yaml"
 _AUTOMATIONS = Path("infra") / "automations.yaml"
-_SECONDS = 180
+_SECONDS = 600
 
 
 def environment(api: str) -> dict[str, str]:
@@ -86,19 +87,22 @@ def register(api: str, logs: Path, limits: Mapping[str, int]) -> None:
 
 
 def _carry_out(api: str, module: Sequence[str], log: Path, problem: str) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        done = subprocess.run(
-            [sys.executable, "-m", *module],
-            env={**os.environ, **environment(api)},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            timeout=_SECONDS,
-            check=False,
-        )
-    if done.returncode != 0:
-        raise RunError(f"{problem}; {log} says why")
+    disk.make_folder(log.parent)
+    try:
+        with disk.create(log) as output:
+            subprocess.run(
+                [sys.executable, "-m", *module],
+                env={**os.environ, **environment(api)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=_SECONDS,
+                check=True,
+            )
+    except subprocess.CalledProcessError as error:
+        raise RunError(f"{problem}; {log} says why") from error
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"{problem} within {_SECONDS} s; the same command goes on from there") from error
 
 
 def settle(api: str) -> None:

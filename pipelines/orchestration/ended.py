@@ -72,6 +72,7 @@ _FOLDERS: Mapping[str, Callable[[Path], list[Path]]] = {
     "retrain-on-new-data": lambda out: sorted(out.glob("*")),
     "compare": lambda out: sorted(out.glob("runs/*")),
     "sweep": lambda out: sorted(out.glob("runs/*")),
+    "paper-table": lambda out: sorted(out.glob("*/runs/*")),
     "tune": lambda out: [StudyFiles(out).record.directory],
 }
 """Flow → the folders of its runs below its own; a study is logged as one run."""

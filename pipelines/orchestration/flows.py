@@ -183,9 +183,8 @@ def sweep(
     folder = Path(dated(out))
     asked = {"vary": list(vary or []), "seeds": list(planned.seeds), "baselines": list(baselines or ())}
     asked |= {"points": list(points or ())}
-    with operation(
-        planned.base, f"sweep {folder.name}", ["sweep", planned.base.source.name], limit_hours=limit_hours
-    ) as how:
+    tags = ["sweep", planned.base.source.name]
+    with operation(planned.base, f"sweep {folder.name}", tags, limit_hours=limit_hours) as how:
         facts = {**asked, "metric": metric, "name": folder.name}
         outcome = comparison("sweep", without_tracking(raw), planned.runs, folder, how, facts, restart=restart)
         show_table(outcome)
@@ -220,9 +219,9 @@ def tune(
         out: the study's folder; ``{date}`` as for ``federated-experiment``.
         at_once: trials that are under way at the same time; None: as the study began, or four.
         config: parameters instead of a file and overrides.
-        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
         max_bytes: the most that a result may send; None: any number.
         max_steps: each trial has as many rounds as so many mini-batches are enough for; None: those given.
+        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
 
     Returns:
         The study's folder.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from prefect import flow
+from pydantic import Field
 
 from flcore.config import Config
 from pipelines.orchestration.ended import HOOKS
@@ -21,9 +23,9 @@ def paper_table(
     columns: list[str] | None = None,
     seeds: list[Seed] | None = None,
     partition_seeds: list[Seed] | None = None,
-    rounds_scale: float = 1.0,
+    rounds_scale: Annotated[float, Field(gt=0)] = 1.0,
     assignments: list[str] | None = None,
-    max_hours: float | None = None,
+    max_hours: Hours | None = None,
     out: str | None = None,
     restart: bool = False,
     limit_hours: Hours | None = None,
@@ -32,7 +34,8 @@ def paper_table(
 
     Args:
         id: of the table, such as ``fedpa.table2``.
-        rows, columns: their keys; None: all.
+        rows: their keys; None: all.
+        columns: their keys; None: all.
         seeds: of every cell; None: 0, 1, 2.
         partition_seeds: divisions, each with every seed; None: as the table has it.
         rounds_scale: share of the printed rounds.

@@ -32,6 +32,7 @@ _PORTS = {"prefect": 4200, "mlflow": 5000, "dashboard": 8080, "worker": 8090}
 _PORTS_TRIED = 50
 _SECONDS_TO_START = 240.0
 _PATIENCE_SECONDS = 2.0
+_LONG_PATIENCE_SECONDS = 20.0  # for one that must answer: on a machine that trains it may be slow
 _WHAT = {
     "prefect": "flows: what runs, what ran, what is scheduled",
     "mlflow": "runs: metrics, figures, models",
@@ -78,7 +79,8 @@ def up(
             wanted_workers = plans.workers(api, gpus, flows_per_gpu)
             workers = {name: plan for name, plan in wanted_workers.items() if name not in running}
             there = [service for name, service in running.items() if _kind(name) == "worker"]
-            if workers or deployments.changed_after(min(service.started for service in there)):
+            is_new = bool(workers or os.environ.get(deployments.WEBHOOK))
+            if is_new or deployments.changed_after(min(service.started for service in there)):
                 with _waiting("deployments"):
                     deployments.register(api, background.LOGS, {limit_name(gpu): flows_per_gpu for gpu in gpus})
             if not there:
@@ -102,7 +104,7 @@ def deploy(*, flows_per_gpu: int = 1) -> None:
     address = configured()
     if address is None:
         raise ConfigError("no Prefect server is configured: set PREFECT_API_URL, or start one with `protofl up`")
-    problem = problem_with(address, _PATIENCE_SECONDS)
+    problem = problem_with(address, _LONG_PATIENCE_SECONDS)
     if problem is not None:
         raise RunError(f"the Prefect server at {address.shown} (from {address.source}) cannot be used: {problem}")
     limits = {limit_name(gpu): flows_per_gpu for gpu in visible_gpus()}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flcore import disk
 from flcore.errors import ConfigError, DataError, RunError, listed
 from flcore.files import read_json, replace_file
 from flcore.plugin_places import located
@@ -87,12 +88,7 @@ def reproduce(
         )
     with operation({"tracking": {"enabled": False}}) as (how, _):
         placed = [_place(archive, run, home, assignments, how) for run in archive.runs]
-        from pipelines.execution.bodies import carry_out_placed
-
-        failed = carry_out_placed(placed, how)
-        if failed:
-            label, reason = next(iter(failed.items()))
-            raise RunError(f"{len(failed)} of {len(placed)} runs failed; the first of them, {label}: {reason}")
+        _carry_out(placed, how)
         if archive.comparison is not None:
             _compare(archive.comparison, home, how)
         return _check(archive, placed, home, how) if check else None
@@ -172,7 +168,7 @@ def _begin(ready: PlacedRun, run: ArchivedRun) -> None:
         mapping["plugins"] = [
             {**entry, "path": Path(entry["path"]).relative_to(home).as_posix()} for entry in mapping["plugins"]
         ]
-    files.checkpoint.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(files.checkpoint)
     content = {
         "config": mapping,
         "identity": ready.config.identity(),
@@ -182,6 +178,23 @@ def _begin(ready: PlacedRun, run: ArchivedRun) -> None:
         "decision": None if run.decision is None else {**run.decision, "reason": "as in the archive"},
     }
     write_result(files.config, content)
+
+
+def _carry_out(placed: Sequence[PlacedRun], how: Operation) -> None:
+    """One run in this process, several side by side; what has finished here is not repeated.
+
+    Raises:
+        RunError: one failed; of several, the others are finished.
+    """
+    from pipelines.execution.bodies import carry_out_placed, experiment
+
+    if len(placed) == 1:
+        experiment(placed[0].config, placed[0].directory, how, inputs=placed[0].inputs)
+        return
+    failed = carry_out_placed(placed, how)
+    if failed:
+        label, reason = next(iter(failed.items()))
+        raise RunError(f"{len(failed)} of {len(placed)} runs failed; the first of them, {label}: {reason}")
 
 
 def _compare(comparison: ArchivedComparison, home: Path, how: Operation) -> None:
@@ -304,9 +317,8 @@ def report(path: Path, findings: Findings) -> list[str]:
     if findings.tolerated:
         lines.append(
             f"{path}: {findings.tolerated} files have other bytes, as they may on another class; of each run were "
-            "compared rounds, clients, steps and bytes sent, which must be equal, and accuracies, at most "
-            f"{ACCURACY_TOLERANCE} apart: "
-            f"{f'{len(findings.other)} are not' if findings.other else 'all are'}"
+            "compared rounds, clients, steps and bytes sent, which must be equal, and accuracies, which may be "
+            f"{ACCURACY_TOLERANCE} apart: {f'{len(findings.other)} are not so' if findings.other else 'all are so'}"
         )
     lines += findings.other[:_TOLD]
     if len(findings.other) > _TOLD:

@@ -94,8 +94,9 @@ def write_zip(path: Path, contents: Mapping[str, Content]) -> None:
         ValueError: a name that :func:`read_zip` would refuse.
     """
     names = sorted(contents)
-    if problem := next((name for name in names if not _is_name(name)), None) or _clash(names):
-        raise ValueError(f"{problem}: cannot be unpacked everywhere")
+    refused = [name for name in names if not _is_name(name)] or _clashes(names)
+    if refused:
+        raise ValueError(f"{refused[0]!r}: cannot be unpacked everywhere")
     sizes = {name: content.stat().st_size if isinstance(content, Path) else len(content)
              for name, content in contents.items()}  # fmt: skip
     overhead = sum(_ENTRY_FORM.size + _LISTED_FORM.size + 2 * len(name) for name in names) + _END_FORM.size
@@ -153,10 +154,10 @@ def _read(path: Path, file: BinaryIO) -> dict[str, Entry]:
             raise DataError(f"{path}: damaged in its list of entries, at {name}; get the archive again")
     if file.read(1):
         raise DataError(f"{path}: has something behind its end; get the archive again")
-    if clash := _clash(entries):
+    if clashes := _clashes(entries):
         raise DataError(
-            f"{path}: refused, {clash} cannot be unpacked beside the others: one name is a folder and a file, "
-            "or two differ in capitals alone"
+            f"{path}: refused, {clashes[0]} cannot be unpacked beside the others: one name is a folder and a file, or "
+            "two differ in capitals alone"
         )
     return entries
 
@@ -192,17 +193,17 @@ def _is_name(name: str) -> bool:
     return len(name) <= _LONGEST_NAME and all(_PART.fullmatch(part) for part in name.split("/"))
 
 
-def _clash(names: Iterable[str]) -> str | None:
-    """The first name that would be unpacked to the place of another file, or through one; None if there is none.
-
-    Systems on which capitals make no difference count too.
-    """
-    taken: dict[str, str] = {}
+def _clashes(names: Iterable[str]) -> list[str]:
+    """Names that would be unpacked to the place of another file, or through one, where capitals make no difference."""
     folders = {parent.as_posix().casefold() for name in names for parent in PurePosixPath(name).parents}
+    seen: set[str] = set()
+    found = []
     for name in names:
-        if name.casefold() in folders or taken.setdefault(name.casefold(), name) != name:
-            return name
-    return None
+        folded = name.casefold()
+        if folded in folders or folded in seen:
+            found.append(name)
+        seen.add(folded)
+    return found
 
 
 def _entry_header(name: str, crc: int, size: int) -> bytes:

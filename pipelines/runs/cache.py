@@ -28,7 +28,7 @@ from flcore.data.dataset import Dataset
 from flcore.data.partition import Partition
 from flcore.engine.pool.workers import worker_count
 from flcore.errors import DataError
-from flcore.files import read_json, replace_file, write_json
+from flcore.files import make_durable, read_json, replace_file, write_json
 from flcore.locks import take_lock
 from flcore.provenance import division_fingerprint, preparation_fingerprint
 from flcore.run_folder import RunFiles, described
@@ -215,7 +215,7 @@ def _results(directory: Path) -> str:
     return _digest(digests)
 
 
-def place(source: Path, target: Path) -> None:
+def place(source: Path, target: Path, add: Callable[[Path], object] = lambda folder: None) -> None:
     """Put what lies in one folder into another, sharing the large files' bytes on disk where that is possible.
 
     All of it appears at once: half a run would look like a whole one.
@@ -223,10 +223,13 @@ def place(source: Path, target: Path) -> None:
     Args:
         source: stays as it is; its files are never written to, only replaced.
         target: replaced if it is there.
+        add: is called with the copy before it appears, and may change it.
     """
     unfinished = target.with_name(f".{target.name}.unfinished")
     disk.remove_tree(unfinished)
     _copy(source, unfinished)
+    add(unfinished)
+    make_durable(path for path in sorted(unfinished.rglob("*")) if path.is_file())
     disk.make_folder(target)
     disk.empty_folder(target)
     disk.rename(unfinished, target)

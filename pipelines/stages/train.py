@@ -58,7 +58,7 @@ def train(
         run = replace(placed(config, inputs, directory), directory=folder)
         runs.append(run)
     kept = {run.directory.name: _named(run) for run in runs if known.get(run.directory.name) == _named(run)}
-    write_json(ledger, kept)  # first: of what is stopped in the middle, it says nothing
+    write_json(ledger, kept, durable=True)  # first: of what is stopped in the middle, it says nothing
     for run in runs:
         if run.directory.name in kept:
             _describe_again(run)
@@ -67,7 +67,7 @@ def train(
     if directory.exists():
         remove_others(directory, [run.directory.name for run in runs])
     failed = carry_out_placed(runs, operation, restart=restart)
-    write_json(ledger, {run.directory.name: _named(run) for run in runs if run.label not in failed})
+    write_json(ledger, {run.directory.name: _named(run) for run in runs if run.label not in failed}, durable=True)
     if failed:
         first, reason = next(iter(failed.items()))
         raise RunError(

@@ -157,7 +157,7 @@ def claim(problem: Problem, files: StudyFiles) -> None:
         "identity": problem.identity,
         "environment": environment(problem.config),
     }
-    write_json(files.record.config, described)
+    write_json(files.record.config, described, durable=True)
 
 
 def write_params(path: Path, parameters: Mapping[str, Any]) -> None:

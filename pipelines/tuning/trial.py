@@ -158,7 +158,7 @@ class TrialRuns:
     def _write(self, number: int, values: Mapping[str, Any], outcome: TrialOutcome) -> None:
         if outcome.state != "complete":
             _drop_weights(self.files.trial(number))
-        write_json(self.files.outcome(number), self._told(number, values) | asdict(outcome))
+        write_json(self.files.outcome(number), self._told(number, values) | asdict(outcome), durable=True)
 
     def _clear(self, config: Config, files: RunFiles) -> None:
         """Make room where other code has worked, or another trial had this number; what is to be gone on with stays."""

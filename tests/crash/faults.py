@@ -1,6 +1,7 @@
 """Faults of a disk, put in place of :mod:`flcore.disk`: they come at one operation of a process, counted from 1.
 
-Files are written without a buffer here, so that every prefix of what a process writes is on the disk at some point.
+The content of a file is one operation, as where a buffer holds it back until the file is closed; torn, any share of it
+may be there.
 """
 
 from __future__ import annotations
@@ -149,28 +150,36 @@ class FaultyDisk:
 
 
 class _File:
-    """A file that is open to be written: each write is an operation."""
+    """A file that is open to be written: what a buffer would hold back is written at once, as one operation."""
 
     def __init__(self, faulty: FaultyDisk, path: Path, file: Any) -> None:
         self._faulty, self._path, self._file = faulty, path, file.detach()
+        self._held = bytearray()
 
     def write(self, content: Any) -> int:
         data = bytes(content)
-        write = self._file.write
-        self._faulty.step("write", self._path, lambda: write(data), lambda share: write(data[: int(len(data) * share)]))
+        self._held += data
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        data, self._held = bytes(self._held), bytearray()
+        if data:
+            write = self._file.write
+            self._faulty.step(
+                "write", self._path, lambda: write(data), lambda share: write(data[: int(len(data) * share)])
+            )
 
     def tell(self) -> int:
-        return int(self._file.tell())
+        return int(self._file.tell()) + len(self._held)
 
     def fileno(self) -> int:
         return int(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self.flush()
+        finally:
+            self._file.close()
 
     def __enter__(self) -> _File:
         return self

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ SMALL: Mapping[str, Any] = {
 GFPL = {"name": "gfpl", "first_exchange": 1, "interval": 1}
 FEDCSPC = {"name": "fedcspc", "n_aug": 1, "cal_epochs": 2}
 PROJECTED = {"name": "fedcspc_cnn", "projection_dim": 8}
+COMPARED = ({"name": "local"}, {"name": "fedavg"})
 INLINE = ("--orchestrator", "inline")
 
 
@@ -33,7 +36,8 @@ class Scenario:
         parameters: what that file says.
         begins_with: commands that were carried out there before, undisturbed.
         counts: the folders whose files have to be the same at the end.
-        may_restart: whether the command has ``--restart``.
+        methods: whose code its runs use.
+        imports: most of what it imports, which is better done once.
     """
 
     title: str
@@ -41,20 +45,20 @@ class Scenario:
     counts: tuple[str, ...]
     parameters: Mapping[str, Any] = field(default_factory=lambda: SMALL)
     begins_with: tuple[tuple[str, ...], ...] = (("stage", "prepare", "--out", "stages"),)
-    may_restart: bool = True
+    methods: tuple[Mapping[str, Any], ...] = ({"name": "fedavg"},)
+    imports: tuple[str, ...] = ("pipelines.cli.app", "pipelines.execution.bodies", "sklearn.datasets")
 
 
 def _run(title: str, **sections: Any) -> Scenario:
-    return Scenario(title, ("run", "--out", "run", *INLINE), ("run",), {**SMALL, **sections})
+    parameters = {"method": {"name": "fedavg"}, **SMALL, **sections}
+    return Scenario(title, ("run", "--out", "run", *INLINE), ("run",), parameters, methods=(parameters["method"],))
 
 
 SCENARIOS = {
     "prepare": Scenario(
-        "`stage prepare`", ("stage", "prepare", "--out", "stages"), ("stages",), begins_with=(), may_restart=False
+        "`stage prepare`", ("stage", "prepare", "--out", "stages"), ("stages",), begins_with=(), methods=()
     ),
-    "partition": Scenario(
-        "`stage partition`", ("stage", "partition", "--out", "stages"), ("stages",), may_restart=False
-    ),
+    "partition": Scenario("`stage partition`", ("stage", "partition", "--out", "stages"), ("stages",), methods=()),
     "fedavg": _run("`run`, FedAvg"),
     "gfpl": _run("`run`, GFPL: memories, server stages", method=GFPL),
     "fedcspc": _run("`run`, FedCSPC: calibration, scores before it", method=FEDCSPC, model=PROJECTED),
@@ -65,26 +69,47 @@ SCENARIOS = {
         ("run",),
         begins_with=(("run", "--out", "first", *INLINE),),
     ),
-    "compare": Scenario("`compare`, two methods", ("compare", "--out", "compared", *INLINE), ("compared",)),
+    "compare": Scenario(
+        "`compare`, two methods", ("compare", "--out", "compared", *INLINE), ("compared",), methods=COMPARED
+    ),
     "train": Scenario(
         "`stage train` of DVC, two methods",
         ("stage", "train", "--out", "stages"),
         ("stages",),
         begins_with=(("stage", "prepare", "--out", "stages"), ("stage", "partition", "--out", "stages")),
+        methods=COMPARED,
     ),
     "tune": Scenario(
         "`tune`, three trials",
         ("tune", "--method", "fedprox", "--trials", "3", "--at-once", "1", "--out", "study", *INLINE),
         ("study",),
         {**SMALL, "partition": {"name": "iid", "num_clients": 2, "validation": 0.25}},
-        may_restart=False,
+        methods=({"name": "fedprox"},),
     ),
-    "careless": Scenario("what writes in place, to see that it is found", ("careless",), ("careless",), begins_with=()),
+    "archive": Scenario(
+        "`archive` of a run",
+        ("archive", "first", "--out", "archived/first.zip"),
+        ("archived",),
+        begins_with=(("run", "--out", "first", *INLINE),),
+    ),
+    "library": Scenario("`flcore.run`", ("library",), ("run",), begins_with=()),
+    "careless": Scenario(
+        "what writes in place, to see that it is found",
+        ("careless",),
+        ("careless",),
+        begins_with=(),
+        methods=(),
+        imports=(),
+    ),
 }
 """By name."""
 
 NAMES_A_MOMENT = frozenset({"timing.json", ".running", ".lock", "study.journal", ".study.journal.lock"})
 """Files that hold times, or that are only there to be locked."""
+
+
+TIMES = frozenset({"timing.json", "timing.jsonl", "seconds", "memory"})
+"""Files, and folders of them, whose numbers are those of a moment."""
 
 
 def careless() -> int:
@@ -94,9 +119,23 @@ def careless() -> int:
     folder = Path("careless")
     disk.make_folder(folder)
     if not (folder / "result").exists():
-        with disk.create(folder / "result") as file:
-            file.write(b"the first half, ")
-            file.write(b"and the second")
+        for content in (b"the first half, ", b"and the second"):
+            with disk.open_end(folder / "result") as file:
+                file.write(content)
+    return 0
+
+
+def library(restart: bool) -> int:
+    """A run in plain Python; what it raises is for its caller, so a message is a line."""
+    from flcore import run
+    from flcore.errors import ProtoflError
+
+    parameters = {key: value for key, value in SMALL.items() if key not in ("compare", "tracking")}
+    try:
+        run(parameters, "run", restart=restart)
+    except (ProtoflError, OSError) as error:
+        print(f"protofl: {error}", file=sys.stderr)
+        return 4
     return 0
 
 
@@ -145,10 +184,28 @@ def stay_in_this_process() -> None:
     from pipelines.execution import bodies
     from pipelines.execution.run_pool import ThisProcess
     from pipelines.orchestration import commands
-    from pipelines.runs import provenance
     from pipelines.tuning import search
 
     commands.Recorder = InThisProcess
     bodies.RunPool = lambda size, watcher: ThisProcess(watcher)
     bodies.most_at_once = search.most_at_once = lambda runs: 1
-    provenance._git_commit = lambda: None  # asks git, each time anew
+
+
+def remember_what_stays(asked: Iterable[Scenario]) -> None:
+    """Find out once what is the same for thousands of processes and takes longer than a run: sources, versions."""
+    from flcore import provenance, training
+    from flcore.config import Config
+    from pipelines.runs import memory
+    from pipelines.runs import provenance as ours
+
+    provenance._library_source = cache(provenance._library_source)
+    training._version, training.library_fingerprint = cache(training._version), cache(training.library_fingerprint)
+    ours._git_commit = cache(ours._git_commit)
+    memory.reset_peak = lambda: None  # would look at, and so copy, all that a child shares with its parent
+    for scenario in asked:
+        for method in scenario.methods:
+            config = Config.from_mapping({**scenario.parameters, "method": method})
+            provenance.code_modules(config)
+            ours.environment(config)
+            provenance.preparation_fingerprint(config)
+            provenance.division_fingerprint(config)

@@ -29,8 +29,8 @@ def refusal(raw: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        ({"federatoin": {}}, "federatoin: unknown key; did you mean 'federation'? allowed here: compare, data,"),
-        ({"xyz": {}}, "xyz: unknown key; allowed here: compare,"),
+        ({"federatoin": {}}, "federatoin: unknown key; did you mean 'federation'? allowed here: aggregation, compare,"),
+        ({"xyz": {}}, "xyz: unknown key; allowed here: aggregation, compare,"),
         ({"federation": {"round": 3}}, "federation.round: unknown key; did you mean 'rounds'?"),
         ({"method": {"mu": 0.1}}, "method.mu: fedavg has no such parameter; it belongs to fedprox"),
         (

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.services
 PROJECT = Path(__file__).resolve().parents[2]
 TEAM, STORE = PROJECT / ".venv-team", PROJECT / ".venv-store"
 COMPOSE = yaml.safe_load((PROJECT / "infra" / "compose.yaml").read_text())["services"]
-SECONDS = 400
+SECONDS = 1500
 
 PARAMS: Mapping[str, Mapping[str, Any]] = {
     "data": {"limit_per_class": 20},
@@ -318,7 +318,7 @@ def test_two_workers_share_a_schedule_and_a_study(team: Team) -> None:
     counted = team.sql("optuna", "SELECT count(*) FROM trials WHERE state IN ('COMPLETE', 'PRUNED')")
     assert int(counted) == 3
     assert not (team.folder / "runs" / "study" / "study.journal").exists()
-    assert "runs/study" not in team.sql("prefect", "SELECT count(*) FROM flow_run")  # the database answers at all
+    assert int(team.sql("prefect", "SELECT count(*) FROM flow_run WHERE state_type = 'COMPLETED'")) >= 2
     print(f"taken: {taken}", file=sys.stderr)
 
 
@@ -382,9 +382,13 @@ def test_results_travel_by_the_store_and_are_not_computed_again(team: Team) -> N
 
 
 def taken_by(team: Team, worker: str) -> set[str]:
-    """The ids of the flow runs that a worker says it has carried out."""
+    """The ids of the flow runs that a worker says it has begun; where two reach for one, one of them is refused."""
     said = (team.logs / f"{worker}.log").read_text()
-    return set(re.findall(r"flow run '([0-9a-f-]{36})'", said))
+    reached, refused = (
+        set(re.findall(rf"{what} flow run '([0-9a-f-]{{36}})'", said))
+        for what in ("submitting", "Aborted submission of")
+    )
+    return reached - refused
 
 
 def stored(team: Team, prefix: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.client import TurnRunner
 from flcore.engine.failures import LocatedError, TurnError, located, packed, turn_part, unpacked
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
@@ -232,6 +235,20 @@ def test_a_failure_on_the_disk_is_not_tried_again(lab: Any, tmp_path: Path) -> N
     path.write_text(path.read_text().replace("training diverged", "as it was"))
     again = executor.train(state, [[2]])[2]
     assert isinstance(again, Failure) and again.cause.startswith("as it was")
+
+
+def test_a_disk_that_fails_drops_no_client(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where clients that fail are left out: what the system refuses is no failure of theirs."""
+
+    def refused(*arguments: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TurnRunner, "train", refused)
+        with pytest.raises(RunError, match=r"round 1, client 0 .*No space left on device"):
+            lab.run(dropping(lab, FedAvg()), tmp_path / "run")
+    run = lab.run(dropping(lab, FedAvg()), tmp_path / "run")
+    assert run.bytes == lab.run(dropping(lab, FedAvg()), tmp_path / "whole").bytes
 
 
 @pytest.mark.parametrize("choice", ["stop", "drop"])

@@ -203,7 +203,7 @@ def test_the_committed_deployments_are_scheduled_in_utc_and_name_no_path() -> No
         ("0 3 * * *", "UTC"),
         ("0 4 * * 6", "UTC"),
         ("0 2 * * *", "UTC"),
-        ("0 5 1 * *", "UTC"),
+        ("0 6 1 * *", "UTC"),
     ]
     assert str(PROJECT) not in text
 
