@@ -188,7 +188,7 @@ class Config:
         return mapping | {name: _values(getattr(self, name)) for name in PLAIN}
 
     def identity(self) -> dict[str, Any]:
-        """The values that can change a result, and no others: data by fingerprint and plug-ins by content, not place.
+        """The values that can change a result, and no others: data by fingerprint; plug-ins and files by content.
 
         Of plug-ins those count that the method comes from.
         """
@@ -201,6 +201,9 @@ class Config:
                 del mapping[section]
             else:
                 mapping[section] = {key: value for key, value in mapping[section].items() if key not in dropped}
+        if (start := getattr(self.model_spec, "pretrained_file", None)) is not None:
+            own = {key: value for key, value in mapping["model"].items() if key != "pretrained_sha256"}
+            mapping["model"] = {**own, "pretrained": start.digest()}
         return mapping
 
     def kin(self) -> str:

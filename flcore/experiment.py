@@ -20,6 +20,7 @@ from flcore.errors import ConfigError
 from flcore.methods.base import Method
 from flcore.methods.vocabulary import Setting
 from flcore.models import Backbone, build_model, extract_weights
+from flcore.models.base import HiddenHead
 from flcore.models.network import Network
 from flcore.rng import numpy_stream
 
@@ -179,6 +180,11 @@ class Experiment:
             module = build_model(self.config.model_spec, meta.shape, meta.num_classes, seed, outputs, extra)
         except ValueError as error:
             raise ConfigError(f"model.name = {self.config.model_spec.name}: {error}") from error
+        if self.method.needs_linear_head and isinstance(module.head, HiddenHead):
+            raise ConfigError(
+                f"model.name = {self.config.model_spec.name}: its head has a hidden layer, and {self.method.name} "
+                "needs a linear one; set model.hidden=0"
+            )
         return module.to(self.config.engine.device)
 
     @cached_property

@@ -31,6 +31,11 @@ def proximal(params: Mapping[str, Tensor], anchor: Mapping[str, Tensor], mu: flo
     return 0.5 * mu * torch.stack(squares).sum()
 
 
+def inner_product(params: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> Tensor:
+    """⟨w, v⟩, summed over every trainable parameter: a term whose gradient is v itself; buffers excluded."""
+    return torch.stack([(params[name] * direction[name]).sum() for name in params]).sum()
+
+
 def prototype_distance(
     features: Tensor, labels: Tensor, means: Tensor, present: Tensor, weight: Tensor | None = None
 ) -> Tensor:

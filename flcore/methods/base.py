@@ -53,6 +53,8 @@ class Method(ABC):
             (baselines.md section 21), under a name of its own.
         trains_locally: whether clients (or the centralised trainer) take steps at all; else what ``local`` says has no
             effect, and tuning leaves it alone.
+        needs_linear_head: whether it takes the head for one linear map of features, ``head.weight`` [K, d] and
+            ``head.bias`` [K]; a model with a hidden layer in its head is then refused.
         needs: what other sections of a configuration must say for it, by dotted key: the values that it works with,
             such as ``{"local.momentum": (0.0,)}``. Others are refused before any data are read.
     """
@@ -66,6 +68,7 @@ class Method(ABC):
     has_global_model: ClassVar[bool] = True
     has_vote: ClassVar[bool] = False
     trains_locally: ClassVar[bool] = True
+    needs_linear_head: ClassVar[bool] = False
     needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     def num_outputs(self, num_classes: int) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 from flcore.messages import Count, Payload, Prototypes, Weights
 from flcore.models.network import Network
 from flcore.models.view import View
+from flcore.optim import Optimizer
 from flcore.records import Payloads, Record, Slot
 from flcore.rng import numpy_stream, torch_stream
 
@@ -224,6 +225,28 @@ class Batch:
 
 Loss = Callable[[LocalModel, Batch, Context], dict[str, Tensor]]
 
+Probe = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""(what moves, its gradient) → the point at which the gradient that moves it is taken: pure, of one client, by name."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One move of weights within a step: a gradient on the step's mini-batch, and what an optimiser makes of it.
+
+    Attributes:
+        loss: what the gradient is of; None for the phase's.
+        trainable: prefixes of the names that move, of those that the phase moves.
+        optimizer: makes the one that moves them, which the phase keeps; None: as configured in ``local``.
+        probe: None: the gradient is taken where the weights are. Else it is taken there first, which leaves nothing (no
+            term, no note, no running statistics), and then at the point that the probe makes of weights and gradient;
+            the optimiser moves the weights by that second one.
+    """
+
+    loss: Loss | None = None
+    trainable: tuple[str, ...] = ("",)
+    optimizer: Callable[[], Optimizer] | None = None
+    probe: Probe | None = None
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -235,8 +258,10 @@ class Phase:
         source: batches of what: None for the client's images, else the name of a context entry ``{"inputs": [n, ...],
             "labels": [n]}``, such as pseudo-features.
         loss: of this phase; None for :meth:`flcore.methods.base.Method.loss`.
-        note: the mini-batches whose features, as the loss notes them while the weights move, are averaged by class for
-            :meth:`TrainedClient.noted_means`: of all, or of the last ones, as many as a pass over the data has.
+        updates: what a step is, one after the other on the same mini-batch; their terms have names of their own.
+        note: the mini-batches whose features, as the loss of the first update notes them while the weights move, are
+            averaged by class for :meth:`TrainedClient.noted_means`: of all, or of the last ones, as many as a pass over
+            the data has.
     """
 
     trainable: tuple[str, ...] = ("",)
@@ -244,6 +269,7 @@ class Phase:
     steps: int | None = None
     source: str | None = None
     loss: Loss | None = None
+    updates: tuple[Update, ...] = (Update(),)
     note: Literal["none", "all", "last_pass"] = "none"
 
 

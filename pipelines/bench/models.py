@@ -88,6 +88,11 @@ PAPERS: Mapping[str, Paper] = {
     "pfl_cnn": Paper(*_CIFAR, 10, "pfl-research on CIFAR-10: 50 images in batches of 10", steps=5),
     # Seconds a step: fewer of them, and of clients.
     "resnet18": Paper(*_CIFAR, 32, "FedMLP and GFPL on CIFAR-10: batches of 32 (FedPG: 64)", steps=2, clients=4),
+    "resnet50": Paper("cifar100", (3, 32, 32), 64, "FedPG on CIFAR-100: batches of 64", steps=1, clients=2),
+    "convnet5": Paper("femnist", (1, 64, 64), 64, "FedPG on FEMNIST: batches of 64", steps=2, clients=4),
+    "fedpg_cnn": Paper(*_MNIST, 64, "our figures of FedPG on MNIST: batches of 64"),
+    "celeba_cnn": Paper("celeba", (3, 84, 84), 32, "FedGen and FedPA on CelebA: 20 steps of 32"),
+    "femnist_cnn": Paper("femnist", (1, 128, 128), 4, "FedProto and GFPL on FEMNIST: batches of 4", steps=75),
 }
 """Model → how its paper uses it."""
 

@@ -24,18 +24,22 @@ from flcore.engine.local.samples import drawn_labels, phase_samples
 from flcore.engine.local.serial import Outcome, Tables
 from flcore.engine.local.stacked_inputs import StackedBatch, StackedBatches, StackedContext
 from flcore.engine.local.step import (
+    Move,
     added,
     augmented,
     loss_context,
-    make_optimizer,
+    phase_moves,
     precision,
+    probed,
     set_mode,
+    together,
+    total_of,
 )
 from flcore.engine.local.tape import record_tape
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
 from flcore.messages import Weights
-from flcore.methods.vocabulary import Phase, Turn
+from flcore.methods.vocabulary import Loss, Phase, Turn
 from flcore.optim import clip_gradients
 from flcore.prototypes.class_means import class_sums
 
@@ -141,29 +145,30 @@ class StackedTrainer:
             noted, [A, C, d] and [A, C], None where nobody noted anything.
         """
         config, device = self.experiment.config, self.experiment.config.engine.device
-        moving = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
-        optimizer = make_optimizer(config.local, round_number, config.federation.rounds)
+        moves = phase_moves(self.experiment, self.module, phase, round_number)
         sums: dict[str, Tensor] = {}
         noted: Noted | None = None
         active = len(batches)
         for step in range(batches.steps):
             still = batches.active(step)
             if still < active:
-                optimizer.keep(still)
+                for move in moves:
+                    move.optimizer.keep(still)
                 active = still
-            leaves = {name: values[name][:active].detach().requires_grad_(name in moving) for name in values}
             batch, augmentation = batches.read(step)
             images = augmented(self.experiment, batch["images"], augmentation)
             batch["images"] = images.reshape(active, -1, *images.shape[1:])
             noting = batches.noting(step, active)
-            with precision(self.experiment):
-                terms, features = self._losses(phase, leaves, batch, context, active, noting=noting is not None)
-            total = torch.stack(tuple(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values())).sum()
-            inputs = [leaves[name] for name in moving]
-            grads = list(torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True))
-            if config.local.clip is not None:
-                clip_gradients(grads, config.local.clip, stacked=True)
-            optimizer.step([values[name][:active] for name in moving], grads)
+            terms: dict[str, Tensor] = {}
+            features: list[Tensor] = []
+            for number, move in enumerate(moves):
+                going = {name: value[:active] for name, value in values.items()}
+                wanted = noting is not None and number == 0
+                found, noted_features, grads = self._gradients(move, going, batch, context, active, noting=wanted)
+                if config.local.clip is not None:
+                    clip_gradients(grads, config.local.clip, stacked=True)
+                move.optimizer.step([going[name] for name in move.names], grads)
+                terms, features = together(terms, found), features + noted_features
             for name, term in terms.items():
                 if name not in sums:
                     sums[name] = torch.zeros(len(batches), device=device)
@@ -179,9 +184,37 @@ class StackedTrainer:
                 noted[1][:active] += counts
         return {name: total.tolist() for name, total in sums.items()}, noted
 
+    def _gradients(
+        self,
+        move: Move,
+        values: Mapping[str, Tensor],
+        batch: StackedBatch,
+        context: StackedContext,
+        active: int,
+        *,
+        noting: bool,
+    ) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
+        """Loss terms, noted features and the gradients that an update moves by; running statistics move in place."""
+
+        def taken(
+            leaves: Mapping[str, Tensor], *, noting: bool
+        ) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
+            with precision(self.experiment):
+                terms, features = self._losses(move.loss, leaves, batch, context, active, noting=noting)
+            asked = [leaves[name] for name in move.names]
+            grads = torch.autograd.grad(total_of(terms), asked, allow_unused=True, materialize_grads=True)
+            return terms, features, list(grads)
+
+        leaves = {name: value.detach().requires_grad_(name in move.names) for name, value in values.items()}
+        if move.probe is not None:
+            statistics = {name: leaves[name].clone() for name, _ in self.module.named_buffers()}
+            _, _, grads = taken({**leaves, **statistics}, noting=False)
+            leaves |= probed(move, leaves, grads, stacked=True)
+        return taken(leaves, noting=noting)
+
     def _losses(
         self,
-        phase: Phase,
+        loss: Loss,
         values: Mapping[str, Tensor],
         batch: StackedBatch,
         context: StackedContext,
@@ -197,7 +230,7 @@ class StackedTrainer:
         def one_client(
             values: Mapping[str, Tensor], batch: StackedBatch, own: Sequence[Tensor]
         ) -> tuple[dict[str, Tensor], list[Tensor]]:
-            return self.loss(phase, values, batch, context.rebuild(own), noting=noting)
+            return self.loss(loss, values, batch, context.rebuild(own), noting=noting)
 
         try:
             found: tuple[dict[str, Tensor], list[Tensor]] = torch.vmap(one_client)(

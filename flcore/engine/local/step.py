@@ -4,17 +4,90 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from flcore.data.augment import augment
 from flcore.experiment import Experiment
-from flcore.methods.vocabulary import Context, Phase
+from flcore.methods.vocabulary import Context, Loss, Phase, Probe
 from flcore.models.base import Backbone
 from flcore.optim import Adam, Optimizer, Sgd
 from flcore.schedules import Constant, Cosine, Exponential, Schedule
 from flcore.sections import LocalConfig
+
+
+@dataclass(frozen=True)
+class Move:
+    """An update of a phase, ready to be carried out in step after step.
+
+    Attributes:
+        loss: what the gradient is of. probe: where it is taken; None: where the weights are.
+        names: of the parameters that move, in the module's order.
+        optimizer: that moves them.
+    """
+
+    loss: Loss
+    probe: Probe | None
+    names: tuple[str, ...]
+    optimizer: Optimizer
+
+
+def phase_moves(experiment: Experiment, module: Backbone, phase: Phase, round_number: int) -> tuple[Move, ...]:
+    """The updates of a phase with fresh optimisers, for a module that :func:`set_mode` has prepared for it."""
+    config = experiment.config
+    moving = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    return tuple(
+        Move(
+            update.loss or phase.loss or experiment.method.loss,
+            update.probe,
+            tuple(name for name in moving if name.startswith(update.trainable)),
+            update.optimizer()
+            if update.optimizer is not None
+            else make_optimizer(config.local, round_number, config.federation.rounds),
+        )
+        for update in phase.updates
+    )
+
+
+def probed(move: Move, leaves: Mapping[str, Tensor], grads: Sequence[Tensor], *, stacked: bool) -> dict[str, Tensor]:
+    """What moves, by name, at the point where its gradient is to be taken: leaves anew.
+
+    Args:
+        move: with a probe. leaves: the weights, of which those that move are taken. grads: of these, in order.
+        stacked: whether all have a leading dimension for clients, each of whom is asked by itself.
+    """
+    assert move.probe is not None
+    probe = torch.vmap(move.probe) if stacked else move.probe
+    with torch.no_grad():
+        point = probe({name: leaves[name].detach() for name in move.names}, dict(zip(move.names, grads, strict=True)))
+    return {name: point[name].detach().requires_grad_() for name in move.names}
+
+
+def name_of(function: object) -> str:
+    """What a loss or a probe is called, the same in every process; that of a function of no name is its own."""
+    return getattr(function, "__qualname__", repr(function))
+
+
+def total_of(terms: Mapping[str, Tensor]) -> Tensor:
+    """What is minimised: the sum of all terms, and of all clients of a stack."""
+    if len(terms) > 1:
+        return torch.stack(tuple(terms.values())).sum()
+    (term,) = terms.values()
+    return term.sum() if term.ndim else term
+
+
+def together(terms: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The terms of several updates of a step.
+
+    Raises:
+        ValueError: two of them have the same name.
+    """
+    twice = sorted(terms.keys() & more.keys())
+    if twice:
+        raise ValueError(f"two updates of a step both have a term {twice[0]!r}; give one of them another name")
+    return {**terms, **more}
 
 
 def make_optimizer(local: LocalConfig, round_number: int, rounds: int) -> Optimizer:
