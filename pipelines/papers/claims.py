@@ -12,7 +12,7 @@ A file of ``claims/`` is a list of entries::
       by: 0            # points of the table's unit that it is ahead by, at least; 0 where nothing is said
       lower: false     # whether less of the figure is better
 
-Where ``column``, ``better`` or ``than`` is a list, the entry is a claim for each of them, whose id has its key at the end
+Where ``column``, ``better`` or ``than`` is a list, the entry is a claim for each, whose id has the key at its end
 (``fedpa.best.mnist_0.1.fedgen``); braces stand for titles of the table. ``by`` may be a number per column.
 
 A claim *holds* if the 95 % interval of the difference lies above ``by``, *does not hold* if it lies below it, and is
