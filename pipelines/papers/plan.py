@@ -8,8 +8,9 @@ from typing import Any
 
 from flcore.config import Config
 from flcore.errors import ConfigError, DataError
+from pipelines.config.grid import PlannedRun
 from pipelines.config.params import override, with_values
-from pipelines.execution.bodies import PlannedRun, comparison_runs
+from pipelines.execution.bodies import comparison_runs
 from pipelines.papers.catalogue import Column, PaperTable, Row
 from pipelines.runs.cache import Cache, kind_of
 
