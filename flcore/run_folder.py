@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flcore.errors import ConfigError
+from flcore.errors import ConfigError, DataError
 from flcore.files import read_json, replace_file
 from flcore.plugin_places import located
 
@@ -114,7 +114,13 @@ def described(directory: Path) -> dict[str, Any]:
     Raises:
         DataError: there is none, or it is damaged.
     """
-    return read_json(RunFiles(directory).config, _CURE)
+    path = RunFiles(directory).config
+    content = read_json(path, _CURE)
+    sections = content.get("config")
+    whole = isinstance(sections, dict) and all(isinstance(sections.get(name), dict) for name in ("data", "partition"))
+    if not whole or not isinstance(content.get("identity"), dict) or not isinstance(content.get("config_hash"), str):
+        raise DataError(f"{path}: damaged, without config, identity or config_hash; {_CURE}")
+    return content
 
 
 def stored_mapping(directory: Path) -> dict[str, Any]:

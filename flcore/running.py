@@ -17,6 +17,7 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,13 @@ from flcore.errors import ConfigError, DataError
 from flcore.evaluation.scoring import Scorer
 from flcore.evaluation.summaries import summarise
 from flcore.experiment import EngineChoice, Experiment
-from flcore.files import read_json
+from flcore.files import NOT_JSON, read_json, read_lines
 from flcore.records import Record, load_record
 from flcore.run_folder import RunFiles, refuse_other_run, write_result, write_text
 from flcore.training import train
+from flcore.wording import brief
+
+_CURE = "delete the run's folder and run it again"
 
 
 def run(
@@ -104,9 +108,9 @@ def _resolved(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Co
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except NOT_JSON as error:
         raise ConfigError(
-            f"{path}: not valid JSON ({error}); read other formats yourself and give a mapping"
+            f"{path}: not valid JSON ({brief(str(error))}); read other formats yourself and give a mapping"
         ) from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected an object with sections such as 'data' and 'method'")
@@ -124,11 +128,9 @@ def prepare(config: Config, directory: Path) -> Dataset:
     """
     request_file = directory.with_name(f"{directory.name}.request.json")
     request = config.to_mapping()["data"]
-    if request_file.exists() and json.loads(request_file.read_text()) == request:
-        try:
+    with suppress(DataError):  # interrupted or damaged: made again below
+        if request_file.exists() and read_json(request_file, "") == request:
             return Dataset.load(directory)
-        except DataError:
-            pass  # interrupted or damaged: made again below
     request_file.unlink(missing_ok=True)
     prepared = read_source(config, directory)
     write_result(request_file, request)
@@ -150,8 +152,10 @@ def read_source(config: Config, directory: Path) -> Dataset:
 
 def divide(config: Config, prepared: Path, directory: Path) -> Partition:
     """Divide the prepared data among clients, into ``directory``."""
+    data = Dataset.load(prepared)
+    data.check_content(prepared)  # a partition by labels that have changed would be found again when they are mended
     division = make_partition(
-        Dataset.load(prepared),
+        data,
         config.partitioner,
         num_clients=config.partition.num_clients,
         seed=config.partition_seed,
@@ -179,15 +183,15 @@ def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -
     files = RunFiles(directory)
     if not files.history.exists():
         raise DataError(f"{directory}: no finished run there (history.jsonl is missing); run the train stage first")
-    history = [json.loads(line) for line in files.history.read_text().splitlines()]
+    history = read_lines(files.history, _CURE)
     experiment = Experiment.open(
         config, prepared, partition, choice=EngineChoice(False, False)
     )  # nothing is trained here
-    server, _ = load_record(files.server)
+    server, _ = load_record(files.server, cure=_CURE)
 
     def memory(client: int) -> Record:
         path = files.clients / f"{client:04d}.safetensors"
-        return load_record(path)[0] if path.exists() else Record()
+        return load_record(path, cure=_CURE)[0] if path.exists() else Record()
 
     scores = Scorer(experiment).score(server, memory, vote=True)
     metrics = summarise(experiment, scores, history)

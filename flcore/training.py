@@ -74,9 +74,9 @@ def train(
     experiment = Experiment.open(config, prepared, partition)
     files = RunFiles(directory)
     with sole_use(directory):
+        experiment.dataset.check_content(prepared)  # also for whoever evaluates what has finished
         if is_finished(files.directory, experiment.hash):
             return False
-        experiment.dataset.check_content(prepared)
         # What another run left may go, if the caller says so; this run's own checkpoint only goes by `restart`.
         others = replace and files.config.exists() and described(directory)["config_hash"] != experiment.hash
         experiment = _claim(files, experiment, replace, environment(config) if about is None else about)
@@ -206,8 +206,9 @@ def _decision(files: RunFiles, experiment: Experiment) -> EngineDecision:
     """How clients are trained: as this run began, or as is configured, found or measured now."""
     if files.config.exists() and files.checkpoint.exists():
         before = described(files.directory)
-        if before["config_hash"] == experiment.hash and before.get("decision"):
-            return EngineDecision(**before["decision"])
+        known = before.get("decision")
+        if before["config_hash"] == experiment.hash and isinstance(known, dict):
+            return EngineDecision.restored(known)
     return decide(experiment, default_cache())
 
 

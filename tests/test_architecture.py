@@ -63,7 +63,18 @@ LIBRARY = House(
     Path(flcore.__file__).parent,
     rooms=(
         # Words and tools that know nothing of learning; what is said in them holds everywhere above.
-        ("version", "errors", "rng", "schedules", "registry", "imports", "locks", "plugin_places", "conditions"),
+        (
+            "version",
+            "errors",
+            "rng",
+            "schedules",
+            "registry",
+            "imports",
+            "locks",
+            "plugin_places",
+            "conditions",
+            "wording",
+        ),
         # Values: how parameters are declared, arrays written, records kept and counted, weights moved by a step.
         ("params", "files", "messages", "records", "optim", "compression"),
         # What one model and one set of images are; a loss reads a model's answers and never the model.

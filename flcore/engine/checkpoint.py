@@ -13,6 +13,9 @@ A round has one leg with nearly every method; then legs count rounds. The state 
 every client's memory, and how many lines of the records count. Whatever else lies around (a memory of the interrupted
 leg, lines behind those that count) is either found again and used, or dropped. No pickle: safetensors and JSON.
 
+Every file has a check sum, and says whose it is and of which leg: what was changed, or has changed places, is refused,
+or where it is a reply, made again. A flipped bit would otherwise train on to other results.
+
 Everything that a commit names survives a power failure. Replies and memories of the leg under way survive a kill of the
 process, or, where they are held in memory until the commit (``engine.durability: leg``), are trained again.
 """
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +32,7 @@ from typing import Any
 from flcore.engine.run_state import RunName, RunState
 from flcore.engine.turns import Failure, Reply
 from flcore.errors import DataError, RunError
-from flcore.files import make_durable, read_json, replace_file, write_json
+from flcore.files import make_durable, read_json, read_lines, replace_file, sealed, unsealed, write_json
 from flcore.messages import Payload, Size
 from flcore.records import Record, load_record, save_record
 
@@ -45,6 +49,10 @@ class Checkpoint:
         self.directory = directory
         self._server: dict[str, tuple[int, Payload]] = {}
         self._held: dict[tuple[int, int], tuple[Result, Record]] = {}
+        self._run = ""
+        """Digest of the run's name; empty as long as nobody has said it."""
+        self._sums = dict.fromkeys(_LINES, 0)
+        """Check sums of the lines that count."""
 
     @property
     def state_file(self) -> Path:
@@ -85,7 +93,8 @@ class Checkpoint:
             shutil.rmtree(self.directory, ignore_errors=True)
         elif self._holds_a_run():
             raise RunError(f"{self.directory}: holds the checkpoint of a run; {CURE}")
-        self._server, self._held = {}, {}
+        self._server, self._held, self._sums = {}, {}, dict.fromkeys(_LINES, 0)
+        self._run = state.run.digest
         (self.directory / "clients").mkdir(parents=True, exist_ok=True)
         self._write_state(state)
 
@@ -97,20 +106,26 @@ class Checkpoint:
         """
         if not self._holds_a_run():
             return None
-        content = read_json(self.state_file, CURE)
-        try:
-            found = RunName(content["run"], content["code"])
-        except KeyError as error:
-            raise RunError(f"{self.state_file}: of another version of protofl; {CURE}") from error
-        difference = name.difference(found)
+        content = self._content()
+        difference = name.difference(RunName(content["run"], content["code"]))
         if difference is not None:
             raise RunError(f"{self.directory}: holds {difference}; {CURE}")
         state = self._state(content)
         for client in state.memories:
             self.memory(client, state.memories)  # better now than hours later
-        self._keep_lines("history.jsonl", state.evaluated)
-        self._keep_lines("timing.jsonl", state.legs)
+        for lines, count in zip(_LINES, (state.evaluated, state.legs), strict=True):
+            self._keep_lines(lines, count, content["lines"][lines])
         return state
+
+    def _content(self) -> dict[str, Any]:
+        """The content of the state's file, as it was written."""
+        content = read_json(self.state_file, CURE)
+        if "check" not in content:
+            raise RunError(f"{self.state_file}: of another version of protofl; {CURE}")
+        written = unsealed(content)
+        if written is None:
+            raise DataError(f"{self.state_file}: damaged, its content is not what was written; {CURE}")
+        return written
 
     def _holds_a_run(self) -> bool:
         """Whether anything is here that a start which was interrupted would not have left."""
@@ -124,18 +139,20 @@ class Checkpoint:
         Raises:
             DataError: there is none, or it is damaged.
         """
-        return self._state(read_json(self.state_file, CURE))
+        return self._state(self._content())
 
     def _state(self, content: Mapping[str, Any]) -> RunState:
         try:
             fields = {name: content[name] for name in _AS_THEY_ARE}
+            name = RunName(content["run"], content["code"])
+            self._run = name.digest
             return RunState(
                 server=self._read_server(content["server"]),
                 memories={int(client): leg for client, leg in content["memories"].items()},
                 up={kind: Size(**size) for kind, size in content["up"].items()},
                 down={kind: Size(**size) for kind, size in content["down"].items()},
                 failures=tuple((number, client, cause) for number, client, cause in content["failures"]),
-                run=RunName(content["run"], content["code"]),
+                run=name,
                 **fields,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -143,7 +160,7 @@ class Checkpoint:
 
     def _read_server(self, legs: Mapping[str, int]) -> Record:
         missing = {leg for name, leg in legs.items() if self._server.get(name, (None,))[0] != leg}
-        files = {leg: load_record(self.server_file(leg), cure=CURE)[0] for leg in sorted(missing)}
+        files = {leg: self._whole(self.server_file(leg), leg) for leg in sorted(missing)}
         self._server = {
             name: (leg, files[leg][name] if leg in files else self._server[name][1]) for name, leg in legs.items()
         }
@@ -153,10 +170,10 @@ class Checkpoint:
         """Close a leg: append its records, replace the state, and clear what is no longer needed."""
         for (leg, client), (_, memory) in self._held.items():
             if state.memories.get(client) == leg == state.legs:
-                save_record(self.memory_file(client, leg), memory)
-        if history is not None:
-            self._append("history.jsonl", history)
-        self._append("timing.jsonl", timing)
+                self._save(self.memory_file(client, leg), memory, [leg, client])
+        for name, record in zip(_LINES, (history, timing), strict=True):
+            if record is not None:
+                self._append(name, record)
         self._write_state(state)
         self._held = {}
         self._clear(state)
@@ -167,7 +184,7 @@ class Checkpoint:
         known = {name: leg for name, (leg, payload) in self._server.items() if state.server.get(name) is payload}
         changed = state.server.without(*known)
         if changed:
-            save_record(self.server_file(state.legs), changed)
+            self._save(self.server_file(state.legs), changed, state.legs)
         written = [self.server_file(state.legs)] if changed else []
         written += [self.memory_file(client, leg) for client, leg in state.memories.items() if leg == state.legs]
         written += [path for name in ("history.jsonl", "timing.jsonl") if (path := self.directory / name).exists()]
@@ -182,8 +199,9 @@ class Checkpoint:
             "up": {kind: vars(size) for kind, size in state.up.items()},
             "down": {kind: vars(size) for kind, size in state.down.items()},
             "failures": list(state.failures),
+            "lines": self._sums,
         }
-        text = json.dumps(content, sort_keys=True)
+        text = json.dumps(sealed(content), sort_keys=True)
         replace_file(self.state_file, lambda file: file.write(text.encode()), durable=True)
         self._server = {name: (leg, state.server[name]) for name, leg in legs.items()}
 
@@ -198,11 +216,11 @@ class Checkpoint:
 
     def keep(self, label: str, server: Record) -> None:
         """Keep what the server held at a point of the last round, for analyses of the finished run."""
-        save_record(self.directory / "before" / f"{label}.safetensors", server)
+        self._save(self.directory / "before" / f"{label}.safetensors", server, label)
 
     def kept(self) -> dict[str, Record]:
         """What :meth:`keep` was given, by label."""
-        return {path.stem: load_record(path, cure=CURE)[0] for path in sorted(self.directory.glob("before/*"))}
+        return {path.stem: self._whole(path, path.stem) for path in sorted(self.directory.glob("before/*"))}
 
     def show(self, server: Record, legs: Mapping[int, int]) -> Path:
         """Let workers see a state that is not committed: what the server holds, and whose memory is of which leg."""
@@ -210,7 +228,7 @@ class Checkpoint:
         save_record(path, server, {"legs": {str(client): leg for client, leg in legs.items()}})
         for (leg, client), (_, memory) in self._held.items():
             if legs.get(client) == leg and not self.memory_file(client, leg).exists():
-                save_record(self.memory_file(client, leg), memory)
+                self._save(self.memory_file(client, leg), memory, [leg, client])
         return path
 
     def shown(self, path: Path) -> tuple[Record, dict[int, int]]:
@@ -223,24 +241,41 @@ class Checkpoint:
     def records(self, name: str) -> list[dict[str, Any]]:
         """The records of ``history.jsonl`` or ``timing.jsonl``, oldest first."""
         path = self.directory / name
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return read_lines(path, CURE) if path.exists() else []
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        with (self.directory / name).open("a") as file:
-            file.write(json.dumps(record, sort_keys=True) + "\n")
+        line = json.dumps(record, sort_keys=True).encode() + b"\n"
+        with (self.directory / name).open("ab") as file:
+            file.write(line)
+        self._sums[name] = zlib.crc32(line, self._sums[name])
 
-    def _keep_lines(self, name: str, count: int) -> None:
+    def _keep_lines(self, name: str, count: int, check: int) -> None:
         """Drop lines that were never committed, one cut off by a kill included."""
         path = self.directory / name
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        try:
-            whole = [json.loads(line) for line in lines[:count]]
-        except json.JSONDecodeError:
-            whole = []
-        if len(whole) < count:
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        whole = b"".join(lines[:count])
+        if len(lines) < count or zlib.crc32(whole) != check:
             raise DataError(f"{path}: damaged, {count} lines were written; {CURE}")
+        self._sums[name] = check
         if len(lines) > count:
-            replace_file(path, lambda file: file.write("".join(lines[:count]).encode()))
+            replace_file(path, lambda file: file.write(whole))
+
+    # ---- whose a file is -----------------------------------------------------------------------------------------
+
+    def _save(self, path: Path, record: Record, place: Any, run: str | None = None) -> None:
+        """Write a record, with what it is and whose."""
+        save_record(path, record, {"place": place, "run": self._run if run is None else run})
+
+    def _whole(self, path: Path, place: Any) -> Record:
+        """Read what :meth:`_save` wrote.
+
+        Raises:
+            DataError: it is missing, damaged, or something else.
+        """
+        record, extra = load_record(path, cure=CURE)
+        if extra.get("place") != place or (self._run and extra.get("run") not in ("", self._run)):
+            raise DataError(f"{path}: belongs to another run or another place in it; {CURE}")
+        return record
 
     # ---- clients -------------------------------------------------------------------------------------------------
 
@@ -253,7 +288,8 @@ class Checkpoint:
         if client not in memories:
             return Record()
         held = self._held.get((memories[client], client))
-        return load_record(self.memory_file(client, memories[client]), cure=CURE)[0] if held is None else held[1]
+        leg = memories[client]
+        return self._whole(self.memory_file(client, leg), [leg, client]) if held is None else held[1]
 
     def hold(self, leg: int, client: int, result: Result, memory: Record) -> None:
         """Keep what came of a client's turn in memory; its own memory is written when the leg is committed."""
@@ -262,8 +298,9 @@ class Checkpoint:
     def save_reply(self, leg: int, client: int, reply: Reply, memory: Record, run: str = "") -> None:
         """Keep a client's reply and memory; the reply is written last, so that a reply on disk is complete."""
         if reply.remembers:
-            save_record(self.memory_file(client, leg), memory)
+            self._save(self.memory_file(client, leg), memory, [leg, client], run)
         extra = {
+            "place": [leg, client],
             "run": run,
             "losses": dict(reply.losses),
             "steps": reply.steps,
@@ -275,8 +312,9 @@ class Checkpoint:
 
     def save_failure(self, leg: int, client: int, failure: Failure, run: str = "") -> None:
         """Keep why a client is left out of a leg."""
-        content = {**vars(failure), "run": run, "down": {kind: vars(size) for kind, size in failure.down.items()}}
-        write_json(self.reply_file(leg, client).with_suffix(".json"), content)
+        down = {kind: vars(size) for kind, size in failure.down.items()}
+        content = {**vars(failure), "place": [leg, client], "run": run, "down": down}
+        write_json(self.reply_file(leg, client).with_suffix(".json"), sealed(content))
 
     def load_reply(self, leg: int, client: int, run: str | None = None) -> Result | None:
         """A reply or failure that is already there; None where there is none, or it is damaged or another ``run``'s.
@@ -288,18 +326,18 @@ class Checkpoint:
         path = self.reply_file(leg, client)
         try:
             if path.with_suffix(".json").exists():
-                return _failure(read_json(path.with_suffix(".json"), ""), run)
+                return _failure(read_json(path.with_suffix(".json"), ""), [leg, client], run)
             if not path.exists():
                 return None
             message, extra = load_record(path)
-        except (DataError, KeyError, TypeError):
+            if extra["place"] != [leg, client] or run not in (None, extra["run"]):
+                return None
+            if extra["remembers"] and not self.memory_file(client, leg).exists():
+                return None
+            down, up = ({kind: Size(**size) for kind, size in extra[way].items()} for way in ("down", "up"))
+            return Reply(message, extra["losses"], extra["steps"], extra["remembers"], down, up)
+        except (DataError, KeyError, TypeError, AttributeError):
             return None
-        if run is not None and extra["run"] != run:
-            return None
-        if extra["remembers"] and not self.memory_file(client, leg).exists():
-            return None
-        down, up = ({kind: Size(**size) for kind, size in extra[way].items()} for way in ("down", "up"))
-        return Reply(message, extra["losses"], extra["steps"], extra["remembers"], down, up)
 
     def forget(self, leg: int) -> None:
         """Drop the replies and failures of a leg that is not committed, so that it is done anew."""
@@ -310,8 +348,13 @@ class Checkpoint:
 _AS_THEY_ARE = ("round", "steps", "leg", "legs", "evaluated", "simulated_seconds", "facts", "scored")
 
 
-def _failure(content: dict[str, Any], run: str | None) -> Failure | None:
-    if content.pop("run") != run and run is not None:
+_LINES = ("history.jsonl", "timing.jsonl")
+"""Records of evaluated rounds, and of legs."""
+
+
+def _failure(written: dict[str, Any], place: list[int], run: str | None) -> Failure | None:
+    content = unsealed(written)
+    if content is None or content.pop("place") != place or content.pop("run") != run is not None:
         return None
     down = {kind: Size(**size) for kind, size in content.pop("down").items()}
     return Failure(down=down, **content)

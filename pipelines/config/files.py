@@ -12,6 +12,8 @@ from typing import Any
 
 from flcore.errors import ConfigError
 from flcore.plugin_places import located
+from flcore.wording import brief, is_control
+from pipelines.config import yaml_text
 
 DEFAULT_FILE = Path("params.yaml")
 
@@ -29,14 +31,14 @@ def read_params(path: Path | None) -> dict[str, Any]:
         if not DEFAULT_FILE.exists():
             return {}
         path = DEFAULT_FILE
-    import yaml  # a third of what `protofl --help` takes
-
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            text = file.read(yaml_text.LONGEST + 1)  # it may be a device that never ends
+        raw = yaml_text.parse(text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name another file with --params") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if raw is None:
         return {}
     if not isinstance(raw, dict):
@@ -50,10 +52,16 @@ def with_plugins(raw: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any
         return dict(raw)
     own = raw.get("plugins") or []
     if not isinstance(own, list):
-        raise ConfigError(f"plugins = {own}: expected a list of files")
+        raise ConfigError(f"plugins = {brief(own)}: expected a list of files")
     return {**raw, "plugins": [*own, *(str(file.absolute()) for file in files)]}
 
 
 def dated(folder: Path, day: date) -> Path:
-    """A folder with ``{date}`` in its name replaced by a day, as 2026-11-30."""
+    """A folder with ``{date}`` in its name replaced by a day, as 2026-11-30.
+
+    Raises:
+        ConfigError: its name has control characters.
+    """
+    if any(map(is_control, str(folder))):
+        raise ConfigError(f"{brief(str(folder))}: a folder's name has no control characters; choose another --out")
     return Path(str(folder).replace("{date}", day.isoformat()))

@@ -23,6 +23,7 @@ from pydantic import WithJsonSchema
 from flcore.config import Config
 from flcore.engine.pool.workers import worker_count
 from flcore.errors import ConfigError
+from pipelines.config import files
 from pipelines.config.files import read_params
 from pipelines.config.grid import plan
 from pipelines.config.params import override, without_tracking
@@ -274,7 +275,7 @@ def _raw(params_file: str | None, overrides: Sequence[str] | None, config: Mappi
 
 def dated(out: str) -> str:
     """A folder in whose name ``{date}`` is the day (UTC) for which the flow was scheduled."""
-    return out.replace("{date}", flow_run.scheduled_start_time.astimezone(UTC).date().isoformat())
+    return str(files.dated(Path(out), flow_run.scheduled_start_time.astimezone(UTC).date()))
 
 
 @contextmanager

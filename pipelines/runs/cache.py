@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -37,6 +39,7 @@ from flcore.running import divide, read_source
 ENVIRONMENT_VARIABLE = "PROTOFL_CACHE"
 DEFAULT_FOLDER = Path(".protofl") / "cache"
 _DIGITS = 16  # of a fingerprint, in names of folders
+_FINGERPRINT = re.compile("[0-9a-f]{64}")
 _LISTED = 5000  # entries of a folder of images that are looked at to see whether it has changed
 _CURE = "delete it, nothing but time is lost"
 
@@ -81,7 +84,10 @@ class Cache:
             "code": preparation_fingerprint(config),
         }
         return self._made(
-            "prepared", request, lambda folder: read_source(config, folder).meta.fingerprint, Dataset.load
+            "prepared",
+            request,
+            lambda folder: read_source(config, folder).meta.fingerprint,
+            lambda folder: Dataset.load(folder).meta.fingerprint,
         )
 
     def partition(self, config: Config, prepared: Path) -> Path:
@@ -98,7 +104,10 @@ class Cache:
             "code": division_fingerprint(config),
         }
         return self._made(
-            "partitions", request, lambda folder: divide(config, prepared, folder).fingerprint, Partition.load
+            "partitions",
+            request,
+            lambda folder: divide(config, prepared, folder).fingerprint,
+            lambda folder: Partition.load(folder).fingerprint,
         )
 
     def _made(
@@ -106,7 +115,7 @@ class Cache:
         kind: str,
         request: Mapping[str, Any],
         make: Callable[[Path], str],
-        load: Callable[[Path], object],
+        load: Callable[[Path], str],
     ) -> Path:
         """The folder that answers a request.
 
@@ -114,24 +123,29 @@ class Cache:
             kind: of folder.
             request: what it is asked for.
             make: fills a folder and returns the fingerprint of what it holds.
-            load: raises DataError where a folder is damaged.
+            load: the fingerprint of what a folder holds; raises DataError where that is damaged.
         """
         name = _digest(request)
         entry = self.root / "index" / kind / f"{name}.json"
         with self._alone(entry):
-            if entry.exists():
-                place = self.root / kind / str(read_json(entry, _CURE)["fingerprint"])[:_DIGITS]
+            known = _read_or_empty(entry)
+            fingerprint = known.get("fingerprint")
+            if isinstance(fingerprint, str) and _FINGERPRINT.fullmatch(fingerprint) and _digest(known.get("request")) == name:
+                place = self.root / kind / fingerprint[:_DIGITS]
                 with suppress(DataError):  # damaged, or somebody has deleted it: made again
-                    load(place)
-                    return place
+                    if load(place) == fingerprint:
+                        return place
             unfinished = self.root / kind / f".{name[:_DIGITS]}"
             unfinished.mkdir(parents=True, exist_ok=True)
             fingerprint = make(unfinished)
             place = self.root / kind / fingerprint[:_DIGITS]
             try:
-                load(place)  # another request gave the same, which somebody may be reading
-                shutil.rmtree(unfinished)
+                is_there = load(place) == fingerprint  # another request gave the same, which somebody may be reading
             except DataError:
+                is_there = False
+            if is_there:
+                shutil.rmtree(unfinished)
+            else:
                 shutil.rmtree(place, ignore_errors=True)
                 unfinished.replace(place)
             write_json(entry, {"fingerprint": fingerprint, "request": dict(request)})
@@ -175,7 +189,10 @@ class Cache:
         """What the same took before, by :func:`kind_of`."""
         seconds = _read_or_empty(self._known("seconds", kind)).get("seconds")
         peak = _read_or_empty(self._known("memory", kind)).get("peak")
-        return Cost(None if seconds is None else float(seconds), None if peak is None else int(peak))
+        return Cost(
+            seconds=float(seconds) if isinstance(seconds, float | int) and 0 <= seconds < math.inf else None,
+            peak=peak if type(peak) is int and peak >= 0 else None,
+        )
 
     def _known(self, what: str, kind: str) -> Path:
         return self.root / "index" / what / f"{kind}.json"

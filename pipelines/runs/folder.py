@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore.errors import DataError
+from flcore.files import NOT_JSON
 from flcore.run_folder import RunFiles
 from pipelines.runs.layout import read_json
 
@@ -117,7 +118,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-        except ValueError as error:  # also an incomplete UTF-8 character
+        except NOT_JSON as error:  # also an incomplete UTF-8 character
             if number == len(lines):
                 break
             raise DataError(f"{path}, line {number}: damaged ({error}); run this method again") from error

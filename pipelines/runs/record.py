@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from flcore.errors import ConfigError, DataError
+from flcore.files import NOT_JSON
+from flcore.wording import brief
 
 HEADLINE_METRICS = ("top1_global", "mean_local", "pooled_local")
 SCORES = (
@@ -204,8 +206,8 @@ def _read_text(path: Path) -> str:
 def _parse_object(text: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: damaged JSON ({error.msg}); run this method again.") from error
+    except NOT_JSON as error:
+        raise DataError(f"{where}: damaged JSON ({brief(str(error))}); run this method again.") from error
     if not isinstance(value, dict):
         raise DataError(f"{where}: expected a JSON object, found {type(value).__name__}; run this method again.")
     return value
