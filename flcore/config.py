@@ -194,7 +194,7 @@ class Config:
 
 def _seed(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= LARGEST:
-        raise ConfigError(f"seed = {shown(value)}: expected a whole number >= 0 and <= {LARGEST}")
+        raise ConfigError(f"seed = {brief(value)}: expected a whole number >= 0 and <= {LARGEST}")
     return value
 
 

@@ -255,8 +255,8 @@ def unsealed(content: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def check_sum(arrays: Mapping[str, Tensor], values: Any) -> int:
     """CRC-32 of named arrays (names, types, shapes, values) and JSON values: tells damage, not a forger."""
-    described = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in sorted(arrays.items())}
-    found = zlib.crc32(json.dumps([described, values], sort_keys=True).encode())
-    for name in sorted(arrays):
-        found = zlib.crc32(_raw(arrays[name]), found)
+    found = zlib.crc32(json.dumps(values, sort_keys=True).encode())
+    for name, tensor in sorted(arrays.items()):
+        described = json.dumps([name, str(tensor.dtype), list(tensor.shape)])
+        found = zlib.crc32(_raw(tensor), zlib.crc32(described.encode(), found))
     return found

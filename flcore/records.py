@@ -184,7 +184,9 @@ def load_record(
     """
     arrays, header = read_tensors(path, cure, device)
     written = header.pop(_CHECK, None)  # none in records of earlier versions
-    if header.keys() != {"payloads", "extra"} or written not in (None, check_sum(arrays, header)):
+    if header.keys() != {"payloads", "extra"}:
+        raise DataError(f"{path}: not a record of protofl; {cure}")
+    if written not in (None, check_sum(arrays, header)):
         raise DataError(f"{path}: damaged, its content is not what was written; {cure}")
     try:
         own: dict[str, dict[str, Tensor]] = {name: {} for name in header["payloads"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flcore.errors import ConfigError, DataError
-from flcore.files import read_json, replace_file
+from flcore.files import read_json, replace_file, unsealed
 from flcore.plugin_places import located
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ class RunFiles:
         return self.directory / "metrics.json"
 
     @property
+    def seal(self) -> Path:
+        """SHA-256 of history and metrics: whoever reads these knows whether they are what was written."""
+        return self.directory / "seal.json"
+
+    @property
     def curves(self) -> Path:
         """The history as a table for plotting tools."""
         return self.directory / "curves.csv"
@@ -120,7 +126,39 @@ def described(directory: Path) -> dict[str, Any]:
     whole = isinstance(sections, dict) and all(isinstance(sections.get(name), dict) for name in ("data", "partition"))
     if not whole or not isinstance(content.get("identity"), dict) or not isinstance(content.get("config_hash"), str):
         raise DataError(f"{path}: damaged, without config, identity or config_hash; {_CURE}")
-    return content
+    if "check" not in content:  # of a run that came by DVC from an earlier version
+        return content
+    written = unsealed(content)
+    if written is None:
+        raise DataError(f"{path}: damaged, its content is not what was written; {_CURE}")
+    return written
+
+
+def seal(directory: Path, metrics: str) -> None:
+    """Say what the results of a finished run are, before its ``metrics.json`` is written, which says that it is whole.
+
+    Args:
+        directory: of the run.
+        metrics: the text that ``metrics.json`` will have.
+    """
+    files = RunFiles(directory)
+    contents = {files.history.name: files.history.read_bytes(), files.metrics.name: metrics.encode()}
+    write_result(files.seal, {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()})
+
+
+def check_seal(directory: Path) -> None:
+    """Refuse results that are not those that were written; runs of earlier versions have no seal, and pass.
+
+    Raises:
+        DataError: history or metrics have changed since the run finished.
+    """
+    files = RunFiles(directory)
+    if not files.seal.exists() or not files.metrics.exists():
+        return
+    stated = read_json(files.seal, _CURE)
+    for path in (files.history, files.metrics):
+        if not path.exists() or stated.get(path.name) != hashlib.sha256(path.read_bytes()).hexdigest():
+            raise DataError(f"{path}: damaged, its content is not what was written; {_CURE}")
 
 
 def stored_mapping(directory: Path) -> dict[str, Any]:
@@ -162,7 +200,12 @@ def refuse_other_run(config: Config, directory: Path) -> None:
 
 def write_result(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON of a run in one step. A figure may be infinite where a model's answers overflow."""
-    write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+    write_text(path, result_text(content))
+
+
+def result_text(content: Mapping[str, Any]) -> str:
+    """What :func:`write_result` writes."""
+    return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -37,7 +37,7 @@ from flcore.evaluation.summaries import summarise
 from flcore.experiment import EngineChoice, Experiment
 from flcore.files import NOT_JSON, read_json, read_lines
 from flcore.records import Record, load_record
-from flcore.run_folder import RunFiles, refuse_other_run, write_result, write_text
+from flcore.run_folder import RunFiles, check_seal, refuse_other_run, result_text, seal, write_result, write_text
 from flcore.training import train
 from flcore.wording import brief
 
@@ -95,6 +95,7 @@ def run(
             evaluate(resolved, data, division, files.directory)
         finally:
             torch.set_num_threads(threads)
+    check_seal(files.directory)
     return read_json(files.metrics, "delete it and run again")
 
 
@@ -196,7 +197,9 @@ def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -
     scores = Scorer(experiment).score(server, memory, vote=True)
     metrics = summarise(experiment, scores, history)
     write_text(files.curves, _curves(history))
-    write_result(files.metrics, metrics)
+    text = result_text(metrics)
+    seal(directory, text)
+    write_text(files.metrics, text)
     return metrics
 
 

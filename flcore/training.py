@@ -28,7 +28,7 @@ from flcore.engine.rounds import Observers, run_rounds, single_thread
 from flcore.engine.run_state import RunState
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
-from flcore.files import make_durable, write_tensors
+from flcore.files import make_durable, sealed, write_tensors
 from flcore.locks import sole_use
 from flcore.provenance import code_fingerprint, library_fingerprint
 from flcore.records import save_record
@@ -182,7 +182,7 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
     files.directory.mkdir(parents=True, exist_ok=True)
     decision = _decision(files, experiment)
     config = dataclasses.replace(experiment.config, plugins=plugins.keep(experiment.config.plugins, files.directory))
-    for path in (files.history, files.metrics, files.report):
+    for path in (files.history, files.metrics, files.seal, files.report):
         path.unlink(missing_ok=True)
     mapping = config.to_mapping()
     del mapping["tracking"]  # says who watches, and may hold a password
@@ -198,7 +198,7 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
         "environment": dict(about),
         "decision": vars(decision),
     }
-    write_result(files.config, content)
+    write_result(files.config, sealed(content))
     return dataclasses.replace(experiment, config=config, choice=decision.choice)
 
 

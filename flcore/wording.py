@@ -25,7 +25,7 @@ class _Shortened(reprlib.Repr):
 
     def repr_int(self, x: int, level: int) -> str:
         # Python refuses to write down numbers of more than 4,300 digits.
-        return repr(x) if x.bit_length() <= 256 else f"a number of {x.bit_length()} bits"
+        return repr(x) if x.bit_length() <= 10_000 else f"a number of {x.bit_length()} bits"
 
 
 def brief(value: Any, most: int = 200) -> str:

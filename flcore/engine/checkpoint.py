@@ -51,8 +51,8 @@ class Checkpoint:
         self._held: dict[tuple[int, int], tuple[Result, Record]] = {}
         self._run = ""
         """Digest of the run's name; empty as long as nobody has said it."""
-        self._sums = dict.fromkeys(_LINES, 0)
-        """Check sums of the lines that count."""
+        self._history_check = 0
+        """Of the lines of the history that count."""
 
     @property
     def state_file(self) -> Path:
@@ -93,7 +93,7 @@ class Checkpoint:
             shutil.rmtree(self.directory, ignore_errors=True)
         elif self._holds_a_run():
             raise RunError(f"{self.directory}: holds the checkpoint of a run; {CURE}")
-        self._server, self._held, self._sums = {}, {}, dict.fromkeys(_LINES, 0)
+        self._server, self._held, self._history_check = {}, {}, 0
         self._run = state.run.digest
         (self.directory / "clients").mkdir(parents=True, exist_ok=True)
         self._write_state(state)
@@ -113,8 +113,12 @@ class Checkpoint:
         state = self._state(content)
         for client in state.memories:
             self.memory(client, state.memories)  # better now than hours later
-        for lines, count in zip(_LINES, (state.evaluated, state.legs), strict=True):
-            self._keep_lines(lines, count, content["lines"][lines])
+        self._history_check = zlib.crc32(self._keep_lines("history.jsonl", state.evaluated))
+        self._keep_lines("timing.jsonl", state.legs)
+        timing = self.directory / "timing.jsonl"
+        times = read_lines(timing, CURE) if timing.exists() else []
+        if self._history_check != content["history"] or any(unsealed(record) is None for record in times):
+            raise DataError(f"{self.directory}: damaged, history or timing are not what was written; {CURE}")
         return state
 
     def _content(self) -> dict[str, Any]:
@@ -171,9 +175,9 @@ class Checkpoint:
         for (leg, client), (_, memory) in self._held.items():
             if state.memories.get(client) == leg == state.legs:
                 self._save(self.memory_file(client, leg), memory, [leg, client])
-        for name, record in zip(_LINES, (history, timing), strict=True):
-            if record is not None:
-                self._append(name, record)
+        if history is not None:
+            self._history_check = zlib.crc32(self._append("history.jsonl", history), self._history_check)
+        self._append("timing.jsonl", sealed(timing))
         self._write_state(state)
         self._held = {}
         self._clear(state)
@@ -199,7 +203,7 @@ class Checkpoint:
             "up": {kind: vars(size) for kind, size in state.up.items()},
             "down": {kind: vars(size) for kind, size in state.down.items()},
             "failures": list(state.failures),
-            "lines": self._sums,
+            "history": self._history_check,
         }
         text = json.dumps(sealed(content), sort_keys=True)
         replace_file(self.state_file, lambda file: file.write(text.encode()), durable=True)
@@ -241,24 +245,24 @@ class Checkpoint:
     def records(self, name: str) -> list[dict[str, Any]]:
         """The records of ``history.jsonl`` or ``timing.jsonl``, oldest first."""
         path = self.directory / name
-        return read_lines(path, CURE) if path.exists() else []
+        return [unsealed(record) or record for record in read_lines(path, CURE)] if path.exists() else []
 
-    def _append(self, name: str, record: Mapping[str, Any]) -> None:
+    def _append(self, name: str, record: Mapping[str, Any]) -> bytes:
         line = json.dumps(record, sort_keys=True).encode() + b"\n"
         with (self.directory / name).open("ab") as file:
             file.write(line)
-        self._sums[name] = zlib.crc32(line, self._sums[name])
+        return line
 
-    def _keep_lines(self, name: str, count: int, check: int) -> None:
-        """Drop lines that were never committed, one cut off by a kill included."""
+    def _keep_lines(self, name: str, count: int) -> bytes:
+        """Drop lines that were never committed, one cut off by a kill included; returns those that were."""
         path = self.directory / name
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         whole = b"".join(lines[:count])
-        if len(lines) < count or zlib.crc32(whole) != check:
+        if len(lines) < count or (whole and not whole.endswith(b"\n")):
             raise DataError(f"{path}: damaged, {count} lines were written; {CURE}")
-        self._sums[name] = check
         if len(lines) > count:
             replace_file(path, lambda file: file.write(whole))
+        return whole
 
     # ---- whose a file is -----------------------------------------------------------------------------------------
 
@@ -346,10 +350,6 @@ class Checkpoint:
 
 
 _AS_THEY_ARE = ("round", "steps", "leg", "legs", "evaluated", "simulated_seconds", "facts", "scored")
-
-
-_LINES = ("history.jsonl", "timing.jsonl")
-"""Records of evaluated rounds, and of legs."""
 
 
 def _failure(written: dict[str, Any], place: list[int], run: str | None) -> Failure | None:

@@ -234,5 +234,5 @@ def _forget_other_code(run: PlacedRun) -> None:
     """Results of the same run by other code make room: those of one comparison are of one code."""
     files = RunFiles(run.directory)
     if files.history.exists() and files.config.exists() and described(run.directory).get("code") != run.code:
-        for path in (files.history, files.metrics, files.report):
+        for path in (files.history, files.metrics, files.seal, files.report):
             path.unlink(missing_ok=True)

@@ -33,7 +33,7 @@ from flcore.errors import DataError
 from flcore.files import read_json, write_json
 from flcore.locks import take_lock
 from flcore.provenance import division_fingerprint, preparation_fingerprint
-from flcore.run_folder import RunFiles, described
+from flcore.run_folder import RunFiles, check_seal, described
 from flcore.running import divide, read_source
 
 ENVIRONMENT_VARIABLE = "PROTOFL_CACHE"
@@ -180,9 +180,11 @@ class Cache:
     def finished_run(self, run_hash: str, code: str) -> Path | None:
         """The folder in which a run has finished under the same code; None if there is none any more."""
         match _read_or_empty(self.root / "index" / "runs" / f"{run_hash}.json").get(code):
-            case [str(folder), str(results)] if has_finished(Path(folder), run_hash, code):
-                # Another revision may have been checked out there, of which DVC knows the results alone.
-                return Path(folder) if _results(Path(folder)) == results else None
+            case [str(folder), str(results)]:
+                with suppress(DataError):  # damaged: nothing to take from there
+                    # Another revision may have been checked out there, of which DVC knows the results alone.
+                    if has_finished(Path(folder), run_hash, code) and _results(Path(folder)) == results:
+                        return Path(folder)
         return None
 
     def cost(self, kind: str) -> Cost:
@@ -210,12 +212,19 @@ _NOT_PREPARED = ("augmentation", "download")
 
 
 def has_finished(directory: Path, run_hash: str, code: str) -> bool:
-    """Whether a folder holds a run of this hash that this code finished."""
+    """Whether a folder holds a run of this hash that this code finished.
+
+    Raises:
+        DataError: it does, and its results have changed since.
+    """
     files = RunFiles(directory)
     if not (files.metrics.exists() and files.history.exists() and files.config.exists()):
         return False
     about = described(directory)
-    return (about.get("config_hash"), about.get("code")) == (run_hash, code)
+    if (about.get("config_hash"), about.get("code")) != (run_hash, code):
+        return False
+    check_seal(directory)
+    return True
 
 
 def _results(directory: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from flcore.errors import DataError
 from flcore.files import NOT_JSON
-from flcore.run_folder import RunFiles
+from flcore.run_folder import RunFiles, check_seal
 from pipelines.runs.layout import read_json
 
 
@@ -61,6 +61,8 @@ def read_folder(directory: Path) -> RunFolder:
     files = RunFiles(Path(directory))
     header = read_json(files.config)
     history, timing, is_trained = _rounds(files)
+    if is_trained:
+        check_seal(files.directory)
     try:
         return RunFolder(
             directory=files.directory,

@@ -15,6 +15,7 @@ from typing import Any
 
 from flcore.errors import ConfigError, DataError
 from flcore.files import NOT_JSON
+from flcore.run_folder import check_seal
 from flcore.wording import brief
 
 HEADLINE_METRICS = ("top1_global", "mean_local", "pooled_local")
@@ -137,6 +138,7 @@ def load_run(directory: Path) -> RunRecord:
     """
     directory = Path(directory)
     path = directory / "metrics.json"
+    check_seal(directory)
     metrics = _parse_object(_read_text(path), str(path))
     for key in ("method", "dataset", "seed", "rounds"):
         if metrics.get(key) is None:
