@@ -139,6 +139,8 @@ def read_lines(path: Path, cure: str) -> list[dict[str, Any]]:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError as error:
         raise DataError(f"{path}: not found; {cure}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); {cure}") from error
     records = []
     for number, line in enumerate(lines, start=1):
         try:

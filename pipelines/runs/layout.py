@@ -37,5 +37,5 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; run the stage that makes it first") from error
-    except NOT_JSON as error:
+    except (*NOT_JSON, OSError) as error:
         raise DataError(f"{path}: damaged ({brief(str(error))}); delete it and run again") from error

@@ -42,14 +42,12 @@ class _FileLock:
     def release(self) -> None:
         if self._file is None:
             return
-        length, check = self._known()
-        with self._journal.open("rb") as journal:
-            journal.seek(length)
-            more = journal.read()
-        if more:
-            self._file.truncate(0)
-            self._file.write(f"{length + len(more)} {zlib.crc32(more, check)}")
-        self._file.close()
+        with self._file as file:
+            length, check = self._known()
+            content = self._journal.read_bytes() if self._journal.is_file() else b""
+            if len(content) > length:
+                file.truncate(0)
+                file.write(f"{len(content)} {zlib.crc32(content[length:], check)}")
         self._file = None
 
     def verify(self) -> None:
@@ -59,7 +57,7 @@ class _FileLock:
             DataError: it has changed.
         """
         length, check = self._known()
-        content = self._journal.read_bytes() if self._journal.exists() else b""
+        content = self._journal.read_bytes() if self._journal.is_file() else b""
         if zlib.crc32(content[:length]) != check:
             raise DataError(f"{self._journal}: damaged, its content is not what was written; {_CURE}")
 
@@ -90,8 +88,7 @@ def open_journal(path: Path) -> JournalStorage:
         _drop_half_a_line(path)
         backend = JournalFileBackend(str(path), lock_obj=lock)  # type: ignore[arg-type]
     finally:
-        if path.exists():
-            lock.release()
+        lock.release()
     try:
         return JournalStorage(backend)
     # Optuna carries a journal's lines out as they stand there; a wrong one is whatever it trips over.
