@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-services lint docs lock clean
+.PHONY: help run test test-slow test-services fuzz audit lint docs lock clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,6 +29,12 @@ test-slow: $(READY)  ## tests that take minutes
 
 test-services: $(READY)  ## tests that start real servers on loopback
 	@$(BIN)/python -m pytest -q -m services -n 0
+
+fuzz: $(READY)  ## thousands of configurations and artefacts that nobody would write (a quarter of an hour)
+	@$(BIN)/python -m pytest -q -m slow tests/fuzz
+
+audit: $(READY)  ## known vulnerabilities of the lock (exit code 5: the advisory service cannot be asked)
+	@$(BIN)/python infra/audit.py
 
 lint: $(READY)  ## formatting, lint and types
 	@$(BIN)/ruff format --check .

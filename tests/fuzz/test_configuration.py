@@ -325,6 +325,41 @@ def problem_of_run(raw: dict[str, Any], place: Path) -> str | None:
     return None
 
 
+FOUND = [
+    Typed(("stage", "prepare"), None, ("seed=" + "9" * 5000,)),
+    Typed(("stage", "prepare"), None, ("seed=0x" + "f" * 6000,)),
+    Typed(("stage", "prepare"), None, ("local.batch_size=0x" + "f" * 6000,)),
+    Typed(("stage", "prepare"), None, ("local.lr=2026-13-45",)),
+    Typed(("stage", "prepare"), None, ("local.lr=!!int ''",)),
+    Typed(("stage", "prepare"), None, ("local.lr=" + "[" * 3000,)),
+    Typed(("stage", "prepare"), None, ("local.lr=&a [*a]",)),
+    Typed(("stage", "prepare"), None, ("compare.settings={1: {}}",)),
+    Typed(("stage", "prepare"), None, ("compare.settings={2026-01-01: {}}",)),
+    Typed(("stage", "prepare"), None, ('plugins=["\\0"]',)),
+    Typed(("stage", "prepare"), None, ("plugins=[~nobody-there/x.py]",)),
+    Typed(("stage", "prepare"), None, ('data.root="\\ud800"',)),
+    Typed(("stage", "partition"), None, ("partition.name=imported", 'partition.path="\\0"')),
+    Typed(("stage", "prepare"), None, (), out="a\x00b"),
+    Typed(("stage", "prepare"), b"seed: 2026-13-45", ()),
+    Typed(("stage", "prepare"), b"local: " + b"[" * 3000, ()),
+    Typed(("stage", "prepare"), b"plugins: [~nobody-there/x.py]", ()),
+    Typed(("stage", "prepare"), b"1: {}\nlocal: {2: 3}", ()),
+    Typed(("stage", "prepare"), b"local: {lr: 0.1, lr: 0.2}", ()),
+    Typed(("stage", "prepare"), ("local: {lr: " + "x" * 100_000 + "}").encode(), ()),
+    Typed(("stage", "prepare"), _BOMB.encode() + b"\nlocal: {lr: *a11}", ()),
+    Typed(("stage", "prepare"), _BOMB.encode() + b"\nseed: *a8", ()),
+    Typed(("show", "model", "\x1b[31m"), None, ()),
+    Typed(("stage", "prepare"), None, ("\x1b[31m=1",)),
+    Typed(
+        ("sweep", *(f"--vary=local.{key}=[{', '.join(map(str, range(1, 400)))}]" for key in ("lr", "decay"))), None, ()
+    ),
+    Typed(
+        ("sweep", *(f"--vary=local.{key}={','.join(map(str, range(1, 400)))}" for key in ("lr", "epochs"))), None, ()
+    ),
+]
+"""What once ended in a traceback, in a message of thousands of signs or of many lines, or in another value silently."""
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
     """A fresh folder for every case, with a folder beside the one that commands are typed in."""
@@ -359,6 +394,11 @@ def _every(cases: int, strategy: st.SearchStrategy[Any], check: Callable[[Any], 
         assert found is None, f"{case}: {found}"
 
     one()
+
+
+@pytest.mark.parametrize("typed", FOUND, ids=range(len(FOUND)))
+def test_what_was_found(typed: Typed, place: Callable[[], Path]) -> None:
+    assert problem_of_command(typed, place()) is None
 
 
 @pytest.mark.parametrize("cases", COUNTS)
