@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from flcore.errors import ConfigError, DataError
@@ -163,8 +163,19 @@ def check_seal(directory: Path) -> None:
 
 
 def stored_mapping(directory: Path) -> dict[str, Any]:
-    """The configuration of a run as nested mapping; its plug-ins are the copies in its folder."""
-    return located(described(directory)["config"], directory)
+    """The configuration of a run as nested mapping; its plug-ins are the copies in its folder.
+
+    Raises:
+        DataError: it names a plug-in elsewhere, which would be carried out as code of this run.
+    """
+    stored = described(directory)["config"]
+    for entry in stored.get("plugins") or ():
+        path = entry.get("path") if isinstance(entry, dict) else None
+        if not isinstance(path, str) or PurePosixPath(path).parent != PurePosixPath("plugins"):
+            raise DataError(
+                f"{RunFiles(directory).config}: damaged, names a plug-in that is not in its folder; {_CURE}"
+            )
+    return located(stored, directory)
 
 
 def stored_config(directory: Path) -> Config:
