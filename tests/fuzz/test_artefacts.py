@@ -33,7 +33,7 @@ from flcore.data.sources import SOURCES
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.errors import DataError, ProtoflError
 from flcore.experiment import Experiment
-from flcore.files import sealed
+from flcore.files import NOT_JSON, sealed
 from flcore.running import divide, evaluate
 from pipelines.runs.cache import Cache
 from pipelines.runs.folder import read_folder
@@ -129,7 +129,7 @@ def _made_up_json(content: bytes, rng: random.Random) -> bytes:
 def _parsed(text: bytes) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except NOT_JSON:
         return None
 
 
