@@ -15,6 +15,7 @@ from typing import Any
 from flcore.errors import DataError
 from flcore.files import NOT_JSON
 from flcore.run_folder import RunFiles, check_seal
+from pipelines.runs import kinds
 from pipelines.runs.layout import read_json
 
 
@@ -63,6 +64,12 @@ def read_folder(directory: Path) -> RunFolder:
     history, timing, is_trained = _rounds(files)
     if is_trained:
         check_seal(files.directory)
+    metrics = read_json(files.metrics) if is_trained and files.metrics.exists() else None
+    for name, value, kind in (("history", history, [kinds.HISTORY]), ("timing", timing, kinds.TIMING)):
+        kinds.check(value, kind, f"{files.directory}: {name}")
+    kinds.check(metrics, kinds.METRICS, str(files.metrics))
+    if not isinstance(header, dict) or not all(isinstance(header.get(name), dict) for name in ("config", "identity")):
+        raise DataError(f"{files.config}: damaged, without config or identity; run this method again")
     try:
         return RunFolder(
             directory=files.directory,
@@ -73,10 +80,10 @@ def read_folder(directory: Path) -> RunFolder:
             environment=header.get("environment") or {},
             history=sorted(history, key=lambda record: record["round"]),
             timing=timing,
-            metrics=read_json(files.metrics) if is_trained and files.metrics.exists() else None,
+            metrics=metrics,
             study=header.get("study"),
         )
-    except KeyError as error:
+    except (KeyError, TypeError) as error:
         raise DataError(f"{files.config}: no {error}; this is not a run, or one of a version of long ago") from error
 
 

@@ -17,6 +17,7 @@ from flcore.errors import ConfigError, DataError
 from flcore.files import NOT_JSON
 from flcore.run_folder import check_seal
 from flcore.wording import brief
+from pipelines.runs import kinds
 
 HEADLINE_METRICS = ("top1_global", "mean_local", "pooled_local")
 SCORES = (
@@ -140,6 +141,7 @@ def load_run(directory: Path) -> RunRecord:
     path = directory / "metrics.json"
     check_seal(directory)
     metrics = _parse_object(_read_text(path), str(path))
+    kinds.check(metrics, kinds.METRICS, str(path))
     for key in ("method", "dataset", "seed", "rounds"):
         if metrics.get(key) is None:
             raise DataError(f"{path}: no '{key}'; run this method again.")
@@ -217,6 +219,7 @@ def _parse_object(text: str, where: str) -> dict[str, Any]:
 
 def _round_record(line: str, where: str) -> RoundRecord:
     values = _parse_object(line, where)
+    kinds.check(values, kinds.HISTORY, where)
     if values.get("round") is None:
         raise DataError(f"{where}: no 'round'; run this method again.")
     train_loss = values.get("train_loss") or {}
