@@ -69,7 +69,7 @@ def read_folder(directory: Path) -> RunFolder:
         kinds.check(value, kind, f"{files.directory}: {name}")
     kinds.check(metrics, kinds.METRICS, str(files.metrics))
     if not isinstance(header, dict) or not all(isinstance(header.get(name), dict) for name in ("config", "identity")):
-        raise DataError(f"{files.config}: damaged, without config or identity; run this method again")
+        raise DataError(f"{files.config}: no config or identity; this is not a run, or it is damaged")
     try:
         return RunFolder(
             directory=files.directory,
