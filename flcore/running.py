@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from flcore import plugins
+from flcore import disk, plugins
 from flcore.config import Config
 from flcore.data import dataset
 from flcore.data.dataset import Dataset
@@ -129,10 +129,10 @@ def prepare(config: Config, directory: Path) -> Dataset:
     """
     request_file = directory.with_name(f"{directory.name}.request.json")
     request = config.to_mapping()["data"]
-    with suppress(DataError):  # interrupted or damaged: made again below
-        if request_file.exists() and read_json(request_file, "") == request:
+    with suppress(DataError):  # not there, interrupted or damaged: made again below
+        if read_json(request_file, "") == request:
             return Dataset.load(directory)
-    request_file.unlink(missing_ok=True)
+    disk.remove(request_file, missing_ok=True)
     prepared = read_source(config, directory)
     write_result(request_file, request)
     return prepared
@@ -147,6 +147,7 @@ def read_source(config: Config, directory: Path) -> Dataset:
         size=config.data.size,
         channels=config.data.channels,
         limit_per_class=config.data.limit_per_class,
+        normalisation=None if config.data.mean is None else (config.data.mean, config.data.std or 1.0),
         directory=directory,
     )
 
@@ -166,7 +167,7 @@ def divide(config: Config, prepared: Path, directory: Path) -> Partition:
         test_shots=config.partition.test_shots,
         imbalance=config.partition.imbalance,
     )
-    directory.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(directory)
     division.save(directory)
     return division
 
@@ -196,10 +197,10 @@ def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -
 
     scores = Scorer(experiment).score(server, memory, vote=True)
     metrics = summarise(experiment, scores, history)
-    write_text(files.curves, _curves(history))
+    write_text(files.curves, _curves(history), durable=True)
     text = result_text(metrics)
     seal(directory, text)
-    write_text(files.metrics, text)
+    write_text(files.metrics, text, durable=True)  # last: whoever looks for a finished run looks for this
     return metrics
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from flcore.aggregation.settings import Aggregation
 from flcore.data.imbalance import Imbalance
 from flcore.params import declared, param
 
@@ -19,6 +20,10 @@ class DataConfig:
     size: int | None = param(None, "resize to this many pixels square; null keeps the stored size", low=8, high=512)
     channels: Literal[1, 3] | None = param(None, "convert to grey (1) or colour (3); null keeps what is stored")
     limit_per_class: int | None = param(None, "keep this many images per class and split; null keeps all", low=1)
+    mean: float | None = param(
+        None, "of pixels from 0 to 1, all channels, taken off before they are divided by std; null: the dataset's own"
+    )
+    std: float | None = param(None, "with mean; FedPA and FedPG take 0.5 and 0.5", above=0)
     augmentation: Literal["none", "crop_flip", "crop_flip_rot"] = param(
         "none", "of training batches; never of evaluation"
     )
@@ -96,6 +101,25 @@ class FederationConfig:
         "where the partition has tasks, the one of a round: all in turn again and again, or each for a block of "
         "rounds; none: all tasks' data at once",
     )
+    poisoned: int = param(0, "simulation: clients, drawn by the run's seed, that send poisoned messages", low=0)
+    poisoned_clients: tuple[int, ...] = param((), "likewise, their ids in place of a number", low=0)
+    attack: Literal["sign_flip", "scale", "random_labels"] = param(
+        "sign_flip",
+        "what poisoned clients do: send minus s times their update and prototypes, s times, or train on random labels",
+    )
+    attack_scale: float = param(10.0, "s of sign_flip and scale", above=0)
+
+    def __post_init__(self) -> None:
+        """Refuse two answers to who is poisoned."""
+        if self.poisoned and self.poisoned_clients:
+            raise ValueError("poisoned says how many and poisoned_clients who; set one of them")
+        if len(set(self.poisoned_clients)) < len(self.poisoned_clients):
+            raise ValueError(f"poisoned_clients = {list(self.poisoned_clients)}: an id stands twice")
+
+    @property
+    def simulates_poison(self) -> bool:
+        """Whether any client is poisoned."""
+        return self.poisoned > 0 or bool(self.poisoned_clients)
 
 
 @dataclass(frozen=True)
@@ -195,13 +219,19 @@ class TrackingConfig:
 class CompareConfig:
     """What a comparison runs."""
 
-    methods: tuple[str, ...] = param(("local", "fedavg", "fedproto"), "names of methods")
+    methods: tuple[str, ...] = param(("local", "fedavg", "fedproto"), "names of methods, and of variants")
     seeds: tuple[int, ...] = param((0, 1, 2), "seeds; each one a run per method", low=0)
-    baseline: str = param("fedavg", "the method that paired differences are taken to")
+    partition_seeds: tuple[int, ...] | None = param(
+        None, "seeds of divisions; each one a run per method and seed; null: partition.seed, or that of the run", low=0
+    )
+    baseline: str = param("fedavg", "the method, or variant, that paired differences are taken to")
     target_fraction: float = param(
         0.95, "rounds to target: this share of the baseline's final accuracy", above=0, high=1
     )
     settings: Mapping[str, Any] = param({}, "per method, dotted keys that differ from the rest of the file")
+    variants: Mapping[str, Any] = param(
+        {}, "further rows by name: a method and dotted keys, such as {slow: {method: fedavg, local.lr: 0.001}}"
+    )
 
 
 SHARED: Mapping[str, type | None] = {
@@ -222,6 +252,7 @@ DEFAULT_NAMES: Mapping[str, str] = {
 
 PLAIN: Mapping[str, type] = {
     "federation": FederationConfig,
+    "aggregation": Aggregation,
     "local": LocalConfig,
     "engine": EngineConfig,
     "evaluation": EvaluationConfig,

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcore import disk
 from flcore.data.images import channel_statistics, convert_channels, resize
 from flcore.data.sources.base import RawDataset, RawSplit, Source
 from flcore.errors import DataError
@@ -78,7 +79,7 @@ class Dataset:
     def save(self, directory: Path) -> None:
         """Write ``train.safetensors``, ``test.safetensors`` and ``meta.json``; same content, same bytes."""
         # A folder without meta.json is unfinished, so that a stop in between never leaves a mixture that looks whole.
-        (directory / "meta.json").unlink(missing_ok=True)
+        disk.remove(directory / "meta.json", missing_ok=True)
         for part, split in (("train", self.train), ("test", self.test)):
             write_tensors(directory / f"{part}.safetensors", split.tensors())
         write_json(directory / "meta.json", dataclasses.asdict(self.meta))
@@ -125,6 +126,7 @@ def prepare(
     size: int | None = None,
     channels: int | None = None,
     limit_per_class: int | None = None,
+    normalisation: tuple[float, float] | None = None,
     directory: Path | None = None,
 ) -> Dataset:
     """Read ``source`` and bring its images into one form (data.md, section 1.0).
@@ -136,6 +138,7 @@ def prepare(
         size: resize to ``size`` x ``size``, bilinear and antialiased; None keeps the size.
         channels: 1 or 3: convert to gray or RGB; None keeps the channels.
         limit_per_class: keep the first so many images of each class in each split, in file order.
+        normalisation: mean and standard deviation of every channel, instead of those of the source.
         directory: write the dataset there while it is made, as :meth:`Dataset.save` would, and return it mapped from
             there: memory then holds a few images at a time, however many there are.
 
@@ -145,14 +148,17 @@ def prepare(
     raw = source.load(root, download)
     _check(raw, source.name)
     if directory is not None:
-        (directory / "meta.json").unlink(missing_ok=True)
+        disk.remove(directory / "meta.json", missing_ok=True)
     parts = [
         _Form.of(raw_split, size, channels, limit_per_class).prepared(directory and directory / f"{part}.safetensors")
         for part, raw_split in (("train", raw.train), ("test", raw.test))
     ]
     train, test = parts
-    mean, std = _statistics(raw, train)
     _, c, h, w = train.images.shape
+    if normalisation is None:
+        mean, std = _statistics(raw, train)
+    else:
+        mean, std = ((value,) * c for value in normalisation)
     meta = Meta(
         name=source.name,
         num_classes=len(raw.class_names),
@@ -167,6 +173,7 @@ def prepare(
         preparation={
             "channels": channels,
             "limit_per_class": limit_per_class,
+            **({} if normalisation is None else {"normalisation": list(normalisation)}),
             "options": dataclasses.asdict(source),
             "size": size,
         },

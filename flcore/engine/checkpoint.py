@@ -23,20 +23,23 @@ process, or, where they are held in memory until the commit (``engine.durability
 from __future__ import annotations
 
 import json
-import shutil
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flcore import disk
+from flcore.engine.owned import load_owned, save_owned
 from flcore.engine.run_state import RunName, RunState
 from flcore.engine.turns import Failure, Reply
 from flcore.errors import DataError, RunError
-from flcore.files import make_durable, read_json, read_lines, replace_file, sealed, unsealed, write_json
+from flcore.files import append, make_durable, read_json, read_lines, replace_file, sealed, unsealed, write_json
 from flcore.messages import Payload, Size
 from flcore.records import Record, load_record, save_record
 
 Result = Reply | Failure
+
+_RECORDS = ("history.jsonl", "timing.jsonl")
 
 CURE = "what is there cannot be gone on with: --restart throws it away and begins with the first round"
 
@@ -53,6 +56,7 @@ class Checkpoint:
         """Digest of the run's name; empty as long as nobody has said it."""
         self._history_check = 0
         """Of the lines of the history that count."""
+        self._ends: dict[str, int] = {}  # of records: bytes that count
 
     @property
     def state_file(self) -> Path:
@@ -89,13 +93,13 @@ class Checkpoint:
             RunError: something is here, and ``replace`` is False.
         """
         if replace:
-            self.state_file.unlink(missing_ok=True)  # first: what is left of it is nobody's state
-            shutil.rmtree(self.directory, ignore_errors=True)
+            disk.remove(self.state_file, missing_ok=True)  # first: what is left of it is nobody's state
+            disk.remove_tree(self.directory)
         elif self._holds_a_run():
             raise RunError(f"{self.directory}: holds the checkpoint of a run; {CURE}")
-        self._server, self._held, self._history_check = {}, {}, 0
-        self._run = state.run.digest
-        (self.directory / "clients").mkdir(parents=True, exist_ok=True)
+        self._server, self._held, self._ends = {}, {}, dict.fromkeys(_RECORDS, 0)
+        self._run, self._history_check = state.run.digest, 0
+        disk.make_folder(self.directory / "clients")
         self._write_state(state)
 
     def load(self, name: RunName) -> RunState | None:
@@ -113,8 +117,10 @@ class Checkpoint:
         state = self._state(content)
         for client in state.memories:
             self.memory(client, state.memories)  # better now than hours later
-        self._history_check = zlib.crc32(self._keep_lines("history.jsonl", state.evaluated))
-        self._keep_lines("timing.jsonl", state.legs)
+        history, _ = (
+            self._keep_lines(file, count) for file, count in zip(_RECORDS, (state.evaluated, state.legs), strict=True)
+        )
+        self._history_check = zlib.crc32(history)
         timing = self.directory / "timing.jsonl"
         times = read_lines(timing, CURE) if timing.exists() else []
         if self._history_check != content["history"] or any(unsealed(record) is None for record in times):
@@ -164,7 +170,7 @@ class Checkpoint:
 
     def _read_server(self, legs: Mapping[str, int]) -> Record:
         missing = {leg for name, leg in legs.items() if self._server.get(name, (None,))[0] != leg}
-        files = {leg: self._whole(self.server_file(leg), leg) for leg in sorted(missing)}
+        files = {leg: load_owned(self.server_file(leg), leg, self._run, CURE) for leg in sorted(missing)}
         self._server = {
             name: (leg, files[leg][name] if leg in files else self._server[name][1]) for name, leg in legs.items()
         }
@@ -174,24 +180,27 @@ class Checkpoint:
         """Close a leg: append its records, replace the state, and clear what is no longer needed."""
         for (leg, client), (_, memory) in self._held.items():
             if state.memories.get(client) == leg == state.legs:
-                self._save(self.memory_file(client, leg), memory, [leg, client])
-        if history is not None:
-            self._history_check = zlib.crc32(self._append("history.jsonl", history), self._history_check)
-        self._append("timing.jsonl", sealed(timing))
-        self._write_state(state)
+                save_owned(self.memory_file(client, leg), memory, [leg, client], self._run)
+        records = {"history.jsonl": history, "timing.jsonl": sealed(timing)}
+        lines = {name: _line(record) for name, record in records.items() if record is not None}
+        ends = {name: append(self.directory / name, line, at=self._ends[name]) for name, line in lines.items()}
+        check = zlib.crc32(lines.get("history.jsonl", b""), self._history_check)
+        self._write_state(state, check)
+        self._ends, self._history_check = self._ends | ends, check  # not before: who failed until here may try again
         self._held = {}
         self._clear(state)
 
-    def _write_state(self, state: RunState) -> None:
+    def _write_state(self, state: RunState, history_check: int = 0) -> None:
         """Make durable all that the state names, then the state."""
         # Records are immutable: a payload that is still the same object is on the disk already.
         known = {name: leg for name, (leg, payload) in self._server.items() if state.server.get(name) is payload}
         changed = state.server.without(*known)
         if changed:
-            self._save(self.server_file(state.legs), changed, state.legs)
+            save_owned(self.server_file(state.legs), changed, state.legs, self._run)
         written = [self.server_file(state.legs)] if changed else []
         written += [self.memory_file(client, leg) for client, leg in state.memories.items() if leg == state.legs]
-        written += [path for name in ("history.jsonl", "timing.jsonl") if (path := self.directory / name).exists()]
+        written += [path for name in _RECORDS if (path := self.directory / name).exists()]
+        written += sorted(self.directory.glob("before/*.safetensors"))
         make_durable(written)
         legs = {name: known.get(name, state.legs) for name in state.server}
         content = {
@@ -203,28 +212,32 @@ class Checkpoint:
             "up": {kind: vars(size) for kind, size in state.up.items()},
             "down": {kind: vars(size) for kind, size in state.down.items()},
             "failures": list(state.failures),
-            "history": self._history_check,
+            "history": history_check,
         }
         text = json.dumps(sealed(content), sort_keys=True)
         replace_file(self.state_file, lambda file: file.write(text.encode()), durable=True)
         self._server = {name: (leg, state.server[name]) for name, leg in legs.items()}
 
     def _clear(self, state: RunState) -> None:
-        shutil.rmtree(self.directory / "legs", ignore_errors=True)
+        """Remove what no longer counts. What cannot be removed now is no reason to do a committed leg again."""
+        disk.try_to_remove(self.directory / "legs")
         named = {self.memory_file(client, leg) for client, leg in state.memories.items()}
         named |= {self.server_file(leg) for leg, _ in self._server.values()}
         unfinished = self.directory.glob(".*.tmp")  # by a process that was killed
         for path in (*(self.directory / "clients").iterdir(), *self.directory.glob("server.*"), *unfinished):
             if path not in named:
-                path.unlink()
+                disk.try_to_remove(path)
 
     def keep(self, label: str, server: Record) -> None:
         """Keep what the server held at a point of the last round, for analyses of the finished run."""
-        self._save(self.directory / "before" / f"{label}.safetensors", server, label)
+        save_owned(self.directory / "before" / f"{label}.safetensors", server, label, self._run)
 
     def kept(self) -> dict[str, Record]:
         """What :meth:`keep` was given, by label."""
-        return {path.stem: self._whole(path, path.stem) for path in sorted(self.directory.glob("before/*"))}
+        return {
+            path.stem: load_owned(path, path.stem, self._run, CURE)
+            for path in sorted(self.directory.glob("before/*.safetensors"))
+        }
 
     def show(self, server: Record, legs: Mapping[int, int]) -> Path:
         """Let workers see a state that is not committed: what the server holds, and whose memory is of which leg."""
@@ -232,7 +245,7 @@ class Checkpoint:
         save_record(path, server, {"legs": {str(client): leg for client, leg in legs.items()}})
         for (leg, client), (_, memory) in self._held.items():
             if legs.get(client) == leg and not self.memory_file(client, leg).exists():
-                self._save(self.memory_file(client, leg), memory, [leg, client])
+                save_owned(self.memory_file(client, leg), memory, [leg, client], self._run)
         return path
 
     def shown(self, path: Path) -> tuple[Record, dict[int, int]]:
@@ -247,12 +260,6 @@ class Checkpoint:
         path = self.directory / name
         return [unsealed(record) or record for record in read_lines(path, CURE)] if path.exists() else []
 
-    def _append(self, name: str, record: Mapping[str, Any]) -> bytes:
-        line = json.dumps(record, sort_keys=True).encode() + b"\n"
-        with (self.directory / name).open("ab") as file:
-            file.write(line)
-        return line
-
     def _keep_lines(self, name: str, count: int) -> bytes:
         """Drop lines that were never committed, one cut off by a kill included; returns those that were."""
         path = self.directory / name
@@ -260,26 +267,10 @@ class Checkpoint:
         whole = b"".join(lines[:count])
         if len(lines) < count or (whole and not whole.endswith(b"\n")):
             raise DataError(f"{path}: damaged, {count} lines were written; {CURE}")
+        self._ends[name] = sum(map(len, lines[:count]))
         if len(lines) > count:
-            replace_file(path, lambda file: file.write(whole))
+            disk.cut(path, self._ends[name])
         return whole
-
-    # ---- whose a file is -----------------------------------------------------------------------------------------
-
-    def _save(self, path: Path, record: Record, place: Any, run: str | None = None) -> None:
-        """Write a record, with what it is and whose."""
-        save_record(path, record, {"place": place, "run": self._run if run is None else run})
-
-    def _whole(self, path: Path, place: Any) -> Record:
-        """Read what :meth:`_save` wrote.
-
-        Raises:
-            DataError: it is missing, damaged, or something else.
-        """
-        record, extra = load_record(path, cure=CURE)
-        if extra.get("place") != place or (self._run and extra.get("run") not in ("", self._run)):
-            raise DataError(f"{path}: belongs to another run or another place in it; {CURE}")
-        return record
 
     # ---- clients -------------------------------------------------------------------------------------------------
 
@@ -293,7 +284,7 @@ class Checkpoint:
             return Record()
         held = self._held.get((memories[client], client))
         leg = memories[client]
-        return self._whole(self.memory_file(client, leg), [leg, client]) if held is None else held[1]
+        return load_owned(self.memory_file(client, leg), [leg, client], self._run, CURE) if held is None else held[1]
 
     def hold(self, leg: int, client: int, result: Result, memory: Record) -> None:
         """Keep what came of a client's turn in memory; its own memory is written when the leg is committed."""
@@ -302,7 +293,7 @@ class Checkpoint:
     def save_reply(self, leg: int, client: int, reply: Reply, memory: Record, run: str = "") -> None:
         """Keep a client's reply and memory; the reply is written last, so that a reply on disk is complete."""
         if reply.remembers:
-            self._save(self.memory_file(client, leg), memory, [leg, client], run)
+            save_owned(self.memory_file(client, leg), memory, [leg, client], run)
         extra = {
             "place": [leg, client],
             "run": run,
@@ -345,8 +336,12 @@ class Checkpoint:
 
     def forget(self, leg: int) -> None:
         """Drop the replies and failures of a leg that is not committed, so that it is done anew."""
-        shutil.rmtree(self.reply_file(leg, 0).parent, ignore_errors=True)
+        disk.remove_tree(self.reply_file(leg, 0).parent)
         self._held = {}
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True).encode() + b"\n"
 
 
 _AS_THEY_ARE = ("round", "steps", "leg", "legs", "evaluated", "simulated_seconds", "facts", "scored")

@@ -43,7 +43,7 @@ def select_cohort(experiment: Experiment, round_number: int) -> Cohort:
     legs = [leg for leg in experiment.method.legs(round_number, experiment.setting) if leg.who == "cohort"]
     if not legs:
         return Cohort(())
-    wanted = max(1, round(federation.participation * len(trainers)))
+    wanted = experiment.cohort_size
     invited = min(len(trainers), max(wanted, math.ceil(wanted * federation.oversampling - 1e-9)))
     chosen = numpy_stream(seed, "cohort", round_number).choice(trainers, invited, replace=False)
     cohort = sorted(int(client) for client in chosen)
@@ -91,6 +91,16 @@ def leg_steps(experiment: Experiment, round_number: int, leg: Leg, client: int) 
     size = len(experiment.training_indices(client, round_number))
     local = experiment.config.local
     return sum(planned_steps(size, local, phase) for phase in leg.phases if phase.source is None)
+
+
+def round_steps(experiment: Experiment, round_number: int) -> int:
+    """Mini-batches of a whole round, of all who take part in its legs, each over its own images, as planned."""
+    cohort = select_cohort(experiment, round_number)
+    return sum(
+        leg_steps(experiment, round_number, leg, client)
+        for leg in experiment.method.legs(round_number, experiment.setting)
+        for client in taking_part(experiment, leg, cohort, ())
+    )
 
 
 def stacks(experiment: Experiment, round_number: int, leg: Leg, trainers: Sequence[int]) -> list[list[int]]:

@@ -22,6 +22,7 @@ from flcore.methods.vocabulary import (
     Before,
     Context,
     Exchange,
+    Kind,
     Leg,
     LocalModel,
     Phase,
@@ -53,6 +54,8 @@ class Method(ABC):
             (baselines.md section 21), under a name of its own.
         trains_locally: whether clients (or the centralised trainer) take steps at all; else what ``local`` says has no
             effect, and tuning leaves it alone.
+        needs_linear_head: whether it takes the head for one linear map of features, ``head.weight`` [K, d] and
+            ``head.bias`` [K]; a model with a hidden layer in its head is then refused.
         needs: what other sections of a configuration must say for it, by dotted key: the values that it works with,
             such as ``{"local.momentum": (0.0,)}``. Others are refused before any data are read.
     """
@@ -66,6 +69,7 @@ class Method(ABC):
     has_global_model: ClassVar[bool] = True
     has_vote: ClassVar[bool] = False
     trains_locally: ClassVar[bool] = True
+    needs_linear_head: ClassVar[bool] = False
     needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     def num_outputs(self, num_classes: int) -> int:
@@ -135,6 +139,18 @@ class Method(ABC):
     def stages(self) -> Mapping[str, Stage]:
         """The server's work on replies by name: (server, client id → message, exchange) → (server, facts)."""
         return {}
+
+    @property
+    def folds(self) -> frozenset[Kind]:
+        """What the server folds as the section ``aggregation`` says; everything else it uses as it comes."""
+        kinds = (getattr(stage, "folds", None) for stage in self.stages().values())
+        return frozenset(kind for kind in kinds if kind is not None)
+
+    @property
+    def releases_weights_alone(self) -> bool:
+        """Whether everything that the server learns from clients is in that fold of weights: it has no other stage."""
+        stages = self.stages().values()
+        return bool(stages) and all(getattr(stage, "folds", None) == "weights" for stage in stages)
 
     def score_before(self) -> Mapping[str, Before]:
         """States within a round that are scored too, by the name under which they stand among :meth:`alternatives`.

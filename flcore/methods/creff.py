@@ -78,6 +78,7 @@ class CReFF(FedAvg):
     name: ClassVar[str] = "creff"
     summary: ClassVar[str] = "FedAvg whose classifier is retrained on features that match the clients' class gradients"
     citation: ClassVar[str] = "Shang et al., IJCAI 2022"
+    needs_linear_head: ClassVar[bool] = True
 
     draws_per_class: int = param(10, "draws over which a class's real gradient is averaged", low=1)
     draw_size: int = param(32, "samples of the class in a draw, at most", low=1)

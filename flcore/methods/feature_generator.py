@@ -98,6 +98,7 @@ class FeatureGeneratorMethod(FedAvg):
     """
 
     GENERATES: ClassVar[Condition]
+    needs_linear_head: ClassVar[bool] = True
 
     gen_steps: int = param(
         50, "steps of the generator's training in a round", low=1, search=Search(10, 200, log=True, when="GENERATES")

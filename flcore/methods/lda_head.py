@@ -49,6 +49,7 @@ class LdaHead(OnTop):
     name: ClassVar[str] = "lda_head"
     summary: ClassVar[str] = "another method, after whose last round the head is solved from class sums and one moment"
     citation: ClassVar[str] = "protofl, 2026"
+    needs_linear_head: ClassVar[bool] = True
 
     shrinkage: float | None = param(
         0.01,

@@ -110,6 +110,7 @@ class OnTop(Method):
     has_global_model = property(lambda self: self.base_method.has_global_model)
     has_vote = property(lambda self: self.base_method.has_vote)
     trains_locally = property(lambda self: self.base_method.trains_locally)
+    needs_linear_head = property(lambda self: self.base_method.needs_linear_head)
     needs = property(lambda self: self.base_method.needs)
 
     @property

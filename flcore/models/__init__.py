@@ -47,6 +47,11 @@ MODELS: Registry[type[ModelSpec]] = Registry(
         "pfl_cnn": "flcore.models.pfl_cnn:PflCnn",
         "patch_dictionary": "flcore.models.patch_dictionary:PatchDictionary",
         "resnet18": "flcore.models.resnet:ResNet18",
+        "resnet50": "flcore.models.resnet:ResNet50",
+        "convnet5": "flcore.models.fedpg_cnn:ConvNet5",
+        "fedpg_cnn": "flcore.models.fedpg_cnn:FedPgCnn",
+        "celeba_cnn": "flcore.models.cnn:CelebaCnn",
+        "femnist_cnn": "flcore.models.cnn:FemnistCnn",
     },
 )
 

@@ -12,12 +12,26 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcore.messages import Weights
 
 Drops = Mapping[str, Tensor]
 """Uniform numbers by dropout site: what is drawn beforehand for the dropout of a step."""
+
+
+class HiddenHead(nn.Linear):
+    """A head of two layers: the linear map to logits, ``head.weight`` and ``head.bias``, behind a hidden layer."""
+
+    def __init__(self, features: int, hidden: int, outputs: int) -> None:
+        """Take ``features`` values through ``hidden`` units with ReLU to ``outputs`` logits."""
+        super().__init__(hidden, outputs)
+        self.hidden = nn.Linear(features, hidden)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Features [B, d] to logits [B, K]."""
+        return super().forward(F.relu(self.hidden(input)))
 
 
 class Backbone(nn.Module):
@@ -36,9 +50,9 @@ class Backbone(nn.Module):
         super().__init__()
         self.encoder, self.projection, self.head = encoder, projection, head
         self.extra = nn.ModuleDict()
-        self.feature_dim = head.in_features
+        self.feature_dim = head.hidden.in_features if isinstance(head, HiddenHead) else head.in_features
         reads = (layer.in_features for layer in projection.modules() if isinstance(layer, nn.Linear))
-        self.encoded_dim = next(reads, head.in_features)
+        self.encoded_dim = next(reads, self.feature_dim)
         self.num_classes = head.out_features
 
     def encode(self, images: Tensor, drops: Drops | None = None) -> Tensor:
@@ -97,9 +111,10 @@ def extract_weights(module: nn.Module) -> Weights:
 @torch.no_grad()
 def widen_head(module: Backbone, outputs: int) -> None:
     """Give a model's head more outputs, in place; the first ones keep their weights, the others are drawn as usual."""
-    narrow, module.head = module.head, nn.Linear(module.feature_dim, outputs)
-    module.head.weight[: module.num_classes] = narrow.weight
-    module.head.bias[: module.num_classes] = narrow.bias
+    head, wide = module.head, nn.Linear(module.head.in_features, outputs)
+    wide.weight[: module.num_classes] = head.weight
+    wide.bias[: module.num_classes] = head.bias
+    head.weight, head.bias, head.out_features = wide.weight, wide.bias, outputs
     module.num_classes = outputs
 
 
@@ -117,8 +132,12 @@ def load_weights(module: nn.Module, weights: Weights) -> None:
         buffers[name].copy_(tensor)
 
 
-def flat_size(encoder: nn.Module, shape: tuple[int, int, int]) -> int:
+def flat_size(encoder: nn.Module, shape: tuple[int, int, int], cure: str = "28 or 32") -> int:
     """How many values an encoder yields for one image of ``shape`` (C, H, W).
+
+    Args:
+        encoder: ends in a flattening layer. shape: of an image.
+        cure: values of ``data.size`` that are large enough, in words.
 
     Raises:
         ValueError: the image is too small for the encoder's convolutions and poolings.
@@ -129,7 +148,7 @@ def flat_size(encoder: nn.Module, shape: tuple[int, int, int]) -> int:
             return encoder.eval()(torch.zeros(1, *shape)).numel()
     except RuntimeError as error:
         raise ValueError(
-            f"images of {shape[1]}x{shape[2]} are too small for this model; set data.size to 28 or 32"
+            f"images of {shape[1]}x{shape[2]} are too small for this model; set data.size to {cure}"
         ) from error
     finally:
         encoder.train(was_training)

@@ -28,21 +28,39 @@ class FedGenCnn:
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
         """Assemble the network for images of ``shape`` (C, H, W)."""
-        convolutions = nn.Sequential(
-            nn.Conv2d(shape[0], 6, 3, stride=2, padding=1),
-            nn.BatchNorm2d(6),
-            nn.ReLU(),
-            nn.Conv2d(6, 16, 3, stride=2, padding=1),
-            nn.BatchNorm2d(16),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
+        convolutions = nn.Sequential(*_halving(shape[0], 6), *_halving(6, 16), nn.Flatten())
         encoder = nn.Sequential(*convolutions, nn.Linear(flat_size(convolutions, shape), self.feature_dim))
         if self.projection_dim is None:
             return Backbone(encoder, nn.Identity(), nn.Linear(self.feature_dim, num_classes))
         hidden = nn.Linear(self.feature_dim, self.feature_dim)
         projection = nn.Sequential(nn.ReLU(), hidden, nn.ReLU(), nn.Linear(self.feature_dim, self.projection_dim))
         return Backbone(encoder, projection, nn.Linear(self.projection_dim, num_classes))
+
+
+@dataclass(frozen=True)
+class CelebaCnn:
+    """FedGen's and FedPA's CNN for CelebA: as :class:`FedGenCnn` with three convolutions, each with a pooling.
+
+    25,954 parameters for 3×84×84 images and 2 classes (fedpa.md section 2).
+    """
+
+    name: ClassVar[str] = "celeba_cnn"
+    summary: ClassVar[str] = "3 conv (stride 2, BatchNorm) with pooling + 2 fc; FedGen and FedPA on CelebA"
+    feature_dim: int = param(32, "length d of the feature", low=1)
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
+        """Assemble the network for images of ``shape`` (C, H, W)."""
+        convolutions = nn.Sequential(
+            *(*_halving(shape[0], 16), nn.MaxPool2d(2), *_halving(16, 32), nn.MaxPool2d(2)),
+            *(*_halving(32, 64), nn.MaxPool2d(2), nn.Flatten()),
+        )
+        linear = nn.Linear(flat_size(convolutions, shape, cure="84"), self.feature_dim)
+        return Backbone(nn.Sequential(*convolutions, linear), nn.Identity(), nn.Linear(self.feature_dim, num_classes))
+
+
+def _halving(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
+    """FedGen's block, which halves height and width."""
+    return nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()
 
 
 class DropoutCnn(Backbone):
@@ -73,10 +91,31 @@ class FedProtoCnn:
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
         """Assemble the network for images of ``shape`` (C, H, W)."""
-        first, second = nn.Conv2d(shape[0], 10, 5), nn.Conv2d(10, 20, 5)
-        plain = nn.Sequential(first, nn.MaxPool2d(2), second, nn.MaxPool2d(2), nn.Flatten())
-        encoder = nn.Sequential(first, second, nn.Linear(flat_size(plain, shape), 50))
-        return DropoutCnn(encoder, nn.Identity(), nn.Linear(50, num_classes))
+        return _dropout_cnn(nn.Conv2d(shape[0], 10, 5), shape, num_classes, cure="28 or 32")
+
+
+@dataclass(frozen=True)
+class FemnistCnn:
+    """FedProto's and GFPL's CNN for FEMNIST: as :class:`FedProtoCnn` with a first convolution of 3×3.
+
+    849,332 parameters for 1×128×128 images and 62 classes (gfpl.md section 2).
+    """
+
+    name: ClassVar[str] = "femnist_cnn"
+    summary: ClassVar[str] = (
+        "2 conv (3×3, 5×5) with pooling and dropout + 2 fc; FedProto and GFPL on FEMNIST at 128×128"
+    )
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
+        """Assemble the network for images of ``shape`` (C, H, W)."""
+        return _dropout_cnn(nn.Conv2d(shape[0], 10, 3), shape, num_classes, cure="128")
+
+
+def _dropout_cnn(first: nn.Conv2d, shape: tuple[int, int, int], num_classes: int, cure: str) -> Backbone:
+    second = nn.Conv2d(10, 20, 5)
+    plain = nn.Sequential(first, nn.MaxPool2d(2), second, nn.MaxPool2d(2), nn.Flatten())
+    encoder = nn.Sequential(first, second, nn.Linear(flat_size(plain, shape, cure), 50))
+    return DropoutCnn(encoder, nn.Identity(), nn.Linear(50, num_classes))
 
 
 class ThreeConvDropoutCnn(Backbone):

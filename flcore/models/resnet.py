@@ -1,44 +1,96 @@
-"""ResNet-18 with a stem for small images."""
+"""ResNet-18 and ResNet-50 with a stem for small images."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from torch import nn
 
 from flcore.models.base import Backbone
+from flcore.models.pretrained import PretrainedFile, load_pretrained
 from flcore.params import param
 
-_ENCODED = 512
+_LEFT_OUT = ("conv1.", "bn1.", "fc.")
+"""What FedProto's code, whose settings GFPL takes over, draws anew although the rest starts from ImageNet weights."""
 
 
 @dataclass(frozen=True)
-class ResNet18:
-    """torchvision's ResNet-18 (He et al., CVPR 2016) with random initial weights.
+class _ResNet:
+    """torchvision's network of this name (He et al., CVPR 2016) with random initial weights, and what may be chosen.
 
-    The small stem (3×3, stride 1, no pooling) has 11,173,962 parameters for 10 classes, the ImageNet stem 11,181,642
-    (data.md section 1.4). With ``projection_dim`` FedCSPC's two-layer projection stands before the head: 512 → 512,
-    ReLU, → d (fedcspc.md section 2).
+    With ``projection_dim`` FedCSPC's two-layer projection stands before the head: e → e, ReLU, → d, e the length of
+    what the network yields (fedcspc.md section 2). With ``pretrained`` everything but the stem's convolution, its
+    BatchNorm and the classifier starts from a file under torchvision's names (gfpl.md section 2); nothing is fetched.
     """
 
-    name: ClassVar[str] = "resnet18"
-    summary: ClassVar[str] = "ResNet-18, feature 512; FedPG, FedCSPC, FedMLP and GFPL on CIFAR"
+    name: ClassVar[str]
+    ENCODED: ClassVar[int]
+
     stem: Literal["small", "imagenet"] = param("small", "small: 3×3 stride 1 for images of 28 to 64 pixels")
     projection_dim: int | None = param(None, "length d of a projection, which the head reads then; null: none", low=1)
+    pretrained: str | None = param(
+        None,
+        "safetensors file with weights under torchvision's names, from which all but the stem's convolution, its "
+        "BatchNorm and the classifier start; null: random",
+    )
+    pretrained_sha256: str | None = param(None, "SHA-256 that the file must have, in hexadecimal; null: any")
+
+    def __post_init__(self) -> None:
+        """Refuse a checksum that is none, or is of nothing."""
+        if self.pretrained_sha256 is not None:
+            if self.pretrained is None:
+                raise ValueError("pretrained_sha256 is given without pretrained, the file that has it")
+            if len(self.pretrained_sha256) != 64 or set(self.pretrained_sha256.lower()) - set("0123456789abcdef"):
+                raise ValueError("pretrained_sha256: expected 64 hexadecimal digits")
+
+    @property
+    def pretrained_file(self) -> PretrainedFile | None:
+        """Where it starts from; None: from random weights."""
+        return None if self.pretrained is None else PretrainedFile(Path(self.pretrained), self.pretrained_sha256)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
-        """Assemble the network for images of ``shape`` (C, H, W)."""
-        from torchvision.models import resnet18  # seconds to import, and only this model needs it
+        """Assemble the network for images of ``shape`` (C, H, W).
 
-        network = resnet18(weights=None)
+        Raises:
+            DataError: the pretrained weights are missing, damaged, or another network's.
+        """
+        from torchvision import models  # seconds to import, and only these models need it
+
+        network = getattr(models, self.name)(weights=None)
         if self.stem == "small":
             network.conv1 = nn.Conv2d(shape[0], 64, 3, stride=1, padding=1, bias=False)
             network.maxpool = nn.Identity()
         elif shape[0] != 3:
             network.conv1 = nn.Conv2d(shape[0], 64, 7, stride=2, padding=3, bias=False)
         network.fc = nn.Identity()
+        if self.pretrained_file is not None:
+            load_pretrained(network, self.pretrained_file, _LEFT_OUT)
+        encoded = self.ENCODED
         if self.projection_dim is None:
-            return Backbone(network, nn.Identity(), nn.Linear(_ENCODED, num_classes))
-        projection = nn.Sequential(nn.Linear(_ENCODED, _ENCODED), nn.ReLU(), nn.Linear(_ENCODED, self.projection_dim))
+            return Backbone(network, nn.Identity(), nn.Linear(encoded, num_classes))
+        projection = nn.Sequential(nn.Linear(encoded, encoded), nn.ReLU(), nn.Linear(encoded, self.projection_dim))
         return Backbone(network, projection, nn.Linear(self.projection_dim, num_classes))
+
+
+@dataclass(frozen=True)
+class ResNet18(_ResNet):
+    """ResNet-18.
+
+    The small stem (3×3, stride 1, no pooling) has 11,173,962 parameters for 10 classes, the ImageNet stem 11,181,642
+    (data.md section 1.4).
+    """
+
+    name: ClassVar[str] = "resnet18"
+    summary: ClassVar[str] = "ResNet-18, feature 512; FedPG, FedCSPC, FedMLP and GFPL on CIFAR"
+    ENCODED: ClassVar[int] = 512
+
+
+@dataclass(frozen=True)
+class ResNet50(_ResNet):
+    """ResNet-50: 23,705,252 parameters with the small stem for 100 classes (fedpg.md section 2)."""
+
+    name: ClassVar[str] = "resnet50"
+    summary: ClassVar[str] = "ResNet-50, feature 2048; FedPG on CIFAR-100"
+    ENCODED: ClassVar[int] = 2048

@@ -266,6 +266,11 @@ def engine_assignments(given: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(text if text.startswith("engine.") else f"engine.{text}" for text in given or ())
 
 
+def compiled_code_in(folder: Path) -> dict[str, str]:
+    """Variables of a process with compiled code and decisions of its own: neither a machine's past nor its future."""
+    return {"XDG_CACHE_HOME": str(folder / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+
+
 def paired(series: Series, case: str, other: str) -> float:
     """The median over repetitions of the seconds of one case over those of another."""
     pairs = zip(series[case], series[other], strict=True)

@@ -4,7 +4,9 @@
 ``--data-root``) in 10 clients, each 20 steps of 32 a round; every round is scored, all is logged to MLflow, tables,
 figures and pages are written, as a user's comparison does. Data and cache are new each time: nothing is found again.
 A case sees its cores alone, and so does everything that it starts. A small comparison goes before, so that MLflow's
-database is there and files have been read.
+database is there and files have been read. With ``--engine`` it is one seed of every method, so that what can be
+compiled is compiled once, in a folder of the benchmark's own, and found by all that is measured; the line "first" is
+what that took.
 
 With ``--baseline DIR``, the sources of another version are measured in turn with the same interpreter, parameters and
 data: the whole ``compare`` command of that version, by its own code.
@@ -29,6 +31,7 @@ from pipelines.bench.common import (
     Case,
     Measurement,
     Timing,
+    compiled_code_in,
     engine_assignments,
     made,
     paired,
@@ -98,14 +101,18 @@ def measure(options: Options, bench: Bench) -> Measurement:
     runs = len(options.methods) * len(options.seeds)
     steps = runs * options.rounds * CLIENTS * STEPS
     cases: dict[str, Case] = {}
+    first: dict[str, list[Timing]] = {}
     for version, (sources, given) in versions.items():
-        small = ["--methods", options.methods[0], "--seeds", str(options.seeds[0]), "--set", "federation.rounds=1"]
+        before = options.methods if given else options.methods[:1]
+        small = ["--methods", ",".join(before), "--seeds", str(options.seeds[0]), "--set", "federation.rounds=1"]
         bench.say(f"{version}a small comparison first")
-        _compare(bench, f"{version}small", usable, sources, [*given, *small], steps)
+        took = _compare(bench, "first", usable, sources, [*given, *small], len(before) * CLIENTS * STEPS)
+        if given:
+            first = {"first": [took["first"]]}
         for number in cores:
             name = f"{version}{_cores(number)}"
             cases[name] = partial(_compare, bench, name, usable[:number], sources, given, steps)
-    series = bench.alternate(cases, options.repetitions)
+    series = bench.alternate(cases, options.repetitions) | first
     settings = {
         **{"methods": list(options.methods), "seeds": list(options.seeds), "runs": runs},
         **{"clients": CLIENTS, "steps": STEPS, "batch_size": BATCH, "model": params["model"]["name"]},
@@ -142,6 +149,7 @@ def _compare(
     command = protofl("compare", "--params", str(bench.folder / "params.yaml"), "--out", str(folder / "out"))
     environment = {"CUDA_VISIBLE_DEVICES": "", ENVIRONMENT_VARIABLE: str(folder / "cache")}
     environment["PYTHONDONTWRITEBYTECODE"] = ""  # where it is set, every process compiles all that it imports
+    environment |= compiled_code_in(bench.folder / "compiled")
     if sources is not None:
         environment["PYTHONPATH"] = str(sources)
     done = Bench(bench.name, made(folder)).execute(case, [*pinned, *command, *arguments], environment)

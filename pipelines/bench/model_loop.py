@@ -43,7 +43,7 @@ def plain_model(name: str, shape: tuple[int, int, int]) -> nn.Module:
     layers = list(model.encoder.children())
     if not model.dropout_shapes:
         return Logits(model)
-    if name == "fedproto_cnn":
+    if name in ("fedproto_cnn", "femnist_cnn"):
         first, second, linear = layers
         return nn.Sequential(
             *(first, nn.MaxPool2d(2), nn.ReLU(), second, nn.Dropout2d(0.5), nn.MaxPool2d(2), nn.ReLU()),

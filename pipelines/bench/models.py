@@ -36,6 +36,7 @@ from pipelines.bench.common import (
     Measurement,
     Timing,
     TrainedRun,
+    compiled_code_in,
     paired,
     steady,
     synthetic_dataset,
@@ -87,6 +88,11 @@ PAPERS: Mapping[str, Paper] = {
     "pfl_cnn": Paper(*_CIFAR, 10, "pfl-research on CIFAR-10: 50 images in batches of 10", steps=5),
     # Seconds a step: fewer of them, and of clients.
     "resnet18": Paper(*_CIFAR, 32, "FedMLP and GFPL on CIFAR-10: batches of 32 (FedPG: 64)", steps=2, clients=4),
+    "resnet50": Paper("cifar100", (3, 32, 32), 64, "FedPG on CIFAR-100: batches of 64", steps=1, clients=2),
+    "convnet5": Paper("femnist", (1, 64, 64), 64, "FedPG on FEMNIST: batches of 64", steps=2, clients=4),
+    "fedpg_cnn": Paper(*_MNIST, 64, "our figures of FedPG on MNIST: batches of 64"),
+    "celeba_cnn": Paper("celeba", (3, 84, 84), 32, "FedGen and FedPA on CelebA: 20 steps of 32"),
+    "femnist_cnn": Paper("femnist", (1, 128, 128), 4, "FedProto and GFPL on FEMNIST: batches of 4", steps=75),
 }
 """Model → how its paper uses it."""
 
@@ -193,7 +199,5 @@ class ModelCases:
         return {case: Timing(trained.steady(evaluation=False), self._work.total_steps, trained.execution.peak_mb)}
 
     def _train(self, case: str, *assignments: str) -> TrainedRun:
-        """With decisions and compiled code of this benchmark's own: neither a machine's past nor its future matters."""
-        folder = self._bench.folder
-        places = {"XDG_CACHE_HOME": str(folder / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
-        return self._federation.train(case, *assignments, environment=places)
+        """With decisions and compiled code of this benchmark's own."""
+        return self._federation.train(case, *assignments, environment=compiled_code_in(self._bench.folder))

@@ -48,6 +48,7 @@ from pipelines.bench.common import (
     Series,
     Timing,
     TrainedRun,
+    compiled_code_in,
     engine_assignments,
     made,
     paired,
@@ -253,8 +254,7 @@ class Overhead:
 
     def _environment(self, case: str) -> dict[str, str]:
         """Variables of our cases; those of ``--engine`` have compiled code of their own, and first runs find none."""
-        compiled = self._bench.folder / "compiled" / case.removesuffix("_first")
-        own = {"TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"), "XDG_CACHE_HOME": str(compiled / "cache")}
+        own = compiled_code_in(self._bench.folder / "compiled" / case.removesuffix("_first"))
         return _NO_GPU | (own if "_engine" in case else {})
 
     def own_bits(self, engine: Sequence[str]) -> dict[str, Bits]:

@@ -36,19 +36,25 @@ def run(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """``protofl compare``: methods × seeds, then one table."""
+    from pipelines.config.params import with_values, with_variants
     from pipelines.orchestration import commands
 
     what = (arguments.methods, arguments.seeds, arguments.out)
-    commands.compare(_raw(arguments), *what, tuned=arguments.tuned, **_how(arguments))
+    raw = with_variants(_raw(arguments), arguments.variant)
+    if arguments.partition_seeds is not None:
+        raw = with_values(raw, {"compare.partition_seeds": list(arguments.partition_seeds)})
+    commands.compare(raw, *what, tuned=arguments.tuned, budget=arguments.budget, **_how(arguments))
     return 0
 
 
 def sweep(arguments: argparse.Namespace) -> int:
-    """``protofl sweep``: one method over a grid of values × seeds."""
+    """``protofl sweep``: one method over a grid of values, or a list of points, × seeds."""
+    from pipelines.config.files import points_of
     from pipelines.orchestration import commands
 
+    points = [] if arguments.rows is None else points_of(arguments.rows)
     grid = (arguments.vary, arguments.seeds, arguments.baselines, arguments.metric)
-    commands.sweep(_raw(arguments), *grid, arguments.out, **_how(arguments))
+    commands.sweep(_raw(arguments), *grid, arguments.out, points=points, **_how(arguments))
     return 0
 
 
@@ -204,7 +210,16 @@ def up(arguments: argparse.Namespace) -> int:
     """``protofl up``: start the servers."""
     from pipelines.orchestration import services
 
-    services.up(**{service: getattr(arguments, service) for service in SERVICES})
+    wanted = {service: getattr(arguments, service) for service in SERVICES}
+    services.up(**wanted, flows_per_gpu=arguments.flows_per_gpu)
+    return 0
+
+
+def deploy(arguments: argparse.Namespace) -> int:
+    """``protofl deploy``: register the deployments with the configured server."""
+    from pipelines.orchestration import services
+
+    services.deploy(flows_per_gpu=arguments.flows_per_gpu)
     return 0
 
 

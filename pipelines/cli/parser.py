@@ -9,7 +9,7 @@ from typing import Any
 from flcore.evaluation.analyses import SUMMARIES
 from flcore.version import VERSION
 from pipelines.bench import BENCHMARKS
-from pipelines.cli import commands, options
+from pipelines.cli import commands, options, paper, proof
 from pipelines.cli.arguments import Parser, names, positive, size, whole_number, whole_numbers
 from pipelines.cli.headlines import KINDS, SHOWN
 
@@ -59,6 +59,7 @@ def make_parser() -> Parser:
     _add_descriptions(add)
     _add_results(add)
     _add_machine(add)
+    paper.add_to(add.group)
     parser.set_defaults(parser=parser)  # of which `protofl completion` makes its script
     return parser
 
@@ -115,9 +116,22 @@ def _add_runs(add: _Commands) -> None:
     compare = add("compare", commands.compare, "Methods × seeds, then one table; finished runs are found again.")
     options.values(compare)
     compare.add_argument("--methods", type=names, metavar="A,B,...", help="default: compare.methods")
+    compare.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="NAME=METHOD,KEY=VALUE,...",
+        help="a further row: a method with other values; several times",
+    )
     compare.add_argument("--seeds", type=whole_numbers, metavar="0,1,...", help="default: compare.seeds")
+    about = "divisions of the data, each with every seed (default: compare.partition_seeds)"
+    compare.add_argument("--partition-seeds", type=whole_numbers, metavar="0,1,...", help=about)
     about = "tune every method with N trials on validation data, then compare tuned and as given (default: no tuning)"
     compare.add_argument("--tuned", type=whole_number(1), default=0, metavar="N", help=about)
+    about = (
+        "what is equal for all runs: bytes or steps give each the rounds for those of the baseline (default: rounds)"
+    )
+    compare.add_argument("--budget", choices=("rounds", "bytes", "steps"), default="rounds", help=about)
     options.out(compare, "runs/comparison")
     options.orchestration(compare)
 
@@ -127,10 +141,12 @@ def _add_runs(add: _Commands) -> None:
     sweep.add_argument(
         "--vary",
         action="append",
-        required=True,
+        default=[],
         metavar="KEY=A,B,...",
         help="a key and its values, as in YAML; several times for all combinations, the last key fastest",
     )
+    about = "points instead: a YAML list of dotted keys with values, such as [{method.mu: 0.1}, {method.mu: 1}]"
+    sweep.add_argument("--rows", type=Path, metavar="FILE", help=about)
     sweep.add_argument("--seeds", type=whole_numbers, metavar="0,1,...", help="default: compare.seeds")
     sweep.add_argument(
         "--baselines", type=names, default=(), metavar="A,B,...", help="methods to draw beside it (default: none)"
@@ -139,7 +155,7 @@ def _add_runs(add: _Commands) -> None:
         "--metric",
         default="mean_local",
         metavar="NAME",
-        help="of table and figure: top1_global, mean_local or pooled_local (default: mean_local)",
+        help="of table and figure: any number of metrics.json, dotted where it is nested (default: mean_local)",
     )
     options.out(sweep, "runs/sweep")
     options.orchestration(sweep)
@@ -168,7 +184,13 @@ def _add_runs(add: _Commands) -> None:
         "--max-bytes",
         type=size,
         metavar="SIZE",
-        help="with accuracy,bytes: a trial that sends more, such as 50MB, is no result (default: any may be one)",
+        help="a trial that sends more, such as 50MB, is no result (default: any may be one)",
+    )
+    tune.add_argument(
+        "--max-steps",
+        type=whole_number(1),
+        metavar="N",
+        help="as many rounds per trial as so many mini-batches of its clients are enough for (default: as given)",
     )
     tune.add_argument(
         "--at-once",
@@ -242,11 +264,20 @@ def _add_results(add: _Commands) -> None:
     analyse.add_argument("--prepared", type=Path, metavar="DIR", help="prepared data (default: the run's)")
     analyse.add_argument("--partition", type=Path, metavar="DIR", help="partition (default: the run's)")
 
+    about = "A finished run or comparison as one file: all but the data, so that anybody can repeat it and check."
+    proof.archive_options(add("archive", proof.archive, about, proof.ARCHIVE_EPILOG))
+    about = "Carry out what an archive holds, and see whether the same bytes come out."
+    proof.reproduce_options(add("reproduce", proof.reproduce, about, proof.REPRODUCE_EPILOG))
+
 
 def _add_machine(add: _Commands) -> None:
     up = add("up", commands.up, "Servers on this machine: Prefect with a worker, MLflow, Optuna's dashboard.")
     for service, what in commands.SERVICES.items():
         up.add_argument(f"--no-{service}", action="store_false", dest=service, help=f"without {what}")
+    deploy = add("deploy", commands.deploy, "Register the deployments with the Prefect server that is configured.")
+    for command in (up, deploy):
+        about = "flows that share a GPU of this machine (default: 1)"
+        command.add_argument("--flows-per-gpu", type=whole_number(1), default=1, metavar="N", help=about)
     status = add("status", commands.status, "Which of these servers run, and where.")
     options.as_json(status, "a list of objects")
     add("down", commands.down, "Stop exactly the servers that `up` started.")

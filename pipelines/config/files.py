@@ -32,9 +32,7 @@ def read_params(path: Path | None) -> dict[str, Any]:
             return {}
         path = DEFAULT_FILE
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(yaml_text.LONGEST + 1)  # it may be a device that never ends
-        raw = yaml_text.parse(text)
+        raw = _parsed(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name another file with --params") from error
     except ValueError as error:
@@ -44,6 +42,28 @@ def read_params(path: Path | None) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected sections such as 'data:' and 'method:', found {type(raw).__name__}")
     return located(raw, path.parent)
+
+
+def _parsed(path: Path) -> Any:
+    with path.open(encoding="utf-8") as file:
+        return yaml_text.parse(file.read(yaml_text.LONGEST + 1))  # it may be a device that never ends
+
+
+def points_of(path: Path) -> list[Any]:
+    """The points of a file for a sweep: a YAML list; what stands in it is checked where they are planned.
+
+    Raises:
+        ConfigError: the file is missing, is not YAML, or holds no list.
+    """
+    try:
+        points = _parsed(path)
+    except OSError as error:
+        raise ConfigError(f"--rows {path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ConfigError(f"--rows {path}: not valid YAML: {error}") from error
+    if not isinstance(points, list) or not points:
+        raise ConfigError(f"--rows {path}: expected a list of points, such as [{{method.mu: 0.1}}, {{method.mu: 1}}]")
+    return points
 
 
 def with_plugins(raw: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any]:

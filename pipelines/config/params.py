@@ -7,6 +7,7 @@ method hold whenever it is run, alone or in a comparison: the same file and the 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,14 +95,14 @@ def _without_the_choices(section: str, values: Mapping[str, Any]) -> dict[str, A
     return {key: value for key, value in values.items() if key in kept or key not in meant}
 
 
-def _split(assignment: str) -> tuple[str, Any]:
+def _split(assignment: str, option: str = "--set") -> tuple[str, Any]:
     key, equals, text = assignment.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set {brief(assignment)}: expected KEY=VALUE, such as --set local.lr=0.05")
+        raise ConfigError(f"{option} {brief(assignment)}: expected KEY=VALUE, such as --set local.lr=0.05")
     try:
         return key.strip(), yaml_text.parse(text)
     except ValueError as error:
-        raise ConfigError(f"--set {brief(assignment)}: the value is not valid YAML: {error}") from error
+        raise ConfigError(f"{option} {brief(assignment)}: the value is not valid YAML: {error}") from error
 
 
 def _assign(mapping: dict[str, Any], keys: list[str], value: Any, origin: str) -> None:
@@ -116,22 +117,59 @@ def _assign(mapping: dict[str, Any], keys: list[str], value: Any, origin: str) -
     mapping[keys[-1]] = value
 
 
-def for_entry(raw: Mapping[str, Any], method: str | None, seed: int | None) -> dict[str, Any]:
+def for_entry(
+    raw: Mapping[str, Any], entry: str | None, seed: int | None, partition_seed: int | None = None
+) -> dict[str, Any]:
     """The parameters of one run: its method with what ``compare.settings`` says of it, and its seed.
 
     Args:
         raw: parameters, as read from a file and overridden.
-        method: None takes the one that the parameters name.
-        seed: likewise.
+        entry: a method, or one of ``compare.variants``, whose values win; None takes the method that the parameters
+            name.
+        seed: likewise. partition_seed: likewise, of the division.
 
     Raises:
-        ConfigError: ``compare.settings`` of the method are not dotted keys with values, or say whose they are.
+        ConfigError: ``compare.settings`` of the method, or the variant's, are not dotted keys with values, or say whose
+            they are.
     """
+    variant = None if entry is None else _of_comparison(raw, "variants").get(entry)
+    method = variant.get("method") if isinstance(variant, Mapping) else entry
     result = with_values(raw, {} if method is None else {"method.name": method})
     name = _method_named(result.get("method"))
     if name is not None:
-        result = with_values(result, _settings_of(result, name), f"compare.settings.{name}: ")
+        place = f"compare.settings.{name}"
+        result = with_values(result, _values_of(_of_comparison(raw, "settings").get(name), place), f"{place}: ")
+    if isinstance(variant, Mapping):
+        place = f"compare.variants.{entry}"
+        own = {key: value for key, value in variant.items() if key != "method"}
+        result = with_values(result, _values_of(own, place), f"{place}: ")
+    if partition_seed is not None:
+        result = with_values(result, {"partition.seed": partition_seed})
     return result if seed is None else {**result, "seed": seed}
+
+
+def with_variants(raw: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    """Parameters with further variants, which are compared beside what is compared anyway.
+
+    Args:
+        raw: parameters.
+        texts: such as ``slow=fedavg,local.lr=0.001,local.epochs=2``; values are read as YAML.
+
+    Raises:
+        ConfigError: a text that says no name and method, or an assignment without a value.
+    """
+    variants = dict(_of_comparison(raw, "variants"))
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        method, *assignments = re.split(r",(?=[\w.]+=)", rest)
+        if not (name and equals and method) or "=" in method:
+            raise ConfigError(
+                f"--variant {text}: expected NAME=METHOD,KEY=VALUE,... such as slow=fedavg,local.lr=0.001"
+            )
+        variants[name] = {"method": method, **dict(_split(assignment, "--variant") for assignment in assignments)}
+    compare = raw.get("compare")
+    own = dict(compare) if isinstance(compare, Mapping) else {}
+    return {**raw, "compare": {**own, "variants": variants}} if texts else dict(raw)
 
 
 def _method_named(section: Any) -> str | None:
@@ -142,13 +180,16 @@ def _method_named(section: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _settings_of(raw: Mapping[str, Any], method: str) -> Mapping[str, Any]:
+def _of_comparison(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """What ``compare`` says by name; nothing where it is no mapping, for which the configuration is refused later."""
     compare = raw.get("compare")
-    settings = compare.get("settings") if isinstance(compare, Mapping) else None
-    own = settings.get(method) if isinstance(settings, Mapping) else None
+    found = compare.get(key) if isinstance(compare, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _values_of(own: Any, place: str) -> Mapping[str, Any]:
     if own is None:
         return {}
-    place = f"compare.settings.{method}"
     if not isinstance(own, Mapping):
         raise ConfigError(f"{place} = {brief(own)}: expected dotted keys with values, such as local.lr: 0.05")
     for key, value in own.items():

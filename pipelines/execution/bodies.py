@@ -144,22 +144,38 @@ def comparison_runs(
 ) -> list[PlannedRun]:
     """The checked configuration of every run of a comparison, before any of them starts.
 
+    Args:
+        raw: parameters, not yet checked.
+        methods: names of methods and variants; default ``compare.methods``, and all variants that those do not name.
+        seeds: default ``compare.seeds``. Each is run with each of ``compare.partition_seeds``.
+
     Raises:
         ConfigError: an entry cannot be run, or differs from the others in its data.
     """
     compare = Config.from_mapping(raw).compare
-    entries = [
-        Config.from_mapping(for_entry(raw, method, seed))
-        for method in (methods or compare.methods)
+    rows = tuple(methods or compare.methods)
+    rows += tuple(name for name in compare.variants if name not in rows)
+    draws = compare.partition_seeds or (None,)
+    planned = [
+        PlannedRun(
+            Config.from_mapping(for_entry(raw, row, seed, draw)),
+            label=", ".join([row] * (row in compare.variants) + [f"division {draw}"] * (draw is not None)),
+            row=row if row in compare.variants else "",
+            draw=draw,
+        )
+        for row in rows
+        for draw in draws
         for seed in (compare.seeds if seeds is None else seeds)
     ]
-    if not entries:
+    if not planned:
         raise ConfigError("compare: no runs; name at least one method and one seed")
-    for entry in entries:
+    first = {run.draw: run.config.to_mapping() for run in reversed(planned)}
+    for run in planned:
         for section in ("data", "partition"):
-            if entry.to_mapping()[section] != entries[0].to_mapping()[section]:
-                raise ConfigError(f"compare.settings.{entry.method.name}: {section} must be the same for all methods")
-    return [PlannedRun(entry) for entry in entries]
+            if run.config.to_mapping()[section] != first[run.draw][section]:
+                place = f"variants.{run.row}" if run.row else f"settings.{run.config.method.name}"
+                raise ConfigError(f"compare.{place}: {section} must be the same for all methods")
+    return planned
 
 
 def comparison(
@@ -189,7 +205,7 @@ def comparison(
         RunError: no run has finished.
     """
     runs, failed = carry_out_all(planned, out / "runs", operation, restart=restart)
-    facts = {**facts, "rows": [run.row for run in planned]}
+    facts = {**facts, "rows": [run.row for run in planned], "draws": [run.draw for run in planned]}
     finished = [run.directory for run in runs if run.label not in failed]
     if not finished:
         first = next(iter(failed.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from flcore.errors import RunError
 from pipelines.config.params import without_tracking
 from pipelines.execution.progress import watcher_for_standard_error
 from pipelines.execution.recorder import Recorder
+from pipelines.orchestration.as_flow import as_flow, uses_prefect
 
 if TYPE_CHECKING:
     from flcore.config import Config
@@ -47,12 +47,12 @@ def run(
         The content of ``metrics.json``.
     """
     with operation(raw, quiet=quiet, wait=wait) as (how, config):
-        if _uses_prefect(orchestrator, how):
+        if uses_prefect(orchestrator, how):
             from pipelines.orchestration import flows
 
             stored = without_tracking(config.to_mapping())
             given = None if out is None else str(out)
-            outcome = _as_flow(how, flows.federated_experiment, out=given, restart=restart, config=stored)
+            outcome = as_flow(how, flows.federated_experiment, out=given, restart=restart, config=stored)
         else:
             from pipelines.execution.bodies import experiment
 
@@ -73,6 +73,7 @@ def compare(
     out: Path,
     *,
     tuned: int = 0,
+    budget: str = "rounds",
     orchestrator: str = "auto",
     restart: bool = False,
     wait: bool = True,
@@ -84,6 +85,7 @@ def compare(
         methods: default ``compare.methods``. seeds: default ``compare.seeds``.
         out: folder of the comparison.
         tuned: trials with which each method is tuned first; 0: none is.
+        budget: what is equal for all runs: ``rounds``, ``bytes`` or ``steps``.
         orchestrator: ``auto``, ``inline`` or ``prefect``.
         restart: throw away checkpoints that cannot be used.
         wait: for tables and for MLflow.
@@ -92,23 +94,21 @@ def compare(
         RunError: runs failed; what the others gave is written and printed first.
     """
     with operation(raw, wait=wait) as (how, _):
-        from pipelines.execution.bodies import comparison, comparison_runs
+        from pipelines.execution.bodies import comparison_runs
 
         runs = comparison_runs(raw, methods, seeds)
-        if _uses_prefect(orchestrator, how):
+        if uses_prefect(orchestrator, how):
             from pipelines.orchestration import flows
 
             asked: dict[str, Any] = {"methods": list(methods) if methods else None, "seeds": seeds, "out": str(out)}
             config = without_tracking(raw)
-            outcome = _as_flow(how, flows.compare, **asked, tuned=tuned, restart=restart, config=config)
-        elif tuned:
-            from pipelines.tuning.tuned import tuned_comparison
-
-            outcome = tuned_comparison(raw, methods, seeds, tuned, out, how, restart=restart)
+            asked |= {"tuned": tuned, "budget": budget}
+            outcome = as_flow(how, flows.compare, **asked, restart=restart, config=config)
         else:
-            facts = {"name": out.name}
-            outcome = comparison("comparison", without_tracking(raw), runs, out, how, facts, restart=restart)
-    _say_table(outcome, len(runs) * (2 if tuned else 1))
+            from pipelines.tuning.comparing import compare_methods
+
+            outcome = compare_methods(raw, methods, seeds, out, how, tuned=tuned, budget=budget, restart=restart)
+    say_table(outcome, len(runs) * (2 if tuned else 1))
 
 
 def sweep(
@@ -119,11 +119,12 @@ def sweep(
     metric: str,
     out: Path,
     *,
+    points: Sequence[Mapping[str, Any]] = (),
     orchestrator: str = "auto",
     restart: bool = False,
     wait: bool = True,
 ) -> None:
-    """``protofl sweep``: one method over a grid of values × seeds, side by side, then table and figure.
+    """``protofl sweep``: one method over a grid of values, or ``points``, × seeds, side by side; table and figure.
 
     Raises:
         ConfigError: a key, a value or the metric cannot be used; nothing has been read or written then.
@@ -132,21 +133,21 @@ def sweep(
     with operation(raw, wait=wait) as (how, _):
         from pipelines.config.grid import plan
         from pipelines.execution.bodies import comparison
-        from pipelines.runs.record import check_metric
+        from pipelines.tuning.metrics import check_metric
 
-        planned = plan(raw, vary, seeds, baselines)
-        check_metric(metric)
+        planned = plan(raw, vary, seeds, baselines, points)
+        check_metric(metric, planned.base.method)
         asked: dict[str, Any] = {"vary": list(vary), "seeds": list(planned.seeds), "baselines": list(baselines)}
-        asked["metric"] = metric
-        if _uses_prefect(orchestrator, how):
+        asked |= {"metric": metric, "points": list(points)}
+        if uses_prefect(orchestrator, how):
             from pipelines.orchestration import flows
 
             config = without_tracking(raw)
-            outcome = _as_flow(how, flows.sweep, **asked, out=str(out), restart=restart, config=config)
+            outcome = as_flow(how, flows.sweep, **asked, out=str(out), restart=restart, config=config)
         else:
             facts = {**asked, "name": out.name}
             outcome = comparison("sweep", without_tracking(raw), planned.runs, out, how, facts, restart=restart)
-    _say_table(outcome, len(planned.runs))
+    say_table(outcome, len(planned.runs))
 
 
 def tune(raw: Mapping[str, Any], asked: Asked, out: Path, *, orchestrator: str = "auto", wait: bool = True) -> None:
@@ -159,12 +160,12 @@ def tune(raw: Mapping[str, Any], asked: Asked, out: Path, *, orchestrator: str =
     with operation(raw, wait=wait) as (how, config):
         from pipelines.tuning.search import study
 
-        if _uses_prefect(orchestrator, how):
+        if uses_prefect(orchestrator, how):
             from pipelines.orchestration import flows
 
             parameters = {key: value for key, value in asdict(asked).items() if key != "storage"}
             stored = without_tracking(raw)
-            outcome = _as_flow(how, flows.tune, **parameters, out=str(out), config=stored, hidden=asked.storage)
+            outcome = as_flow(how, flows.tune, **parameters, out=str(out), config=stored, hidden=asked.storage)
         else:
             outcome = study(config, asked, out, how)
     print(outcome.table, end="")
@@ -206,51 +207,6 @@ def operation(raw: Mapping[str, Any], *, quiet: bool = False, wait: bool = True)
             watcher.close()
 
 
-def _uses_prefect(orchestrator: str, how: Operation) -> bool:
-    from pipelines.orchestration.address import choose
-
-    choice = choose(orchestrator)
-    if choice.warning:
-        how.watcher.say(choice.warning)
-    if choice.uses_prefect:
-        choice.apply()
-    return choice.uses_prefect
-
-
-def _as_flow(operation: Operation, body: Callable[..., str], *, hidden: str | None = None, **parameters: Any) -> Any:
-    """Run a flow in this process, with this operation; returns the outcome of its body.
-
-    ``hidden`` is a study's storage, which is no parameter because Prefect would keep it.
-
-    Its heartbeat is off: a thread that sleeps in whole seconds and is waited for at the end of every flow.
-    """
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-
-    from pipelines.orchestration import flows
-
-    _log_on_the_page()
-    call = flows.Call(operation, hidden)
-    token = flows.CURRENT.set(call)
-    try:
-        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-            body(**parameters)
-    finally:
-        flows.CURRENT.reset(token)
-    assert call.outcome is not None
-    return call.outcome
-
-
-def _log_on_the_page() -> None:
-    """Let what a flow logs reach its page, and not the terminal a second time, unless somebody wants to see it there.
-
-    Prefect's level is one for both, and the command line has set it so that the terminal stays quiet.
-    """
-    logger = logging.getLogger("prefect.flow_runs")
-    if not logger.isEnabledFor(logging.INFO):
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
-
-
 # ---- what is printed ---------------------------------------------------------------------------------------------
 
 
@@ -274,7 +230,12 @@ def _say_run(outcome: Outcome, metrics: Mapping[str, Any]) -> None:
     _say_places(outcome)
 
 
-def _say_table(outcome: Outcome, runs: int) -> None:
+def say_table(outcome: Outcome, runs: int) -> None:
+    """Print what came of many runs.
+
+    Raises:
+        RunError: some of them failed.
+    """
     if outcome.table:
         print(outcome.table, end="")
     _say_places(outcome)

@@ -25,10 +25,13 @@ from pipelines.runs.record import (
     COMMUNICATION,
     SCORES,
     TASK_SCORES,
+    Pair,
     RunRecord,
     check_metric,
     group_by_method,
+    in_order,
     is_measured,
+    pair_name,
 )
 
 PAIRED_METRICS = ("top1_global", "mean_local")
@@ -69,6 +72,7 @@ class MethodSummary:
 
     method: str
     seeds: tuple[int, ...]
+    num_runs: int
     rounds: tuple[int, ...]
     scores: Mapping[str, Summary]
     differences: Mapping[str, PairedDifference]
@@ -132,6 +136,11 @@ class Comparison:
     tuning: tuple[Tuned, ...] = ()
 
     @property
+    def draws(self) -> tuple[int, ...]:
+        """Seeds of the divisions that each seed was run on; empty where each has one."""
+        return tuple(sorted({run.draw for run in self.runs if run.draw is not None}))
+
+    @property
     def count(self) -> int:
         """How many methods; a tuned one has a row more."""
         return len(self.tuning or self.methods)
@@ -154,6 +163,7 @@ def compare(
     target_fraction: float = 0.95,
     failed: Mapping[str, str] | None = None,
     tuning: Sequence[Tuned] = (),
+    budget: str | None = None,
 ) -> Comparison:
     """Summarise runs per method and set every method against the baseline.
 
@@ -165,6 +175,7 @@ def compare(
         target_fraction: target of a seed = this fraction of the baseline's final accuracy with that seed.
         failed: why other runs have no result, by what they are called.
         tuning: what the methods' studies found.
+        budget: in a sentence, what every run may spend, where that is not a number of rounds.
 
     Returns:
         The comparison; its notes name everything that is missing or uneven.
@@ -183,10 +194,10 @@ def compare(
         raise ProtoflError("Nothing to compare: no finished run was given; start `protofl compare` with methods.")
     _refuse_mixtures(ordered)
 
-    baseline_runs = {run.seed: run for run in by_method.get(baseline, ())}
+    baseline_runs = {run.pair: run for run in by_method.get(baseline, ())}
     targets = {
         name: {
-            method: [_run_target(run, baseline_runs.get(run.seed), name, target_fraction) for run in method_runs]
+            method: [_run_target(run, baseline_runs.get(run.pair), name, target_fraction) for run in method_runs]
             for method, method_runs in by_method.items()
         }
         for name in dict.fromkeys((metric, COMMON_METRIC))
@@ -213,7 +224,7 @@ def compare(
         ),
         runs=tuple(ordered),
         run_targets={name: tuple(target for each in of.values() for target in each) for name, of in targets.items()},
-        notes=tuple(_notes(by_method, baseline)),
+        notes=((budget,) if budget else ()) + tuple(_notes(by_method, baseline)),
         failed=dict(failed or {}),
         tuning=tuple(tuning),
     )
@@ -221,22 +232,22 @@ def compare(
 
 def _refuse_mixtures(runs: Sequence[RunRecord]) -> None:
     first = runs[0]
-    partitions: dict[int, RunRecord] = {}
+    partitions: dict[Pair, RunRecord] = {}
     # A method without a partition (central) has no fingerprint of one; it is no contradiction.
     named = next((run for run in runs if run.partition is not None), first)
-    seen: set[tuple[str, int]] = set()
+    seen: set[tuple[str, Pair]] = set()
     for run in runs:
-        if (run.method, run.seed) in seen:
+        if (run.method, run.pair) in seen:
             raise ProtoflError(
                 f"Two runs of {run.label}, fields 'method' and 'seed': give one run per method and seed."
             )
-        seen.add((run.method, run.seed))
+        seen.add((run.method, run.pair))
         for key in ("dataset", "data_fingerprint"):
             _refuse_difference(first, run, key)
         if run.partition is not None:
             _refuse_difference(named, run, "partition")
         if run.partition_fingerprint is not None:
-            _refuse_difference(partitions.setdefault(run.seed, run), run, "partition_fingerprint")
+            _refuse_difference(partitions.setdefault(run.pair, run), run, "partition_fingerprint")
 
 
 def _refuse_difference(first: RunRecord, second: RunRecord, key: str) -> None:
@@ -261,7 +272,7 @@ def _run_target(run: RunRecord, baseline: RunRecord | None, metric: str, fractio
 def _target_summary(
     runs: Sequence[RunRecord], targets: Sequence[RunTarget], baseline_rounds: float | None = None
 ) -> TargetSummary:
-    with_target = {run.seed: target for run, target in zip(runs, targets, strict=True) if target.target is not None}
+    with_target = {run.pair: target for run, target in zip(runs, targets, strict=True) if target.target is not None}
     reached = sum(target.rounds is not None for target in with_target.values())
     # The mean over only those seeds that got there would flatter a method that often does not.
     everyone = with_target if reached == len(with_target) else {}
@@ -291,7 +302,8 @@ def _method_summary(
     paired = (*PAIRED_METRICS, *(key for key in PAIRED_TASK_SCORES if key in task_scores))
     return MethodSummary(
         method=runs[0].method,
-        seeds=tuple(run.seed for run in runs),
+        seeds=tuple(sorted({run.seed for run in runs})),
+        num_runs=len(runs),
         rounds=tuple(sorted({run.rounds for run in runs})),
         scores=summarise_runs(runs, (*SCORES, *task_scores)),
         differences=paired_differences(runs, reference, paired),
@@ -309,17 +321,17 @@ def _mean_by_kind(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _notes(by_method: Mapping[str, Sequence[RunRecord]], baseline: str) -> Iterable[str]:
-    seeds = {run.seed for runs in by_method.values() for run in runs}
-    baseline_runs = {run.seed: run for run in by_method.get(baseline, ())}
+    pairs = {run.pair for runs in by_method.values() for run in runs}
+    baseline_runs = {run.pair: run for run in by_method.get(baseline, ())}
     if not baseline_runs:
         yield f"No run of the baseline {baseline}: no differences, no rounds or bytes to target."
     for method, runs in by_method.items():
-        missing = sorted(seeds - {run.seed for run in runs})
+        missing = in_order(pairs - {run.pair for run in runs})
         if missing:
-            present = listed(run.seed for run in runs)
-            yield f"{method} has no run for seed {listed(missing)}; its means are over seed {present}."
+            present = listed(pair_name(run.pair) for run in runs)
+            yield f"{method} has no run for seed {listed(map(pair_name, missing))}; its means are over seed {present}."
         if baseline_runs and method != baseline:
-            common = sum(run.seed in baseline_runs for run in runs)
+            common = sum(run.pair in baseline_runs for run in runs)
             if common < 2:
                 yield f"{method} shares {plural(common, 'seed')} with {baseline}: no interval, two seeds are needed."
     rounds = sorted({run.rounds for runs in by_method.values() for run in runs})
@@ -338,4 +350,9 @@ def lengths_and_seeds(runs: Iterable[RunRecord]) -> str:
     """How long runs are, and their seeds: `20 rounds, seeds 0, 1`."""
     runs = list(runs)
     rounds, seeds = sorted({run.rounds for run in runs}), sorted({run.seed for run in runs})
-    return f"{listed(rounds)} round{'' if rounds == [1] else 's'}, seed{'' if len(seeds) == 1 else 's'} {listed(seeds)}"
+    draws = sorted({run.draw for run in runs if run.draw is not None})
+    divisions = f", division{'' if len(draws) == 1 else 's'} {listed(draws)}" if draws else ""
+    return (
+        f"{listed(rounds)} round{'' if rounds == [1] else 's'}, seed{'' if len(seeds) == 1 else 's'} "
+        f"{listed(seeds)}{divisions}"
+    )

@@ -111,7 +111,7 @@ def _columns(comparison: Comparison) -> list[Column]:
     return [
         Column("method", "", [row.method for row in rows]),
         Column("seeds", "", [" ".join(map(str, row.seeds)) for row in rows]),
-        Column("num_seeds", "", [len(row.seeds) for row in rows]),
+        Column("num_seeds", "", [row.num_runs for row in rows]),
         Column("rounds", "", [" ".join(map(str, row.rounds)) for row in rows]),
         *(Column(key, "", [row.scores[key] for row in rows], SCORE) for key in rows[0].scores),
         *(Column(key, "", [row.differences[key] for row in rows], DIFFERENCE) for key in rows[0].differences),
@@ -128,7 +128,8 @@ def _method_rows(comparison: Comparison) -> list[dict[str, Any]]:
 def run_values(run: RunRecord) -> dict[str, Any]:
     """What a run is, its scores and its costs as columns."""
     names = ("method", "seed", "rounds", "dataset", "partition", "config_hash", *SCORES, "best_round", *COMMUNICATION)
-    return {name: getattr(run, name) for name in names} | dict(run.tasks)
+    division = {} if run.draw is None else {"division": run.draw}
+    return {name: getattr(run, name) for name in names} | division | dict(run.tasks)
 
 
 def fingerprints(run: RunRecord) -> dict[str, str | None]:
@@ -183,6 +184,7 @@ def _document(comparison: Comparison) -> dict[str, Any]:
         "target_fraction": comparison.target_fraction,
         "confidence": CONFIDENCE,
         "seeds": list(comparison.seeds),
+        **({"divisions": list(comparison.draws)} if comparison.draws else {}),
         "methods": methods,
         "tuning": [asdict(tuned) for tuned in comparison.tuning],
         "runs": _run_rows(comparison),

@@ -54,7 +54,9 @@ def compare(
     failed: Mapping[str, str] | None = None,
     *,
     rows: Sequence[str] = (),
+    draws: Sequence[int | None] = (),
     tuning: Sequence[Mapping[str, Any]] | None = None,
+    budget: str | None = None,
 ) -> Comparison:
     """Write ``comparison.csv``, ``.json``, ``.md``, ``.tex``, ``runs.csv``, ``metrics.json``, ``curves.csv``,
     ``figures/`` and ``report.html``.
@@ -66,7 +68,9 @@ def compare(
         directory: where the results go.
         failed: why some of these runs have no result, by what they are called.
         rows: of each run, what its method is called here; empty: by its name.
+        draws: of each run, the seed of its division, where each seed is run with several; None or empty: it has one.
         tuning: what the methods' studies found, as :class:`~pipelines.reporting.comparison.Tuned` has it.
+        budget: in a sentence, what every run may spend, where that is not a number of rounds.
 
     Returns:
         The comparison.
@@ -75,7 +79,7 @@ def compare(
         ConfigError: the section ``compare`` is wrong. DataError: more runs have not finished than failed, or one is
             damaged. ProtoflError: none has finished, or they do not belong together.
     """  # noqa: D205
-    comparison = collect(parameters, runs, failed, rows=rows, tuning=tuning)
+    comparison = collect(parameters, runs, failed, rows=rows, draws=draws, tuning=tuning, budget=budget)
     write(comparison, directory)
     write_csv(curves_table(comparison.runs), directory / "curves.csv")
     write_comparison_page(comparison, _partitions(comparison), directory)
@@ -88,25 +92,28 @@ def collect(
     failed: Mapping[str, str] | None = None,
     *,
     rows: Sequence[str] = (),
+    draws: Sequence[int | None] = (),
     tuning: Sequence[Mapping[str, Any]] | None = None,
+    budget: str | None = None,
 ) -> Comparison:
     """Read finished runs and set them against ``compare.baseline``, methods in the order of the runs.
 
     Arguments and errors are those of :func:`compare`; nothing is written.
     """
     settings = build(CompareConfig, parameters.get("compare") or {}, "compare")
-    named = list(zip(runs, rows or [""] * len(runs), strict=True))
+    named = list(zip(runs, rows or [""] * len(runs), draws or [None] * len(runs), strict=True))
     unfinished = [run for run in runs if not RunFiles(run).metrics.exists()]
     if len(unfinished) <= len(failed or {}):
-        named = [(run, row) for run, row in named if run not in unfinished]
-    records = [(load_run(run), row) for run, row in named]
+        named = [entry for entry in named if entry[0] not in unfinished]
+    records = [(load_run(run), row, draw) for run, row, draw in named]
     found = [Tuned(**values) for values in tuning or ()]
     return comparisons.compare(
-        [replace(record, method=row) if row else record for record, row in records],
+        [replace(record, method=row or record.method, draw=draw) for record, row, draw in records],
         tuned_name(settings.baseline) if found else settings.baseline,
         target_fraction=settings.target_fraction,
         failed=failed,
         tuning=found,
+        budget=budget,
     )
 
 
@@ -165,12 +172,13 @@ def _scores(comparison: Comparison, drawings: Mapping[str, Drawing]) -> Iterator
 
 
 def _partitions(comparison: Comparison) -> dict[int, Path]:
-    """By seed: that of its first run that was divided among clients and whose partition is still there."""
+    """By seed, of the division where that is another: of its first run whose partition is still there."""
     found: dict[int, Path] = {}
     for run in comparison.runs:
-        if run.seed not in found and run.partition_fingerprint is not None:
+        seed = run.seed if run.draw is None else run.draw
+        if seed not in found and run.partition_fingerprint is not None:
             try:
-                found[run.seed] = inputs_of(run.directory).partition
+                found[seed] = inputs_of(run.directory).partition
             except DataError as error:
-                _log.warning("the page does not show who holds what with seed %d: %s", run.seed, error)
+                _log.warning("the page does not show who holds what with seed %d: %s", seed, error)
     return found

@@ -63,7 +63,9 @@ SPREAD_MEANS = "sample standard deviation over n seeds (divides by n - 1); not p
 _DIFFERENCE = (
     "method minus baseline in percentage points, seed by seed, over the seeds both have; in brackets the two-sided "
     "95 % Student-t interval of the mean of these differences (needs two seeds). Each interval stands for itself: of "
-    "twenty methods that differ in nothing from the baseline, one would be expected to miss 0."
+    "twenty methods that differ in nothing from the baseline, one would be expected to miss 0. Where each seed is run "
+    "on several divisions of the data, the interval is over divisions, of each the mean over its seeds: runs on one "
+    "division are not independent."
 )
 MAIN_SCORES = ("top1_global", "top1_vote", "mean_local", "pooled_local")
 _FURTHER = ("mean_local_own_classes", "last10_top1_global", "top5_pooled_local")
@@ -81,7 +83,7 @@ def comparison_tables(comparison: Comparison) -> dict[str, Table]:
             "Accuracy in %, mean ± std over n seeds",
             (
                 method,
-                Column("num_seeds", "n", [len(row.seeds) for row in rows]),
+                Column("num_seeds", "n", [row.num_runs for row in rows]),
                 *(column for key in MAIN_SCORES if (column := _score(rows, key))),
                 Column(
                     "client_std",
@@ -215,14 +217,18 @@ def traffic(rows: Sequence[MethodSummary]) -> list[Column]:
         "scalars_up_per_round": "scalars up / round",
         "num_parameters": "parameters",
     }
+    lengths = [listed(row.rounds) for row in rows]
     return [
-        Column(
-            key,
-            headings[key],
-            [row.communication[key] for row in rows],
-            MEAN_BYTES if key.startswith("bytes") else MEAN_COUNT,
-        )
-        for key in COMMUNICATION
+        *([Column("rounds", "rounds", lengths, WORDS)] if len(set(lengths)) > 1 else []),
+        *(
+            Column(
+                key,
+                headings[key],
+                [row.communication[key] for row in rows],
+                MEAN_BYTES if key.startswith("bytes") else MEAN_COUNT,
+            )
+            for key in COMMUNICATION
+        ),
     ]
 
 

@@ -11,18 +11,15 @@ from pipelines.reporting.statistics import Verdict, verdict
 
 
 def statements(comparison: Comparison) -> tuple[str, ...]:
-    """A sentence per accuracy that methods share with the baseline over two seeds or more; intervals are of 95 %.
+    """A sentence per accuracy that methods share with the baseline over two seeds, or divisions; intervals are of 95 %.
 
-    Without such seeds there is no interval, and nothing to be said.
+    Without those there is no interval, and nothing to be said.
     """
-    return tuple(
-        sentence
-        for key in comparison.methods[0].differences
-        for sentence in _of(comparison, key, [row for row in comparison.methods if row.differences[key].n > 1])
-    )
+    return tuple(sentence for key in comparison.methods[0].differences for sentence in _of(comparison, key))
 
 
-def _of(comparison: Comparison, key: str, rows: list[MethodSummary]) -> Iterator[str]:
+def _of(comparison: Comparison, key: str) -> Iterator[str]:
+    rows = [row for row in comparison.methods if row.differences[key].low is not None]
     if not rows:
         return
     groups: dict[Verdict, list[MethodSummary]] = {"above": [], "below": [], "open": []}
@@ -38,7 +35,8 @@ def _of(comparison: Comparison, key: str, rows: list[MethodSummary]) -> Iterator
         parts.append(f"not told apart from {comparison.baseline}: {', '.join(told)}")
     most = max(row.differences[key].n for row in rows)
     name = HEADINGS[key][0].upper() + HEADINGS[key][1:]
-    yield f"{name}, percentage points with 95 % interval, {plural(most, 'seed')}. {_joined(parts)}."
+    over = plural(len(comparison.draws), "division") if comparison.draws else plural(most, "seed")
+    yield f"{name}, percentage points with 95 % interval, {over}. {_joined(parts)}."
 
 
 def _joined(parts: list[str]) -> str:

@@ -7,6 +7,10 @@ run, averaged over seeds.
 Methods are compared seed by seed, because runs with one seed share data, partition and initial weights. The interval is
 Student's t. Nothing else is printed for the three to ten seeds that one runs: a bootstrap of so few differences covers
 less than it says, and Wilcoxon's test cannot reach 5 % below six.
+
+Where each seed is run on several divisions of the data, a run's partner is that of its division and seed. Runs on one
+division are no independent evidence: one draw decides several points. So the interval is over divisions, each with the
+mean over its seeds, and is as wide as few divisions make it.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from typing import Literal
 
 from scipy.special import stdtrit
 
-from pipelines.runs.record import RoundRecord, RunRecord, score
+from pipelines.runs.record import Pair, RoundRecord, RunRecord, in_order, score
 
 CONFIDENCE = 0.95
 _COSTS = {"bytes", "scalars", "parameters", "steps", "seconds", "joules", "loss", "gap", "std", "epsilon", "forgetting"}
@@ -38,22 +42,25 @@ class Summary:
     mean: float | None
     std: float | None
     n: int
-    by_seed: Mapping[int, float | None] = field(default_factory=dict, compare=False, repr=False)
+    by_seed: Mapping[Pair, float | None] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Method minus baseline over the n common seeds; `low` and `high` bound the 95 % interval, None for n < 2."""
+    """Method minus baseline over the n common seeds; `low` and `high` bound the 95 % interval, None for n < 2.
+
+    Of runs on several divisions n counts runs, and the interval is over divisions.
+    """
 
     mean: float | None
     std: float | None
     low: float | None
     high: float | None
     n: int
-    by_seed: Mapping[int, float] = field(default_factory=dict, compare=False, repr=False)
+    by_seed: Mapping[Pair, float] = field(default_factory=dict, compare=False, repr=False)
 
 
-def summarise(by_seed: Mapping[int, float | None]) -> Summary:
+def summarise(by_seed: Mapping[Pair, float | None]) -> Summary:
     """Mean and sample standard deviation of the values that are not None."""
     present = [value for value in by_seed.values() if value is not None]
     if not present:
@@ -61,27 +68,39 @@ def summarise(by_seed: Mapping[int, float | None]) -> Summary:
     return Summary(fmean(present), stdev(present) if len(present) > 1 else None, len(present), by_seed)
 
 
-def paired_difference(values: Mapping[int, float | None], baseline: Mapping[int, float | None]) -> PairedDifference:
+def paired_difference(values: Mapping[Pair, float | None], baseline: Mapping[Pair, float | None]) -> PairedDifference:
     """Mean of value - baseline over common seeds with its two-sided 95 % Student-t interval.
 
     Args:
-        values: score by seed; seeds whose score is None do not count.
+        values: score by seed, or by division and seed; those whose score is None do not count.
         baseline: the same for the baseline.
 
     Returns:
-        mean ± t(0.975, n - 1) * std / sqrt(n) over the n common seeds; no interval for n < 2.
+        mean ± t(0.975, n - 1) * std / sqrt(n) over the n common seeds, or over n divisions, of each the mean over its
+        seeds; no interval for n < 2.
     """
-    differences = {}
-    for seed in sorted(values.keys() & baseline.keys()):
+    differences: dict[Pair, float] = {}
+    for seed in in_order(values.keys() & baseline.keys()):
         value, reference = values[seed], baseline[seed]
         if value is not None and reference is not None:
             differences[seed] = value - reference
-    summary = summarise(differences)
-    if summary.mean is None or summary.std is None:
-        return PairedDifference(summary.mean, None, None, None, summary.n, differences)
-    half_width = float(stdtrit(summary.n - 1, 0.5 + CONFIDENCE / 2)) * summary.std / math.sqrt(summary.n)
-    low, high = summary.mean - half_width, summary.mean + half_width
-    return PairedDifference(summary.mean, summary.std, low, high, summary.n, differences)
+    summary = summarise(dict(differences))
+    independent = list(_by_division(differences).values())
+    if summary.mean is None or len(independent) < 2:
+        return PairedDifference(summary.mean, summary.std, None, None, summary.n, differences)
+    n = len(independent)
+    half_width = float(stdtrit(n - 1, 0.5 + CONFIDENCE / 2)) * stdev(independent) / math.sqrt(n)
+    # Of divisions with other numbers of seeds each counts alike, as it does in the interval.
+    mean = fmean(independent)
+    return PairedDifference(mean, summary.std, mean - half_width, mean + half_width, summary.n, differences)
+
+
+def _by_division(differences: Mapping[Pair, float]) -> dict[Pair, float]:
+    """What is independent of one another: seeds, or the means over the seeds of each division."""
+    groups: dict[Pair, list[float]] = {}
+    for pair, difference in differences.items():
+        groups.setdefault(pair[0] if isinstance(pair, tuple) else pair, []).append(difference)
+    return {group: fmean(members) for group, members in groups.items()}
 
 
 def verdict(difference: PairedDifference) -> Verdict:
@@ -93,7 +112,7 @@ def verdict(difference: PairedDifference) -> Verdict:
 
 def summarise_runs(runs: Sequence[RunRecord], keys: Iterable[str]) -> dict[str, Summary]:
     """Mean and spread over runs, one per seed, of each of these fields."""
-    return {key: summarise({run.seed: score(run, key) for run in runs}) for key in keys}
+    return {key: summarise({run.pair: score(run, key) for run in runs}) for key in keys}
 
 
 def paired_differences(
@@ -102,7 +121,7 @@ def paired_differences(
     """Runs minus reference runs of the same seed, for each of these fields."""
     return {
         key: paired_difference(
-            {run.seed: score(run, key) for run in runs}, {run.seed: score(run, key) for run in reference}
+            {run.pair: score(run, key) for run in runs}, {run.pair: score(run, key) for run in reference}
         )
         for key in keys
     }
@@ -115,6 +134,11 @@ def lower_is_better(name: str) -> bool:
     (True, True, False)
     """
     return not _COSTS.isdisjoint(name.replace(".", "_").split("_"))
+
+
+def is_share(name: str) -> bool:
+    """Whether people read a figure in percent: it is neither a cost, nor a number of something."""
+    return name == "client_std" or not lower_is_better(name) or name.rpartition(".")[2].endswith("forgetting")
 
 
 def marks(summaries: Sequence[Summary], lower_is_better: bool = False) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flcore.errors import ConfigError
 from pipelines.config.params import without_tracking
 from pipelines.orchestration.commands import operation
 
@@ -47,7 +48,12 @@ def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed
 def _configs(raw: Mapping[str, Any], methods: Sequence[str] | None, seeds: Sequence[int] | None) -> list[Config]:
     from pipelines.execution.bodies import comparison_runs
 
-    return [run.config for run in comparison_runs(raw, methods, seeds)]
+    planned = comparison_runs(raw, methods, seeds)
+    if any(run.row or run.draw is not None for run in planned):
+        raise ConfigError(
+            "compare.variants, compare.partition_seeds: stages carry out each method once per seed; use protofl compare"
+        )
+    return [run.config for run in planned]
 
 
 def _train(raw: Mapping[str, Any], configs: Sequence[Config], out: Path, how: Operation, restart: bool) -> None:

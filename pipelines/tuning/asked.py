@@ -17,7 +17,9 @@ class Asked:
         storage: Optuna's storage as an SQLAlchemy URL; None for a journal in the folder.
         at_once: trials that are under way at the same time, at most, and so how many of those before it a trial is
             chosen without; None: as the study began, or four.
-        max_bytes: with ``accuracy,bytes`` the most that a result may send; None: any number.
+        max_bytes: the most that a result may send; None: any number.
+        max_steps: mini-batches that the clients of each trial may train on in all, of their own images, which says how
+            many rounds it has; None: all have those of the configuration.
     """
 
     trials: int = 20
@@ -26,3 +28,4 @@ class Asked:
     storage: str | None = None
     at_once: int | None = None
     max_bytes: int | None = None
+    max_steps: int | None = None

@@ -39,6 +39,7 @@ class Problem:
         objective: one of :data:`OBJECTIVES`.
         metric: the figure that is optimised, such as ``top1_global``; dotted where ``metrics.json`` nests it.
         max_bytes: a trial that sends more is no result; None: any may be one.
+        max_steps: each trial has as many rounds as so many mini-batches are enough for; None: as many as given.
     """
 
     given: Config
@@ -47,9 +48,17 @@ class Problem:
     objective: str
     metric: str
     max_bytes: int | None = None
+    max_steps: int | None = None
 
     @classmethod
-    def of(cls, config: Config, objective: str, metric: str | None = None, max_bytes: int | None = None) -> Problem:
+    def of(
+        cls,
+        config: Config,
+        objective: str,
+        metric: str | None = None,
+        max_bytes: int | None = None,
+        max_steps: int | None = None,
+    ) -> Problem:
         """The search around a configuration.
 
         Args:
@@ -57,25 +66,17 @@ class Problem:
             objective: what is optimised.
             metric: the figure; None: the accuracy of the global model, or the clients' mean where there is none.
             max_bytes: the most that a result may send.
+            max_steps: mini-batches that each trial's clients may train on in all.
 
         Raises:
-            ConfigError: there is no such objective or metric, the method has no such metric, or a limit on bytes is
-                given where they are no objective.
+            ConfigError: there is no such objective or metric, or the method has no such metric.
         """
         if objective not in OBJECTIVES:
             raise ConfigError(f"--objective {objective}: must be one of {' or '.join(OBJECTIVES)}")
-        if max_bytes is not None and objective != "accuracy,bytes":
-            raise ConfigError("--max-bytes: needs --objective accuracy,bytes")
         metric = metric or ("top1_global" if config.method.has_global_model else "mean_local")
         check_metric(metric, config.method)
-        on_validation = replace(
-            config,
-            partition=replace(config.partition, validation=config.partition.validation or VALIDATION_SHARE),
-            evaluation=replace(config.evaluation, split="validation", analyses=()),
-            tracking=TrackingConfig(),
-        )
-        checked = Config.from_mapping(on_validation.to_mapping())
-        return cls(config, checked, space(checked), objective, metric, max_bytes)
+        checked = on_validation(config)
+        return cls(config, checked, space(checked), objective, metric, max_bytes, max_steps)
 
     # ---- what is optimised ---------------------------------------------------------------------------------------
 
@@ -91,8 +92,11 @@ class Problem:
 
     @property
     def prunes(self) -> bool:
-        """Whether trials can be given up on the way: the metric is there after every round, and nothing else counts."""
-        return len(self.directions) == 1 and self.metric in PER_ROUND
+        """Whether trials can be given up on the way: the metric is there after every round, and nothing else counts.
+
+        Nor where trials differ in their rounds: the same one is a different share of each.
+        """
+        return len(self.directions) == 1 and self.metric in PER_ROUND and self.max_steps is None
 
     def score(self, metrics: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> float:
         """The metric of a finished run.
@@ -121,6 +125,7 @@ class Problem:
         """Everything that can change a study's values except what it searches, as JSON values."""
         whole = without_keys(self.config.identity(), self.space)
         whole |= {"objective": self.objective, "metric": self.metric, "space": self.space, "max_bytes": self.max_bytes}
+        whole |= {} if self.max_steps is None else {"max_steps": self.max_steps}
         return dict(json.loads(json.dumps(whole)))
 
     @property
@@ -150,10 +155,15 @@ class Problem:
         """
         return Config.from_mapping(with_values(self.config.to_mapping(), self._other(values)))
 
-    def parameters_with(self, values: Values) -> dict[str, Any]:
-        """The given configuration with other values, as a parameter file has it: on all data, scored on test data."""
+    def parameters_with(self, values: Values, rounds: int | None = None) -> dict[str, Any]:
+        """The given configuration with other values, as a parameter file has it: on all data, scored on test data.
+
+        Args:
+            values: by dotted key. rounds: that the trial had, where trials differ in them.
+        """
         mapping = {key: part for key, part in self.given.to_mapping().items() if key not in _NOT_STORED}
-        return with_values(mapping, self._other(values))
+        own = {} if rounds is None else {"federation.rounds": rounds}
+        return with_values(mapping, {**self._other(values), **own})
 
     def _other(self, values: Values) -> Values:
         """Those that are not given.
@@ -194,3 +204,14 @@ class Problem:
 
     def _effective(self, values: Values) -> dict[str, Any]:
         return {dimension.key: values[dimension.key] for dimension in self.dimensions if dimension.applies(values)}
+
+
+def on_validation(config: Config) -> Config:
+    """A configuration as trials have it: scored on validation data, without analyses and a place to log to."""
+    changed = replace(
+        config,
+        partition=replace(config.partition, validation=config.partition.validation or VALIDATION_SHARE),
+        evaluation=replace(config.evaluation, split="validation", analyses=()),
+        tracking=TrackingConfig(),
+    )
+    return Config.from_mapping(changed.to_mapping())

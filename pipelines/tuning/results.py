@@ -16,7 +16,7 @@ from rich.console import Console
 
 from flcore.wording import shown
 from pipelines.reporting.formats import MISSING, plural
-from pipelines.reporting.statistics import BEST
+from pipelines.reporting.statistics import BEST, is_share
 from pipelines.reporting.tables import (
     BYTES,
     PERCENT,
@@ -31,7 +31,6 @@ from pipelines.reporting.tables import (
 )
 from pipelines.runs.layout import write_json, write_text
 from pipelines.tuning.folder import StudyFiles, write_params
-from pipelines.tuning.metrics import is_share
 from pipelines.tuning.problem import Problem
 from pipelines.tuning.study import SAMPLER, best_trials, ended_trials, front
 
@@ -54,7 +53,7 @@ def write_results(problem: Problem, study: Study, files: StudyFiles) -> dict[str
     rounds = "".join(json.dumps(_as_round(problem, trial), sort_keys=True) + "\n" for trial in ended)
     write_text(files.record.history, rounds)
     if best:
-        write_params(files.best, problem.parameters_with(best[0].params))
+        write_params(files.best, problem.parameters_with(best[0].params, best[0].user_attrs.get("rounds")))
         summary = {problem.metric: best[0].values[0], "best_round": best[0].number}
         write_json(files.record.metrics, {**study.user_attrs, **summary})
     return described
@@ -117,6 +116,7 @@ def _described(
         "metric": problem.metric,
         "directions": list(problem.directions),
         "max_bytes": problem.max_bytes,
+        **({} if problem.max_steps is None else {"max_steps": problem.max_steps}),
         "split": problem.config.evaluation.split,
         "sampler": SAMPLER,
         "space": problem.space,
@@ -130,6 +130,7 @@ def _described(
                 "params": trial.params,
                 "accuracy": _accuracy(trial),
                 "bytes": trial.user_attrs.get("bytes"),
+                **({"last_round": trial.user_attrs["rounds"]} if "rounds" in trial.user_attrs else {}),
                 "error": trial.user_attrs.get("error"),
                 "rounds": {str(number): value for number, value in sorted(trial.intermediate_values.items())},
             }

@@ -8,24 +8,25 @@ history, so that a study's results do not depend on what else was run.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from flcore import disk
 from flcore.config import Config
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.experiment import Experiment
-from flcore.files import read_json, sealed, unsealed
+from flcore.files import read_json, sealed, sweep, unsealed
 from flcore.locks import sole_use
 from flcore.provenance import code_fingerprint
 from flcore.run_folder import RunFiles, described
+from pipelines.execution.budget import within_steps
 from pipelines.execution.one_run import GivenUpError, Hurdles, PlacedRun, fetch, is_of_the_machine, placed
 from pipelines.runs.cache import Cache
 from pipelines.runs.folder import read_lines
 from pipelines.runs.inputs import Inputs
-from pipelines.runs.layout import write_json, write_text
+from pipelines.runs.layout import write_json
 from pipelines.tuning.folder import StudyFiles
 from pipelines.tuning.problem import Problem
 
@@ -41,6 +42,7 @@ class TrialOutcome:
         rounds: the metric by round, as far as the trial came.
         accuracy: the metric of a finished trial.
         bytes: sent in all; of a finished trial.
+        last_round: that a finished trial had.
         error: of a failed trial, why.
     """
 
@@ -48,6 +50,7 @@ class TrialOutcome:
     rounds: Mapping[int, float] = field(default_factory=dict)
     accuracy: float | None = None
     bytes: int | None = None
+    last_round: int | None = None
     error: str | None = None
 
 
@@ -98,8 +101,11 @@ class TrialRuns:
             RunError: another process is at work in the trial's folder. DataError: data are damaged.
         """
         files = self.files.trial(number)
+        sweep(files.directory)
         try:
             config = self.problem.config_of(values)
+            if self.problem.max_steps is not None:
+                config = within_steps(config, self.inputs, self.problem.max_steps)
             self._clear(config, files)
             run = placed(config, self.inputs, self.files.directory, directory=files.directory)
         except ConfigError as error:  # values that do not go together, or with these data
@@ -143,7 +149,7 @@ class TrialRuns:
         except RunError as error:
             return TrialOutcome("fail", self._rounds(history), error=str(error))
         sent = sum(last["bytes_up"].values()) + sum(last["bytes_down"].values())
-        return TrialOutcome("complete", self._rounds(history), accuracy, sent)
+        return TrialOutcome("complete", self._rounds(history), accuracy, sent, last["round"])
 
     def _rounds(self, history: Sequence[Mapping[str, Any]], last: int | None = None) -> dict[int, float]:
         """The metric by round until ``last``, where it is a number; nothing of a metric that rounds do not have."""
@@ -160,7 +166,7 @@ class TrialRuns:
     def _write(self, number: int, values: Mapping[str, Any], outcome: TrialOutcome) -> None:
         if outcome.state != "complete":
             _drop_weights(self.files.trial(number))
-        write_json(self.files.outcome(number), sealed(self._told(number, values) | asdict(outcome)))
+        write_json(self.files.outcome(number), sealed(self._told(number, values) | asdict(outcome)), durable=True)
 
     def _clear(self, config: Config, files: RunFiles) -> None:
         """Make room where other code has worked, or another trial had this number; what is to be gone on with stays."""
@@ -169,14 +175,17 @@ class TrialRuns:
         about = described(files.directory)
         experiment = Experiment.open(config, self.inputs.prepared, self.inputs.partition)
         if (about.get("code"), about.get("config_hash")) != (code_fingerprint(config), experiment.hash):
-            shutil.rmtree(files.directory)
-            files.directory.mkdir()  # by which a storage that several folders share knows whose trial it is
+            disk.empty_folder(
+                files.directory
+            )  # it stays: a storage that several folders share knows by it whose trial it is
 
 
 def _drop_weights(run: RunFiles) -> None:
     """Free what a trial that is not continued would need to continue; its history stays."""
-    kept = run.checkpoint / run.history.name
-    history = kept.read_text() if kept.exists() else ""
-    shutil.rmtree(run.checkpoint, ignore_errors=True)
-    if history:
-        write_text(kept, history)
+    history = run.checkpoint / run.history.name
+    if not history.exists():
+        disk.try_to_remove(run.checkpoint)
+        return
+    for path in sorted(run.checkpoint.iterdir()):
+        if path != history:
+            disk.try_to_remove(path)

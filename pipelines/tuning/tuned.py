@@ -10,7 +10,7 @@ differences are taken to the tuned baseline. A method whose study ends without a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,12 @@ from flcore.errors import RunError
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry, without_tracking
 from pipelines.execution.bodies import Operation, Outcome, comparison, comparison_runs
+from pipelines.execution.budget import Budget, planned_within, steps_of
 from pipelines.reporting.comparison import Tuned, tuned_name
 from pipelines.runs.layout import read_json
 from pipelines.tuning.asked import Asked
 from pipelines.tuning.folder import StudyFiles
+from pipelines.tuning.problem import on_validation
 from pipelines.tuning.search import Search, carry_out
 from pipelines.tuning.space import with_values
 
@@ -38,6 +40,7 @@ def tuned_comparison(
     out: Path,
     operation: Operation,
     *,
+    budget: str = "rounds",
     restart: bool = False,
 ) -> Outcome:
     """Tune every method, and compare them.
@@ -48,18 +51,22 @@ def tuned_comparison(
         trials: of each method.
         out: folder of the comparison; studies are in ``tuning/<method>`` there.
         operation: how.
+        budget: what is equal for all runs, trials too: one of :data:`~pipelines.execution.budget.BUDGETS`.
         restart: throw away checkpoints that cannot be used.
 
     Raises:
         ConfigError: an entry cannot be run, or differs from the others in its data; or trials is below 1.
         RunError: no run has finished.
     """
-    as_given = comparison_runs(raw, methods, seeds)
-    names = list(dict.fromkeys(run.config.method.name for run in as_given))
+    spent, as_given = planned_within(budget, raw, comparison_runs(raw, methods, seeds), out, operation)
+    rounds = {run.name: run.config.federation.rounds for run in reversed(as_given)}
+    names = list(dict.fromkeys(run.name for run in as_given))
+    # Steps decide on the rounds of each trial, whose clients have fewer images; bytes on those of a method.
+    steps = _steps_of_a_trial(raw, spent.baseline) if spent.steps else None
     searches = [
         Search(
-            Config.from_mapping(for_entry(raw, name, None)),
-            Asked(trials),
+            _searched(raw, name, rounds[name] if spent.bytes is not None else None),
+            Asked(trials, max_bytes=spent.max_bytes, max_steps=steps),
             out / "tuning" / name,
             operation,
             prefix=f"{name}: ",
@@ -68,9 +75,18 @@ def tuned_comparison(
     ]
     carry_out(searches, operation)
     found = [_found(name, search, out) for name, search in zip(names, searches, strict=True)]
-    planned = list(_planned(as_given, found))
-    facts = {"name": out.name, "tuning": [asdict(tuned) for tuned in found]}
+    planned = list(_planned(as_given, found, spent))
+    facts = {"name": out.name, "tuning": [asdict(tuned) for tuned in found], "budget": spent.words}
     return comparison("comparison", without_tracking(raw), planned, out, operation, facts, restart=restart)
+
+
+def _searched(raw: Mapping[str, Any], method: str, rounds: int | None) -> Config:
+    own = for_entry(raw, method, None)
+    return Config.from_mapping(own if rounds is None else with_values(own, {"federation.rounds": rounds}))
+
+
+def _steps_of_a_trial(raw: Mapping[str, Any], baseline: str) -> int:
+    return steps_of(on_validation(Config.from_mapping(for_entry(raw, baseline, None))))
 
 
 def _found(method: str, search: Search, out: Path) -> Tuned:
@@ -95,12 +111,13 @@ def _found(method: str, search: Search, out: Path) -> Tuned:
     )
 
 
-def _planned(as_given: Sequence[PlannedRun], found: Sequence[Tuned]) -> Iterator[PlannedRun]:
+def _planned(as_given: Sequence[PlannedRun], found: Sequence[Tuned], budget: Budget) -> Iterator[PlannedRun]:
     """The runs with the values found, by method, then those as given."""
     for tuned in found:
         if tuned.error is None:
             for run in as_given:
-                if run.config.method.name == tuned.method:
+                if run.name == tuned.method:
                     config = Config.from_mapping(with_values(run.config.to_mapping(), tuned.values))
-                    yield PlannedRun(config, label="tuned", row=tuned_name(tuned.method))
+                    label = f"{run.label}, tuned" if run.label else "tuned"
+                    yield replace(run, config=budget.fitted(config), label=label, row=tuned_name(tuned.method))
     yield from as_given

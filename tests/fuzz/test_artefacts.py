@@ -190,7 +190,9 @@ def _made_up(path: Path, rng: random.Random) -> bytes:
 def happen(folder: Path, rng: random.Random) -> tuple[str, bool]:
     """Something happens to one file of a folder: what, in words; and whether it was an accident."""
     files = sorted(
-        path for path in folder.rglob("*") if path.is_file() and not path.name.endswith((".lock", ".request.json"))
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.endswith((".lock", ".request.json", ".check"))
     )
     path = rng.choice(files)
     name = path.relative_to(folder).as_posix()

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from flcore import disk
 from flcore.engine.client import TurnRunner
 from flcore.engine.client_data import ClientData
 from flcore.engine.cohort import leg_steps, select_cohort, stacks, taking_part
@@ -105,8 +106,8 @@ def decide(
     if engine.stack != "auto" and (engine.compile != "auto" or missing):
         return EngineDecision(engine.stack, engine.compile != "none" and not missing, reason=missing or "as configured")
     path = cache / f"{_key(experiment)}.json"
-    cache.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as file:
+    disk.make_folder(cache)
+    with disk.open_lock(path.with_suffix(".lock")) as file:
         take_lock(file, wait=True)
         with suppress(DataError):  # not there, or damaged: measured again
             return EngineDecision.restored(read_json(path, ""))
@@ -115,10 +116,10 @@ def decide(
         before = _seconds_in(spent) or 0.0
         decision, waiting = measure(experiment, clock, programs or default_folder(), before)
         if waiting is None:
-            write_json(path, vars(decision))
-            spent.unlink(missing_ok=True)
+            write_json(path, vars(decision), durable=True)
+            disk.remove(spent, missing_ok=True)
         else:
-            write_json(spent, {"seconds": before + waiting})
+            write_json(spent, {"seconds": before + waiting}, durable=True)
     return decision
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
 from flcore.experiment import Experiment
-from flcore.methods.vocabulary import Batch, Context, Phase
+from flcore.methods.vocabulary import Batch, Context, Loss
 from flcore.models.base import Backbone, Drops
 from flcore.models.network import Bound, Network, Values
 from flcore.models.view import ModuleView
@@ -44,7 +44,7 @@ class MaskedView(ModuleView):
 
 
 class ClientLoss:
-    """The loss terms of a client's mini-batch, of any phase; the module is a shell for the values that are given."""
+    """The loss terms of a client's mini-batch, of any update; the module is a shell for the values that are given."""
 
     def __init__(self, experiment: Experiment) -> None:
         """Build the module."""
@@ -56,12 +56,12 @@ class ClientLoss:
         self._parameters = [name for name, _ in self.module.named_parameters()]
 
     def __call__(
-        self, phase: Phase, values: Values, batch: Mapping[str, Any], context: Context, *, noting: bool
+        self, loss: Loss, values: Values, batch: Mapping[str, Any], context: Context, *, noting: bool
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Every loss term, and if asked the features that were noted, [B, d].
 
         Args:
-            phase: whose loss it is.
+            loss: that is asked.
             values: parameters and buffers; running statistics among them move in place.
             batch: ``images`` [B, ...], ``labels`` [B], ``weight`` as a list of one mask [B] or none, ``drops``,
                 ``draws`` and ``frozen`` by name.
@@ -69,7 +69,6 @@ class ClientLoss:
             noting: whether features are asked for.
         """
         method = self.experiment.method
-        loss = phase.loss or method.loss
         (weight,) = batch["weight"] or (None,)
         params = {name: values[name] for name in self._parameters}
         seen = Batch(batch["images"], batch["labels"], weight, batch["draws"], batch["frozen"])

@@ -24,7 +24,7 @@ from flcore.engine.local.program import Compiler, Maker, NotCompilableError, Pro
 from flcore.engine.local.serial import Outcome, SerialTrainer, Tables
 from flcore.engine.local.stacked import Noted, StackedTrainer
 from flcore.engine.local.stacked_inputs import Path, StackedBatches, StackedContext
-from flcore.engine.local.step import augmented, make_optimizer
+from flcore.engine.local.step import added, augmented, in_its_pass, name_of, phase_moves
 from flcore.engine.local.step_function import StepFunction
 from flcore.experiment import Experiment
 from flcore.messages import Weights
@@ -103,37 +103,45 @@ class CompiledTrainer(StackedTrainer):
     ) -> tuple[dict[str, list[float]], Noted | None]:
         if batches.steps == 0:
             return {}, None
-        config, stacked = self.experiment.config, self.experiment.stacked
-        moving = tuple(name for name, parameter in self.module.named_parameters() if parameter.requires_grad)
-        optimizer = make_optimizer(config.local, round_number, config.federation.rounds)
+        stacked, device = self.experiment.stacked, self.experiment.config.engine.device
+        moves = phase_moves(self.experiment, self.module, phase, round_number)
         noting = phase.note != "none"
-        plain, constant = _constants(context, self.experiment.config.engine.device)
+        plain, constant = _constants(context, device)
         # In place of the stack's own rows: the program moves them.
         held: dict[Path, Tensor] = {("value", name): value if stacked else value[0] for name, value in values.items()}
-        memory = optimizer.memory([held["value", name] for name in moving])
-        held |= {("memory", str(number)): tensor for number, tensor in enumerate(memory)} | constant
-        rates = optimizer.rates(batches.steps).to(config.engine.device)
+        memory = {
+            ("memory", str(owner), str(number)): tensor
+            for owner, move in enumerate(moves)
+            for number, tensor in enumerate(move.optimizer.memory([held["value", name] for name in move.names]))
+        }
+        held |= memory | constant
+        rates = [move.optimizer.rates(batches.steps).to(device) for move in moves]
         fixed, number = list(held.values()), 0
         program: Program | None = None
         outputs: list[list[Tensor]] = []
         noted: Noted | None = None
         for paths, moments in self._moments(batches, rates):
             if program is None:
-                step_function = StepFunction(self.loss, phase, moving, optimizer, plain, stacked, noting)
+                step_function = StepFunction(self.loss, moves, plain, stacked, noting)
                 moved = len(values) + len(memory)
-                program = self._program(step_function, held | dict(zip(paths, moments[0], strict=True)), moved)
+                program = self._program(phase, step_function, held | dict(zip(paths, moments[0], strict=True)), moved)
             for moment in moments:
                 found = program.run(fixed, moment)
                 outputs.append(found[: len(program.terms)])
                 wanted = batches.noting(number, len(batches)) if noting else None
                 if wanted is not None:
-                    noted = self._note(noted, found[-1], dict(zip(paths, moment, strict=True)), wanted)
+                    own = self._noted(found[-1], dict(zip(paths, moment, strict=True)), wanted)
+                    if phase.note == "passes":
+                        own = in_its_pass(own, batches.pass_numbers(number, len(batches)), batches.passes)
+                    noted = added(noted, own)
                 number += 1
         assert program is not None
         program.finish()
         return self._sums(program.terms, outputs, batches), noted
 
-    def _moments(self, batches: StackedBatches, rates: Tensor) -> Iterator[tuple[list[Path], list[tuple[Tensor, ...]]]]:
+    def _moments(
+        self, batches: StackedBatches, rates: Sequence[Tensor]
+    ) -> Iterator[tuple[list[Path], list[tuple[Tensor, ...]]]]:
         """What is each step's own, some steps at a time: in what order, and by step the tensors."""
         alive = batches.going_on()
         a_step = 4 * len(batches) * batches.width * math.prod(self.experiment.dataset.meta.shape)
@@ -154,17 +162,17 @@ class CompiledTrainer(StackedTrainer):
                 found["alive",] = alive[chosen]
             else:
                 found = {path: tensor[:, 0] for path, tensor in found.items()}
-            found["rates",] = rates[chosen]
+            found |= {("rates", str(owner)): own[chosen] for owner, own in enumerate(rates)}
             by_path = [tensor.contiguous().unbind(0) for tensor in found.values()]
             yield list(found), list(zip(*by_path, strict=True))
 
-    def _program(self, function: StepFunction, example: Mapping[Path, Tensor], moved: int) -> Program:
+    def _program(self, phase: Phase, function: StepFunction, example: Mapping[Path, Tensor], moved: int) -> Program:
         """The program of a phase, whose name says all that its step depends on besides tensors.
 
         Raises:
             NotCompilableError: it cannot be one.
         """
-        facts = self._facts(function, list(example))
+        facts = self._facts(phase, function, list(example))
         name = repr((facts, [(tensor.dtype, tuple(tensor.shape)) for tensor in example.values()]))
         if name not in self._programs:
             paths = list(example)
@@ -178,29 +186,30 @@ class CompiledTrainer(StackedTrainer):
                 self.loss.forget_masks()
         return self._programs[name]
 
-    def _facts(self, function: StepFunction, paths: list[Path]) -> dict[str, Any]:
-        phase = function.phase
+    def _facts(self, phase: Phase, function: StepFunction, paths: list[Path]) -> dict[str, Any]:
         plain = {".".join(path): repr(value) for path, value in function.plain.items()}
         for name, text in plain.items():
             if " at 0x" in text:
                 raise NotCompilableError(f"{name} of its context is an object without a name of its own")
-        loss = phase.loss or self.experiment.method.loss
         return {
             **self._run_facts,
-            "phase": [list(phase.trainable), phase.source, phase.note, getattr(loss, "__qualname__", repr(loss))],
+            "phase": [list(phase.trainable), phase.source, phase.note],
+            "moves": [
+                [list(move.names), name_of(move.loss), name_of(move.probe), type(move.optimizer).__name__]
+                for move in function.moves
+            ],
             "training": [name for name, module in self.module.named_modules() if module.training],
             "plain": plain,
             "stacked": function.stacked,
             "inputs": [list(path) for path in paths],
         }
 
-    def _note(self, noted: Noted | None, features: Tensor, moment: Mapping[Path, Tensor], wanted: Tensor) -> Noted:
-        """With what a step noted added, [A, C, d] and [A, C]."""
+    def _noted(self, features: Tensor, moment: Mapping[Path, Tensor], wanted: Tensor) -> Noted:
+        """What a step noted, [A, C, d] and [A, C]."""
         labels, weight = moment["labels",], moment["weight",]
         if not self.experiment.stacked:
             features, labels, weight = (tensor.unsqueeze(0) for tensor in (features, labels, weight))
-        found = class_sums(features, labels, self.experiment.setting.num_classes, wanted * weight)
-        return found if noted is None else (noted[0] + found[0], noted[1] + found[1])
+        return class_sums(features, labels, self.experiment.setting.num_classes, wanted * weight)
 
     def _sums(
         self, terms: Sequence[str], outputs: Sequence[Sequence[Tensor]], batches: StackedBatches

@@ -21,6 +21,7 @@ from flcore.engine.client import make_trainer
 from flcore.engine.client_data import ClientData
 from flcore.engine.cohort import stack_limit
 from flcore.engine.local.serial import Outcome, Tables, Trainer
+from flcore.engine.local.step import name_of
 from flcore.experiment import Experiment
 from flcore.messages import Weights
 from flcore.methods.vocabulary import Phase, Setting, Turn
@@ -67,7 +68,10 @@ class Call:
         """
         experiment, first = self.experiment, self.starts[0]
         phases = [
-            (phase.trainable, phase.epochs, phase.steps, phase.source, phase.note, _name_of(phase))
+            (
+                *(phase.trainable, phase.epochs, phase.steps, phase.source, phase.note, name_of(phase.loss)),
+                *((name_of(update.loss), update.trainable, name_of(update.probe)) for update in phase.updates),
+            )
             for phase in self.phases
         ]
         return (
@@ -76,10 +80,6 @@ class Call:
             tuple((name, values[0].shape[1:], values[0].dtype) for name, values in sorted(self.tables.items())),
             tuple((name, tensor.shape, tensor.dtype) for name, tensor in sorted(first.values.items())),
         )
-
-
-def _name_of(phase: Phase) -> str:
-    return getattr(phase.loss, "__qualname__", repr(phase.loss))
 
 
 class JoinedTrainer:

@@ -14,12 +14,17 @@ from flcore.engine.client_data import ClientData
 from flcore.engine.local.batchnorm import refuse_single_batches, uses_batch_statistics
 from flcore.engine.local.samples import Samples, drawn_labels, phase_samples
 from flcore.engine.local.step import (
+    Move,
     added,
     augmented,
+    in_its_pass,
     loss_context,
-    make_optimizer,
+    phase_moves,
     precision,
+    probed,
     set_mode,
+    together,
+    total_of,
 )
 from flcore.engine.local.tape import Tape, record_tape
 from flcore.experiment import Experiment
@@ -44,6 +49,7 @@ class Outcome:
         steps: mini-batches trained on.
         drawn: int64 [C], how often a sample of each class was in a mini-batch.
         noted: sums of noted features by class, float64 [C, d], and how many they are, float64 [C]; None without any.
+            Where passes are noted, of the classes' means in mini-batches by pass, [P, C, d] and [P, C].
     """
 
     weights: Weights
@@ -138,10 +144,9 @@ class SerialTrainer:
     def _run_phase(
         self, turn: Turn, phase: Phase, tape: Tape, samples: Samples, context: Context, totals: _Totals
     ) -> None:
-        config, model, method = self.experiment.config, self.model, self.experiment.method
-        loss = phase.loss or method.loss
-        trainable = [parameter for parameter in model.params.values() if parameter.requires_grad]
-        optimizer = make_optimizer(config.local, turn.round, config.federation.rounds)
+        model, method = self.model, self.experiment.method
+        moves = phase_moves(self.experiment, self.module, phase, turn.round)
+        moving = [[model.params[name] for name in move.names] for move in moves]
         for step, size in enumerate(tape.sizes):
             rows = tape.positions[step, :size]
             labels = samples.labels.index_select(0, rows)
@@ -150,16 +155,52 @@ class SerialTrainer:
             model.drops = {site: drops[step, :size] for site, drops in tape.drops.items()} or None
             frozen = {name: table.index_select(0, rows) for name, table in samples.tables.items()}
             batch = Batch(images, labels, None, {name: draw[step] for name, draw in tape.draws.items()}, frozen)
-            with precision(self.experiment):
-                terms = loss(model, batch, context)
-            total = torch.stack(tuple(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
-            grads = list(torch.autograd.grad(total, trainable, allow_unused=True, materialize_grads=True))
-            if config.local.clip is not None:
-                clip_gradients(grads, config.local.clip, stacked=False)
-            optimizer.step(trainable, grads)
+            terms: dict[str, Tensor] = {}
+            for number, (move, params) in enumerate(zip(moves, moving, strict=True)):
+                terms = together(terms, self._make(move, params, batch, context))
+                if number == 0 and step >= tape.noted_from:
+                    found = class_sums(model.take_noted(method.name), labels, turn.setting.num_classes)
+                    if phase.note == "passes":
+                        this = torch.tensor(tape.pass_numbers[step], device=labels.device)
+                        found = in_its_pass(found, this, tape.pass_numbers[-1] + 1)
+                    totals.noted = added(totals.noted, found)
             totals.counts.update(terms.keys())
             for name, term in terms.items():
                 totals.sums[name] = totals.sums[name] + term.detach() if name in totals.sums else term.detach()
-            if step >= tape.noted_from:
-                found = class_sums(model.take_noted(method.name), labels, turn.setting.num_classes)
-                totals.noted = added(totals.noted, found)
+
+    def _make(self, move: Move, params: list[Tensor], batch: Batch, context: Context) -> dict[str, Tensor]:
+        """Move the module's parameters ``params`` once, and say what the loss was."""
+        if move.probe is None:
+            terms, grads = self._gradients(move, params, batch, context)
+        else:
+            kept = [parameter.detach().clone() for parameter in params]
+            self._go_to_probe(move, params, batch, context)
+            terms, grads = self._gradients(move, params, batch, context)
+            _set(params, kept)
+        limit = self.experiment.config.local.clip
+        if limit is not None:
+            clip_gradients(grads, limit, stacked=False)
+        move.optimizer.step(params, grads)
+        return terms
+
+    def _gradients(
+        self, move: Move, params: list[Tensor], batch: Batch, context: Context
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        with precision(self.experiment):
+            terms = move.loss(self.model, batch, context)
+        return terms, list(torch.autograd.grad(total_of(terms), params, allow_unused=True, materialize_grads=True))
+
+    def _go_to_probe(self, move: Move, params: list[Tensor], batch: Batch, context: Context) -> None:
+        """Put the parameters where the move's gradient is taken; running statistics stay as they are."""
+        buffers = list(self.module.buffers())
+        statistics = [buffer.clone() for buffer in buffers]
+        _, grads = self._gradients(move, params, batch, context)
+        _set(buffers, statistics)
+        point = probed(move, self.model.params, grads, stacked=False)
+        _set(params, list(point.values()))
+
+
+@torch.no_grad()
+def _set(places: list[Tensor], values: list[Tensor]) -> None:
+    for place, value in zip(places, values, strict=True):
+        place.copy_(value)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,23 +25,28 @@ from flcore.engine.local.samples import drawn_labels, phase_samples
 from flcore.engine.local.serial import Outcome, Tables
 from flcore.engine.local.stacked_inputs import StackedBatch, StackedBatches, StackedContext
 from flcore.engine.local.step import (
+    Asked,
     added,
     augmented,
+    gradients,
+    in_its_pass,
     loss_context,
-    make_optimizer,
+    phase_moves,
     precision,
     set_mode,
+    together,
 )
 from flcore.engine.local.tape import record_tape
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
 from flcore.messages import Weights
-from flcore.methods.vocabulary import Phase, Turn
+from flcore.methods.vocabulary import Loss, Phase, Turn
 from flcore.optim import clip_gradients
 from flcore.prototypes.class_means import class_sums
 
 Noted = tuple[Tensor, Tensor]
-"""Sums of noted features by client and class, float64 [A, C, d], and how many they are, [A, C]."""
+"""Sums of noted features by client and class, float64 [A, C, d], and how many they are, [A, C]; or [A, P, …] of those
+that :func:`flcore.engine.local.step.in_its_pass` makes of them."""
 
 
 class StackedTrainer:
@@ -141,29 +147,32 @@ class StackedTrainer:
             noted, [A, C, d] and [A, C], None where nobody noted anything.
         """
         config, device = self.experiment.config, self.experiment.config.engine.device
-        moving = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
-        optimizer = make_optimizer(config.local, round_number, config.federation.rounds)
+        moves = phase_moves(self.experiment, self.module, phase, round_number)
+        buffers = [name for name, _ in self.module.named_buffers()]
         sums: dict[str, Tensor] = {}
         noted: Noted | None = None
         active = len(batches)
         for step in range(batches.steps):
             still = batches.active(step)
             if still < active:
-                optimizer.keep(still)
+                for move in moves:
+                    move.optimizer.keep(still)
                 active = still
-            leaves = {name: values[name][:active].detach().requires_grad_(name in moving) for name in values}
             batch, augmentation = batches.read(step)
             images = augmented(self.experiment, batch["images"], augmentation)
             batch["images"] = images.reshape(active, -1, *images.shape[1:])
             noting = batches.noting(step, active)
-            with precision(self.experiment):
-                terms, features = self._losses(phase, leaves, batch, context, active, noting=noting is not None)
-            total = torch.stack(tuple(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values())).sum()
-            inputs = [leaves[name] for name in moving]
-            grads = list(torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True))
-            if config.local.clip is not None:
-                clip_gradients(grads, config.local.clip, stacked=True)
-            optimizer.step([values[name][:active] for name in moving], grads)
+            terms: dict[str, Tensor] = {}
+            features: list[Tensor] = []
+            for number, move in enumerate(moves):
+                going = {name: value[:active] for name, value in values.items()}
+                wanted = noting is not None and number == 0
+                ask = partial(self._losses, move.loss, batch, context, active)
+                found, noted_features, grads = gradients(move, going, buffers, ask, stacked=True, noting=wanted)
+                if config.local.clip is not None:
+                    clip_gradients(grads, config.local.clip, stacked=True)
+                move.optimizer.step([going[name] for name in move.names], grads)
+                terms, features = together(terms, found), features + noted_features
             for name, term in terms.items():
                 if name not in sums:
                     sums[name] = torch.zeros(len(batches), device=device)
@@ -172,37 +181,38 @@ class StackedTrainer:
                 weight = noting if not batch["weight"] else noting * batch["weight"][0]
                 classes = self.experiment.setting.num_classes
                 totals, counts = class_sums(features[0], batch["labels"], classes, weight)
+                if phase.note == "passes":
+                    numbers = batches.pass_numbers(step, active)
+                    totals, counts = in_its_pass((totals, counts), numbers, batches.passes)
                 if noted is None:
-                    everybody = (len(batches), *totals.shape[1:])
-                    noted = totals.new_zeros(everybody), counts.new_zeros(everybody[:2])
+                    noted = (
+                        totals.new_zeros(len(batches), *totals.shape[1:]),
+                        counts.new_zeros(len(batches), *counts.shape[1:]),
+                    )
                 noted[0][:active] += totals
                 noted[1][:active] += counts
         return {name: total.tolist() for name, total in sums.items()}, noted
 
     def _losses(
         self,
-        phase: Phase,
-        values: Mapping[str, Tensor],
+        loss: Loss,
         batch: StackedBatch,
         context: StackedContext,
         active: int,
-        *,
+        values: Mapping[str, Tensor],
         noting: bool,
-    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+    ) -> Asked:
         """Every loss term of one step, [A], and if asked the features that were noted, [A, B, d].
 
         Running statistics in ``values`` move in place.
         """
 
-        def one_client(
-            values: Mapping[str, Tensor], batch: StackedBatch, own: Sequence[Tensor]
-        ) -> tuple[dict[str, Tensor], list[Tensor]]:
-            return self.loss(phase, values, batch, context.rebuild(own), noting=noting)
+        def one_client(values: Mapping[str, Tensor], batch: StackedBatch, own: Sequence[Tensor]) -> Asked:
+            return self.loss(loss, values, batch, context.rebuild(own), noting=noting)
 
         try:
-            found: tuple[dict[str, Tensor], list[Tensor]] = torch.vmap(one_client)(
-                values, batch, context.stacked(active)
-            )
+            with precision(self.experiment):
+                found: Asked = torch.vmap(one_client)(values, batch, context.stacked(active))
         except (RuntimeError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,16 +16,15 @@ from torch import Tensor
 
 from flcore.engine.local.client_loss import ClientLoss
 from flcore.engine.local.stacked_inputs import Path, nested
-from flcore.engine.local.step import precision
-from flcore.methods.vocabulary import Phase
-from flcore.optim import Optimizer, clip_gradients
+from flcore.engine.local.step import Asked, Move, gradients, precision, together
+from flcore.optim import clip_gradients
 
 Inputs = Mapping[Path, Tensor]
 """What a step reads, by path; the first part of a path is its kind:
 
-``value`` (parameters and buffers by name, moved), ``memory`` (of the optimiser by number, moved), ``rates``,
-``images``, ``labels``, ``weight``, ``drop``, ``draw``, ``frozen``; of the context ``own``, ``shared`` and ``number``;
-in a stack ``alive``, bool [A], who moves at all.
+``value`` (parameters and buffers by name, moved), ``memory`` (of each update's optimiser by number, moved), ``rates``
+(likewise by number), ``images``, ``labels``, ``weight``, ``drop``, ``draw``, ``frozen``; of the context ``own``,
+``shared`` and ``number``; in a stack ``alive``, bool [A], who moves at all.
 """
 
 
@@ -34,64 +34,72 @@ class StepFunction:
 
     Attributes:
         loss: of a client.
-        phase: what is done. moving: names of the parameters that move, in the optimiser's order.
-        optimizer: whose :meth:`~flcore.optim.Optimizer.move` is the update.
+        moves: the updates, of whose optimisers :meth:`~flcore.optim.Optimizer.move` is used.
         plain: values of the context that are no tensors.
         stacked: whether there is a leading dimension.
         noting: whether features are noted.
     """
 
     loss: ClientLoss
-    phase: Phase
-    moving: tuple[str, ...]
-    optimizer: Optimizer
+    moves: tuple[Move, ...]
     plain: Mapping[Path, Any]
     stacked: bool
     noting: bool
 
-    def __call__(self, inputs: Inputs) -> tuple[dict[str, Tensor], list[Tensor]]:
+    def __call__(self, inputs: Inputs) -> Asked:
         """Make one step.
 
         Returns:
             Every loss term, [A] in a stack, and if noted the features, [B, d] or [A, B, d].
         """
-        values, memory = kind(inputs, "value"), list(kind(inputs, "memory").values())
+        values, memory = kind(inputs, "value"), kind(inputs, "memory")
         # Who has no step of its own any more is computed and thrown away: shapes stay as they are.
         work = {name: value.clone() for name, value in values.items()} if self.stacked else values
-        leaves = {name: value.detach().requires_grad_(name in self.moving) for name, value in work.items()}
-        with precision(self.loss.experiment):
-            terms, noted = (self._of_all if self.stacked else self._of_one)(leaves, inputs)
-        total = torch.stack(tuple(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values())).sum()
-        asked = [leaves[name] for name in self.moving]
-        grads = list(torch.autograd.grad(total, asked, allow_unused=True, materialize_grads=True))
+        kept = {path: tensor.clone() for path, tensor in memory.items()} if self.stacked else memory
+        terms: dict[str, Tensor] = {}
+        noted: list[Tensor] = []
         limit = self.loss.experiment.config.local.clip
-        with torch.no_grad():
-            if limit is not None:
-                clip_gradients(grads, limit, stacked=self.stacked)
-            kept = [tensor.clone() for tensor in memory] if self.stacked else memory
-            self.optimizer.move([work[name] for name in self.moving], grads, kept, inputs["rates",])
-            if self.stacked:
+        buffers = [name for name, _ in self.loss.module.named_buffers()]
+        for number, move in enumerate(self.moves):
+            found, features, grads = gradients(
+                move,
+                work,
+                buffers,
+                partial(self._ask, move, inputs),
+                stacked=self.stacked,
+                noting=self.noting and number == 0,
+            )
+            own = [tensor for (owner, _), tensor in kept.items() if owner == str(number)]
+            with torch.no_grad():
+                if limit is not None:
+                    clip_gradients(grads, limit, stacked=self.stacked)
+                move.optimizer.move([work[name] for name in move.names], grads, own, inputs["rates", str(number)])
+            terms, noted = together(terms, found), noted + features
+        if self.stacked:
+            with torch.no_grad():
                 alive = inputs["alive",]
-                _replace(memory, kept, alive)
+                _replace(list(memory.values()), list(kept.values()), alive)
                 _replace(list(values.values()), list(work.values()), alive)
         return {name: term.detach() for name, term in terms.items()}, noted
 
-    def _of_one(self, leaves: Mapping[str, Tensor], inputs: Inputs) -> tuple[dict[str, Tensor], list[Tensor]]:
-        context = nested({**self.plain, **kind(inputs, "shared", "number")})
-        return self.loss(self.phase, leaves, _batch(inputs), context, noting=self.noting)
+    def _ask(self, move: Move, inputs: Inputs, leaves: Mapping[str, Tensor], noting: bool) -> Asked:
+        with precision(self.loss.experiment):
+            return (self._of_all if self.stacked else self._of_one)(move, leaves, inputs, noting=noting)
 
-    def _of_all(self, leaves: Mapping[str, Tensor], inputs: Inputs) -> tuple[dict[str, Tensor], list[Tensor]]:
+    def _of_one(self, move: Move, leaves: Mapping[str, Tensor], inputs: Inputs, *, noting: bool) -> Asked:
+        context = nested({**self.plain, **kind(inputs, "shared", "number")})
+        return self.loss(move.loss, leaves, _batch(inputs), context, noting=noting)
+
+    def _of_all(self, move: Move, leaves: Mapping[str, Tensor], inputs: Inputs, *, noting: bool) -> Asked:
         common = {**self.plain, **kind(inputs, "shared", "number")}
         mine = {path: tensor for path, tensor in inputs.items() if path[0] in _BY_CLIENT}
 
-        def one_client(
-            leaves: Mapping[str, Tensor], tensors: Sequence[Tensor]
-        ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        def one_client(leaves: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> Asked:
             own = dict(zip(mine, tensors, strict=True))
             context = nested({**common, **kind(own, "own")})
-            return self.loss(self.phase, leaves, _batch(own), context, noting=self.noting)
+            return self.loss(move.loss, leaves, _batch(own), context, noting=noting)
 
-        found: tuple[dict[str, Tensor], list[Tensor]] = torch.vmap(one_client)(leaves, list(mine.values()))
+        found: Asked = torch.vmap(one_client)(leaves, list(mine.values()))
         return found
 
 
@@ -101,7 +109,7 @@ _BY_CLIENT = ("images", "labels", "weight", "drop", "draw", "frozen", "own")
 def kind(inputs: Mapping[Path, Tensor], *kinds: str) -> dict[Any, Tensor]:
     """Tensors of some kinds by the rest of their path; by name where one kind is asked for whose paths are names."""
     found = {path[1:]: tensor for path, tensor in inputs.items() if path[0] in kinds}
-    named = kinds[0] in ("value", "memory", "drop", "draw", "frozen")
+    named = kinds[0] in ("value", "drop", "draw", "frozen")
     return {path[0]: tensor for path, tensor in found.items()} if named else found
 
 

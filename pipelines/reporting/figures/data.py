@@ -39,7 +39,7 @@ def over_seeds(runs: Iterable[RunRecord], read: Callable[[RoundRecord], float | 
             for record in run.history:
                 value = read(record)
                 if value is not None:
-                    seeds.add(run.seed)
+                    seeds.add(run.pair)
                     by_round[record.round].append(value)
         rows += (
             (method, number, *_mean_and_std(values), len(values))
@@ -107,17 +107,23 @@ def curves_table(runs: Iterable[RunRecord]) -> pd.DataFrame:
     """All evaluated rounds of all runs, for plotting tools: a row per run and round.
 
     Returns:
-        Columns method, seed, round, top1_global, top1_vote, mean_local (NaN where a method has no such value), bytes
-        (up + down, all clients, cumulative).
+        Columns method, seed, division (where each seed has several), round, top1_global, top1_vote, mean_local (NaN
+        where a method has no such value), bytes (up + down, all clients, cumulative).
     """
     metrics = ("top1_global", "top1_vote", "mean_local")
+    runs = list(runs)
+    divided = any(run.draw is not None for run in runs)
     rows = [
-        (run.method, run.seed, record.round, *(getattr(record, metric) for metric in metrics), record.total_bytes)
+        (
+            *(run.method, run.seed, *([run.draw] * divided), record.round),
+            *(getattr(record, metric) for metric in metrics),
+            record.total_bytes,
+        )
         for method_runs in group_by_method(runs).values()
         for run in method_runs
         for record in run.history
     ]
-    columns = ["method", "seed", "round", *metrics, "bytes"]
+    columns = ["method", "seed", *(["division"] * divided), "round", *metrics, "bytes"]
     return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(metrics, float))
 
 

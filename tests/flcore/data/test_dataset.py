@@ -67,6 +67,9 @@ def test_channels_and_size_on_request() -> None:
     assert torch.equal(data.train.images[:, 0], data.train.images[:, 2])
     gray = prepare(Made(), channels=1)
     assert gray.meta.shape == (1, 2, 3) and len(gray.meta.mean) == 1
+    halves = prepare(Made(), normalisation=(0.5, 0.25))
+    assert (halves.meta.mean, halves.meta.std) == ((0.5,) * 3, (0.25,) * 3)
+    assert halves.meta.fingerprint != prepare(Made()).meta.fingerprint
 
 
 def test_labels_outside_the_classes_are_refused() -> None:

@@ -280,8 +280,9 @@ def test_the_auxiliary_classifier_by_hand(lab: Any) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_models_know_what_the_projection_reads(model: str) -> None:
-    module = build_model(MODELS[model](), (3, 32, 32), 10).eval()
-    assert module.encode(torch.zeros(1, 3, 32, 32)).shape == (1, module.encoded_dim)
+    shape = (3, 84, 84) if model == "celeba_cnn" else (3, 32, 32)
+    module = build_model(MODELS[model](), shape, 10).eval()
+    assert module.encode(torch.zeros(1, *shape)).shape == (1, module.encoded_dim)
 
 
 def test_the_auxiliary_classifier_reads_the_encoder(lab: Any) -> None:

@@ -88,9 +88,9 @@ def test_sizes_have_decimal_units_as_tables_print_them(text: str, count: int) ->
 
 OPTIONS = {
     "run": "params set method seed out orchestrator restart no-wait json",
-    "compare": "params set methods seeds tuned out orchestrator restart no-wait",
-    "sweep": "params set vary seeds baselines metric out orchestrator restart no-wait",
-    "tune": "params set method trials objective metric max-bytes at-once storage out orchestrator no-wait",
+    "compare": "params set methods variant seeds partition-seeds tuned budget out orchestrator restart no-wait",
+    "sweep": "params set vary rows seeds baselines metric out orchestrator restart no-wait",
+    "tune": "params set method trials objective metric max-bytes max-steps at-once storage out orchestrator no-wait",
     "stage prepare": "params set out",
     "stage partition": "params set out seed",
     "stage train": "params set out method seed restart",
@@ -101,13 +101,20 @@ OPTIONS = {
     "new": "out",
     "track": "uri metric experiment where promote",
     "analyse": "analyses prepared partition",
-    "up": "no-prefect no-mlflow no-dashboard no-worker",
+    "archive": "out licence",
+    "reproduce": "set out check trust-plugins golden methods record",
+    "up": "no-prefect no-mlflow no-dashboard no-worker flows-per-gpu",
+    "deploy": "flows-per-gpu",
     "status": "json",
     "down": "",
     "doctor": "",
     "bench": "json rounds repetitions peers only-peers cases clients workers group-sizes devices model models scale "
     "methods seeds cores engine data-root baseline",
     "completion": "",
+    "paper list": "json",
+    "paper show": "rows columns seeds partition-seeds rounds-scale max-hours set json",
+    "paper run": "rows columns seeds partition-seeds rounds-scale max-hours set out orchestrator restart no-wait",
+    "paper claims": "home papers write json",
 }
 """Command → its options, in the order of its help; names that scripts rely on."""
 

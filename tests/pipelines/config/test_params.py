@@ -10,7 +10,7 @@ import yaml
 
 from flcore.config import Config
 from flcore.errors import ConfigError
-from pipelines.config.params import for_entry, load_config, override, with_values
+from pipelines.config.params import for_entry, load_config, override, with_values, with_variants
 
 
 @pytest.fixture(autouse=True)
@@ -229,3 +229,51 @@ def test_settings_must_be_dotted_keys_with_values(own: object, message: str) -> 
 def test_what_cannot_be_a_method_is_refused_by_the_configuration(section: object) -> None:
     with pytest.raises(ConfigError, match=r"^method(\.name)? = "):
         Config.from_mapping(for_entry({"method": section}, None, None))
+
+
+# ---- variants ----------------------------------------------------------------------------------------------------
+
+
+def test_a_variant_is_a_method_with_values_of_its_own_that_win() -> None:
+    raw = {
+        "method": {"name": "fedprox", "mu": 0.5},
+        "local": {"lr": 0.1},
+        "compare": {"settings": {"fedavg": {"local.lr": 0.2, "local.epochs": 2}}},
+    }
+    named = with_variants(raw, ["slow=fedavg,local.lr=0.001", "strong=fedprox,method.mu=1,model.batchnorm=local"])
+    slow, strong = (for_entry(named, entry, 3) for entry in ("slow", "strong"))
+    assert (slow["method"], slow["local"], slow["seed"]) == ({"name": "fedavg"}, {"lr": 0.001, "epochs": 2}, 3)
+    assert (strong["method"], strong["local"]["lr"]) == ({"name": "fedprox", "mu": 1}, 0.1)
+    assert for_entry(named, "fedavg", None, 7)["partition"] == {"seed": 7}
+    assert "variants" not in raw["compare"]  # what is given is not changed
+    checked = Config.from_mapping(named).compare
+    assert list(checked.variants) == ["slow", "strong"]
+
+
+@pytest.mark.parametrize("text", ["slow", "slow=", "=fedavg", "slow=local.lr=0.1", "slow=fedavg,local.lr"])
+def test_a_variant_has_a_name_a_method_and_values(text: str) -> None:
+    with pytest.raises(ConfigError, match="variant"):
+        Config.from_mapping(with_variants({}, [text]))
+
+
+def test_values_of_a_variant_may_have_commas() -> None:
+    named = with_variants({}, ["two=fedavg,evaluation.analyses=[tsne, skew],local.lr=0.1"])
+    own = {"method": "fedavg", "evaluation.analyses": ["tsne", "skew"], "local.lr": 0.1}
+    assert named["compare"]["variants"]["two"] == own
+
+
+@pytest.mark.parametrize(
+    ("compare", "message"),
+    [
+        ({"variants": {"fedavg": {"method": "fedavg"}}}, r"compare\.variants\.fedavg: is the name of a method"),
+        ({"variants": {"slow": {"method": "fedovg"}}}, r"compare\.variants\.slow: expected a method and dotted keys"),
+        ({"variants": {"slow": 3}}, r"compare\.variants\.slow: expected a method and dotted keys"),
+        ({"methods": ["slow"]}, "compare: slow: unknown method"),
+        ({"partition_seeds": [1, 1]}, r"compare\.partition_seeds = \[1, 1\]: a seed stands twice"),
+    ],
+)
+def test_what_cannot_be_a_variant(compare: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Config.from_mapping({"compare": compare})
+    with pytest.raises(ConfigError, match=r"compare\.variants\.slow: seed is said by the entry itself"):
+        for_entry({"compare": {"variants": {"slow": {"method": "fedavg", "seed": 3}}}}, "slow", 0)

@@ -19,6 +19,7 @@ from flcore.config import Config
 from flcore.engine.pool.groups import StoppedError
 from flcore.errors import ConfigError, RunError
 from flcore.run_folder import RunFiles
+from pipelines.config.params import with_variants
 from pipelines.execution import admission, bodies, one_run, run_pool
 from pipelines.execution.bodies import Operation, carry_out_all, comparison, comparison_runs, experiment
 from pipelines.execution.progress import Silence
@@ -149,15 +150,28 @@ def test_a_folder_of_another_run_is_refused_before_data_are_read() -> None:
     assert steps.names == []
 
 
-def test_other_code_trains_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison of results of two versions of the code would compare the versions."""
+def test_results_of_other_code_stay_until_restart_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison of results of two versions of the code would compare the versions; which goes is for people to say.
+
+    Neither training nor the same run elsewhere, by today's code, takes their place.
+    """
     experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
-    before = digests(Path("one"))
     monkeypatch.setattr(one_run, "code_fingerprint", lambda config: "another")
-    how, told = operation()
-    assert not experiment(Config.from_mapping(SMALL), Path("one"), how).was_finished
-    assert told.watched == ["one"]
-    assert digests(Path("one")) == before
+    experiment(Config.from_mapping(SMALL), Path("two"), operation()[0])
+    before = every_result(Path("one"))
+    with pytest.raises(RunError, match=r"^one: holds this run as other code finished it.*; choose .* or --restart"):
+        experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    assert every_result(Path("one")) == before
+    assert not experiment(Config.from_mapping(SMALL), Path("one"), operation()[0], restart=True).was_finished
+    assert every_result(Path("one")) == before
+
+
+def test_results_of_which_nothing_says_whose_they_are_stay() -> None:
+    experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    Path("one/config.json").unlink()
+    with pytest.raises(ConfigError, match=r"^one: holds results without config\.json"):
+        experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    assert Path("one/metrics.json").exists() and Path("one/history.jsonl").exists()
 
 
 def test_analyses_that_are_asked_for_later_are_done_and_shown() -> None:
@@ -371,3 +385,28 @@ def test_nothing_of_a_run_folder_is_a_copy_of_data() -> None:
     outcome = experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
     assert not RunFiles(outcome.directory).prepared.exists()
     assert not RunFiles(outcome.directory).partition.exists()
+
+
+def test_every_method_and_variant_is_run_with_every_seed_on_every_division() -> None:
+    raw = {
+        "partition": {"name": "iid"},
+        "compare": {"methods": ["fedavg"], "seeds": [0, 1], "partition_seeds": [5, 6]},
+    }
+    planned = comparison_runs(with_variants(raw, ["slow=fedavg,local.lr=0.001"]), None, None)
+    assert [(run.name, run.draw, run.config.seed, run.config.partition_seed, run.label) for run in planned] == [
+        ("fedavg", 5, 0, 5, "division 5"),
+        ("fedavg", 5, 1, 5, "division 5"),
+        ("fedavg", 6, 0, 6, "division 6"),
+        ("fedavg", 6, 1, 6, "division 6"),
+        ("slow", 5, 0, 5, "slow, division 5"),
+        ("slow", 5, 1, 5, "slow, division 5"),
+        ("slow", 6, 0, 6, "slow, division 6"),
+        ("slow", 6, 1, 6, "slow, division 6"),
+    ]
+    assert {run.config.local.lr for run in planned if run.row} == {0.001}
+    # One that is named among the methods stands where it is named.
+    named = comparison_runs(with_variants(raw, ["slow=fedavg,local.lr=0.001"]), ["slow", "local"], [0])
+    assert [run.name for run in named] == ["slow", "slow", "local", "local"]
+    other = with_variants(raw, ["few=fedavg,partition.num_clients=3"])
+    with pytest.raises(ConfigError, match=r"compare\.variants\.few: partition must be the same"):
+        comparison_runs(other, None, None)

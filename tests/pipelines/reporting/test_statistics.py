@@ -102,3 +102,27 @@ def test_only_rows_with_the_same_seeds_are_ranked() -> None:
     assert marks([whole]) == [""]
     assert marks([whole, part]) == ["", ""]
     assert marks([summarise({0: 5.0}), summarise({0: 6.0})], lower_is_better=True) == ["best", ""]
+
+
+def test_divisions_are_what_is_independent() -> None:
+    """Divisions 7 and 8, seeds 0 and 1: differences 1, 3 and 5, 7, whose means by division are 2 and 6.
+
+    Mean 4, std of (2, 6) is 2√2, t(0.975, 1) = 12.706205: half-width 12.706205 · 2√2 / √2 = 25.41241. Taken for four
+    independent runs they would be told apart from 0: std of (1, 3, 5, 7) is √(20/3), t(0.975, 3) = 3.182446,
+    half-width 3.182446 · √(20/3) / 2 = 4.1085, close to it.
+    """
+    baseline = {(draw, seed): 10.0 for draw in (7, 8) for seed in (0, 1)}
+    values = {(7, 0): 11.0, (7, 1): 13.0, (8, 0): 15.0, (8, 1): 17.0}
+    result = paired_difference(values, baseline)
+    assert (result.mean, result.n) == (4, 4)
+    assert result.high == pytest.approx(4 + 25.41241, abs=1e-4)
+    assert list(result.by_seed) == [(7, 0), (7, 1), (8, 0), (8, 1)]
+    # Two seeds on one division say nothing of another.
+    one = paired_difference({(7, 0): 11.0, (7, 1): 13.0}, baseline)
+    assert (one.mean, one.n, one.low, one.high) == (2, 2, None, None)
+
+
+def test_a_division_with_fewer_seeds_counts_as_much_as_another() -> None:
+    """Division 7 has differences 1 and 3, division 8 a single 6: the mean over divisions is (2 + 6) / 2 = 4."""
+    values = {(7, 0): 1.0, (7, 1): 3.0, (8, 0): 6.0}
+    assert paired_difference(values, dict.fromkeys(values, 0.0)).mean == 4

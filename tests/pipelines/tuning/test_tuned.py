@@ -14,6 +14,7 @@ import yaml
 
 from flcore.errors import ConfigError
 from flcore.run_folder import described
+from pipelines.config.params import with_variants
 from pipelines.execution import admission
 from pipelines.execution.bodies import Operation
 from pipelines.execution.recorder import Recorder
@@ -56,7 +57,8 @@ class Comparing:
     def compare(
         self, kind: str, config: Mapping[str, Any], runs: Sequence[Path], directory: Path, **facts: Any
     ) -> Future[dict[str, Any]]:
-        compared = compare(config, runs, directory, facts["failed"], rows=facts["rows"], tuning=facts["tuning"])
+        about = {key: facts.get(key) for key in ("rows", "draws", "tuning", "budget")}
+        compared = compare(config, runs, directory, facts["failed"], **about)
         return _done({"report": "", "store": None, "table": "", "markdown": markdown(compared)})
 
 
@@ -137,6 +139,78 @@ def test_values_that_nothing_beats_are_one_run_in_two_rows(
     assert [row["method"] for row in document["methods"]] == ["fedavg (tuned)", "fedavg"]
     assert document["tuning"][0]["values"] == {}
     assert len(list((tmp_path / "tuned" / "runs").iterdir())) == 1
+
+
+def test_equal_bytes_give_who_sends_less_more_rounds(carried_out: tuple[Operation, Comparing], tmp_path: Path) -> None:
+    """FedProto sends prototypes alone: ten times the two rounds do not use up what FedAvg sends in two."""
+    operation, _ = carried_out
+    outcome = tuned_comparison(RAW, None, [0], 2, tmp_path / "tuned", operation, budget="bytes")
+    rounds = _rounds_of_runs(tmp_path / "tuned")
+    assert rounds == {"fedavg": {2}, "fedproto": {20}}
+    for method, own in rounds.items():
+        study = read_json(tmp_path / "tuned" / "tuning" / method / "study.json")
+        assert {max(map(int, trial["rounds"])) for trial in study["trials"]} == own
+    avg = read_json(tmp_path / "tuned" / "tuning" / "fedavg" / "study.json")
+    assert avg["max_bytes"] >= avg["trials"][0]["bytes"]
+    assert "Every run may send" in outcome.markdown
+    assert "10 times as many as given at most" in outcome.markdown
+
+
+def test_equal_steps_give_who_trains_longer_fewer_rounds(
+    carried_out: tuple[Operation, Comparing], tmp_path: Path
+) -> None:
+    """Trials of e epochs have the whole part of 2 / e rounds, and those of 3 epochs and more are refused, and told."""
+    operation, _ = carried_out
+    outcome = tuned_comparison(RAW, ["fedavg"], [0], 6, tmp_path / "tuned", operation, budget="steps")
+    study = read_json(tmp_path / "tuned" / "tuning" / "fedavg" / "study.json")
+    seen = set()
+    for trial in study["trials"]:
+        epochs = trial["params"]["local.epochs"]
+        seen.add(epochs)
+        if epochs > 2:
+            assert trial["state"] == "fail"
+            assert "a first round takes more steps than the budget" in trial["error"]
+        else:
+            assert trial["last_round"] == {1: 2, 2: 1}[epochs]
+    assert len(seen) > 1
+    best = yaml.safe_load((tmp_path / "tuned" / "tuning" / "fedavg" / "best.yaml").read_text())
+    assert best["federation"]["rounds"] == study["trials"][study["best"][0]]["last_round"]
+    assert {2 // best["local"]["epochs"], 2} == _rounds_of_runs(tmp_path / "tuned")["fedavg"]
+    assert "steps, as fedavg does as given" in outcome.markdown
+
+
+def test_variants_are_tuned_as_methods_are_and_every_division_is_run(
+    carried_out: tuple[Operation, Comparing], tmp_path: Path
+) -> None:
+    """FedAvg and a variant of it, two seeds on two divisions: four rows of four runs, one study each."""
+    operation, _ = carried_out
+    raw = with_variants(RAW, ["long=fedavg,local.epochs=2"])
+    raw["compare"] = raw["compare"] | {"partition_seeds": [5, 6]}
+    outcome = tuned_comparison(raw, ["fedavg", "long"], None, 2, tmp_path / "tuned", operation)
+    assert [path.name for path in sorted((tmp_path / "tuned" / "tuning").iterdir())] == ["fedavg", "long"]
+    document = json.loads((tmp_path / "tuned" / "comparison.json").read_text())
+    rows = ["fedavg (tuned)", "long (tuned)", "fedavg", "long"]
+    assert [(row["method"], row["num_seeds"], row["seeds"]) for row in document["methods"]] == [
+        (row, 4, [0, 1]) for row in rows
+    ]
+    assert document["divisions"] == [5, 6]
+    with (tmp_path / "tuned" / "runs.csv").open() as file:
+        assert [(row["method"], row["division"], row["seed"]) for row in csv.DictReader(file)] == [
+            (row, division, seed) for row in rows for division in "56" for seed in "01"
+        ]
+    with (tmp_path / "tuned" / "curves.csv").open() as file:
+        first = next(csv.DictReader(file))
+    assert (first["seed"], first["division"], first["round"]) == ("0", "5", "0")
+    assert "divisions 5, 6" in outcome.markdown
+    assert "95 % interval, 2 divisions." in outcome.markdown
+
+
+def _rounds_of_runs(folder: Path) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for path in (folder / "runs").glob("*/config.json"):
+        config = described(path.parent)["config"]
+        found.setdefault(config["method"]["name"], set()).add(config["federation"]["rounds"])
+    return found
 
 
 def test_what_cannot_be_run_is_refused_before_any_trial(

@@ -1,0 +1,42 @@
+"""FedDecorr's penalty on features whose dimensions say the same."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Scaling = Literal["code", "paper"]
+
+_LEAST_VARIANCE = 1e-8
+"""Added to each dimension's variance: one that never changes, as behind a dead ReLU, stays at 0."""
+
+
+def correlation_penalty(features: Tensor, *, scaling: Scaling = "code", weight: Tensor | None = None) -> Tensor:
+    """How correlated the dimensions of a mini-batch's features are; 0 for one sample.
+
+    With Z the features, each dimension shifted to mean 0 and divided by its unbiased deviation over the B samples:
+
+    - ``paper``: ‖ZᵀZ/(B − 1)‖² / d², the mean square of all entries of the correlation matrix;
+    - ``code``: the mean square of the entries of ZᵀZ beside its diagonal, divided by B: about (B − 1)²/B times that.
+
+    Args:
+        features: float32 ``[B, d]``.
+        scaling: which of the two.
+        weight: ``[B]``, 0 for padding, which is none of the B; None for all.
+
+    Returns:
+        A scalar.
+    """
+    counted = torch.ones_like(features[:, 0]) if weight is None else weight.to(features.dtype)
+    member, count = counted.unsqueeze(1), counted.sum()
+    degrees = (count - 1).clamp_min(1)
+    centred = (features - (features * member).sum(0) / count) * member
+    standardised = centred * (centred.square().sum(0) / degrees + _LEAST_VARIANCE).rsqrt()
+    products = standardised.mT @ standardised
+    dim = features.shape[1]
+    if scaling == "paper":
+        return (products / degrees).square().sum() / dim**2
+    beside = 1 - torch.eye(dim, dtype=products.dtype, device=products.device)
+    return (products * beside).square().sum() / (max(dim * (dim - 1), 1) * count)

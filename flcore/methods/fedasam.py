@@ -1,0 +1,103 @@
+"""FedASAM (Caldarola, Caputo, Ciccone, ECCV 2022): FedAvg whose clients look for flat minima, and a mean over rounds.
+
+Client, per mini-batch: with g the gradient at w, and T_w = |w| + η element by element for tensors whose name has
+"weight" in it, 1 for the others,
+
+    ε = ρ·T_w²·g / ‖T_w·g‖, one norm over all tensors;    w ← w − lr·∇L(w + ε).
+
+``adaptive`` off is FedSAM, T_w = 1 everywhere. Server: FedAvg; with ``swa``, from round 0.75·R on, every ``swa_every``
+rounds, a running mean of the global models, which answers while the model itself is sent.
+
+The first gradient leaves no trace: running statistics of BatchNorm are those of the second pass alone (the authors'
+code moves them twice), weight decay and clipping act on the second gradient, and w is kept rather than restored by
+subtracting ε. The mean over rounds has the mean of BatchNorm's statistics, and begins with its first round's model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from flcore.conditions import above, on
+from flcore.messages import Count, Weights
+from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import MODEL, Exchange, Facts, Phase, Replies, Setting, Stage, Update
+from flcore.models.averaging import average_weights
+from flcore.params import Search, param
+from flcore.records import Record, Slot
+
+AVERAGE = Slot("average", Weights)
+"""The mean of the global models of some rounds, at the server once there is one."""
+
+AVERAGED = Slot("averaged_rounds", Count)
+"""Of how many rounds."""
+
+_NO_DIRECTION = 1e-16
+"""Added to the norm: a gradient of 0 leaves the weights where they are."""
+
+
+@dataclass(frozen=True)
+class FedASAM(FedAvg):
+    """FedAvg with sharpness-aware steps."""
+
+    name: ClassVar[str] = "fedasam"
+    summary: ClassVar[str] = (
+        "FedAvg with sharpness-aware steps, adaptive to the size of weights; optionally a mean of rounds"
+    )
+    citation: ClassVar[str] = "Caldarola et al., ECCV 2022"
+
+    rho: float = param(
+        0.1,
+        "ρ, how far away the gradient is taken; 0 is FedAvg",
+        low=0,
+        search=Search(choices=(0.05, 0.1, 0.2, 0.5, 0.7)),
+    )
+    eta: float = param(
+        0.2,
+        "η, added to the size of weights",
+        low=0,
+        search=Search(choices=(0.0, 0.01, 0.1, 0.2), when=on("adaptive") & above("rho")),
+    )
+    adaptive: bool = param(True, "distances in units of the weights' sizes (ASAM); off: SAM", switch=True)
+    swa: bool = param(False, "answer with the mean of the global models of the last rounds", switch=True)
+    swa_start: float = param(0.75, "share of the rounds after which that mean begins", low=0, below=1)
+    swa_every: int = param(1, "rounds from one model of the mean to the next", low=1)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Steps whose gradient is taken at w + ε."""
+        return (Phase(updates=(Update(probe=self.uphill),)),) if self.rho > 0 else super().phases()
+
+    def uphill(self, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Where the gradient is taken: w + ε."""
+        sizes = {name: self.sizes(name, value) for name, value in weights.items()}
+        squares = torch.stack([(sizes[name] * grad).square().sum() for name, grad in grads.items()])
+        factor = self.rho / (squares.sum().sqrt() + _NO_DIRECTION)
+        return {name: value + factor * sizes[name].square() * grads[name] for name, value in weights.items()}
+
+    def sizes(self, name: str, value: Tensor) -> Tensor:
+        """T_w of one tensor."""
+        return value.abs() + self.eta if self.adaptive and "weight" in name else torch.ones_like(value)
+
+    def stages(self) -> Mapping[str, Stage]:
+        """FedAvg's, then the mean over rounds."""
+        return {**super().stages(), "average-rounds": self.average_rounds} if self.swa else super().stages()
+
+    def average_rounds(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+        """w_swa ← (n·w_swa + w_g)/(n + 1) in the rounds that count."""
+        late = exchange.round - max(1, math.ceil(self.swa_start * exchange.setting.rounds))
+        if late < 0 or late % self.swa_every != 0:
+            return server, {}
+        if AVERAGE not in server:
+            return server | {AVERAGE: server[MODEL], AVERAGED: Count(1)}, {}
+        count = server[AVERAGED].value
+        mean = average_weights({0: server[AVERAGE], 1: server[MODEL]}, {0: count, 1: 1})
+        return server | {AVERAGE: mean, AVERAGED: Count(count + 1)}, {}
+
+    def global_model(self, server: Record, setting: Setting) -> Weights | None:
+        """The mean over rounds, once there is one."""
+        return server.get(AVERAGE, server[MODEL])

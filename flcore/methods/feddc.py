@@ -1,0 +1,184 @@
+"""FedDC (Gao, Fu, Li, Chen, Xu, Xu, CVPR 2022): clients learn how far they drift, and the server puts it right.
+
+Client k keeps its drift h_k and its last change g_k, both 0 before its first turn, and minimises from w = w_g
+
+    CE + (α/2)·‖h_k + w − w_g‖² + 1/(η·T_k)·⟨w, g_k − g⟩,
+
+η the learning rate of the round, T_k the number of its steps. With Δ = w_k − w_g it ends with h_k ← h_k + Δ, g_k ← Δ.
+
+Server, over the S clients of the round and all K clients, those absent with what they had:
+
+    track-drift:  h ← h + (1/K) Σ_{k∈S} (w_k − w_g),    g ← g + (1/K) Σ_{k∈S} (new g_k − old g_k);
+    aggregate:    w_g ← (1/S) Σ_{k∈S} w_k + h,          h the mean of all h_k.
+
+Down go w_g and g, up w_k and the change of g_k: 2P each way, as the paper counts. That of h_k is w_k − w_g, which the
+server knows. Only trainable parameters have a drift; BatchNorm statistics are averaged.
+
+Clients count alike, whatever their samples. ``correction: recursive`` is the authors' code: their state s_k ← s_k − s −
+Δ/(η·T_k) enters the loss as ⟨w, s − s_k⟩ and takes g_k's place everywhere else. Both are the same but for what s_k
+remembers of earlier rounds. Examples of the authors clip gradients at norm 10 and let the rate fall by 0.998 a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from flcore.conditions import on
+from flcore.losses.basic import inner_product, proximal
+from flcore.messages import Weights
+from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import (
+    MODEL,
+    Batch,
+    Context,
+    Exchange,
+    Facts,
+    LocalModel,
+    Replies,
+    Setting,
+    Stage,
+    TrainedClient,
+    Turn,
+)
+from flcore.models.averaging import average_weights
+from flcore.params import Search, param
+from flcore.records import Payloads, Record, Slot
+
+DRIFT = Slot("drift", Weights)
+"""h_k in a client's memory; at the server h, the mean over all clients."""
+
+CHANGE = Slot("change", Weights)
+"""g_k (or s_k) in a client's memory; at the server and on its way down g, the mean over all clients."""
+
+STEP = Slot("change_step", Weights)
+"""On its way up, by how much the client's g_k (or s_k) has changed."""
+
+
+@dataclass(frozen=True)
+class FedDC(FedAvg):
+    """FedAvg whose clients learn their drift, with a correction of their gradients."""
+
+    name: ClassVar[str] = "feddc"
+    summary: ClassVar[str] = "FedAvg with a learned drift per client, decoupled from its weights and corrected"
+    citation: ClassVar[str] = "Gao et al., CVPR 2022"
+
+    alpha: float = param(
+        0.01,
+        "weight α of the penalty; 0.01 for CIFAR, 0.1 for MNIST",
+        low=0,
+        search=Search(choices=(0.001, 0.005, 0.01, 0.1), when=on("use_drift")),
+    )
+    correction: Literal["last", "recursive"] = param(
+        "last", "gradients are corrected by the last change g_k, or by the state s_k of the authors' code"
+    )
+    use_drift: bool = param(True, "the drift h_k: its penalty at clients, its mean at the server", switch=True)
+    use_correction: bool = param(True, "the correction of gradients by g_k − g", switch=True)
+
+    def start_server(self, setting: Setting) -> Payloads:
+        """The initial model, and for everybody neither drift nor change."""
+        server = {**super().start_server(setting)}
+        if self.use_drift:
+            server[DRIFT] = zeros(setting.initial)
+        if self.use_correction:
+            server[CHANGE] = zeros(setting.initial)
+        return server
+
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """w_g and g."""
+        message = super().broadcast(server, client, exchange)
+        return {**message, CHANGE: server[CHANGE]} if self.use_correction else message
+
+    def context(self, turn: Turn) -> Context:
+        """w_g − h_k, to which the penalty draws, and the direction of the correction."""
+        context = {}
+        if self.use_drift and self.alpha > 0:
+            drift = turn.memory.get(DRIFT, zeros(turn.inbox[MODEL]))
+            context["anchor"] = differences(turn.inbox[MODEL], drift).params
+        if self.use_correction:
+            own, mean = turn.memory.get(CHANGE, zeros(turn.inbox[MODEL])), turn.inbox[CHANGE]
+            ordered = (own, mean) if self.correction == "last" else (mean, own)
+            context["direction"] = differences(*ordered).params
+        return context
+
+    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """What the correction is multiplied with in each step: 1/(η·T_k), which s_k has in it already."""
+        if not self.use_correction:
+            return {}
+        factor = 1 / (turn.learning_rate * max(steps, 1)) if self.correction == "last" else 1.0
+        return {"correction": torch.full((steps,), factor)}
+
+    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """Cross-entropy, and what is switched on of penalty and correction."""
+        terms = super().loss(model, batch, context)
+        if "anchor" in context:
+            terms["drift"] = proximal(model.params, context["anchor"], self.alpha)
+        if "direction" in context:
+            terms["correction"] = batch.draws["correction"] * inner_product(model.params, context["direction"])
+        return terms
+
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        """w_k and the change of g_k; the client remembers h_k and g_k."""
+        message, memory = (dict(part) for part in super().reply(turn, trained))
+        moved = differences(trained.weights, turn.inbox[MODEL])
+        if self.use_drift:
+            memory[DRIFT] = sums(turn.memory.get(DRIFT, zeros(turn.inbox[MODEL])), moved)
+        if self.use_correction:
+            before = turn.memory.get(CHANGE, zeros(turn.inbox[MODEL]))
+            memory[CHANGE] = after = self.next_change(turn, before, moved, trained.steps)
+            message[STEP] = differences(after, before)
+        return message, memory
+
+    def next_change(self, turn: Turn, before: Weights, moved: Weights, steps: int) -> Weights:
+        """New g_k = Δ, or s_k ← s_k − s − Δ/(η·T_k)."""
+        if self.correction == "last":
+            return moved
+        return sums(differences(before, turn.inbox[CHANGE]), moved, -1 / (turn.learning_rate * max(steps, 1)))
+
+    def stages(self) -> Mapping[str, Stage]:
+        """The means over all clients, then the model."""
+        tracks = self.use_drift or self.use_correction
+        return {**({"track-drift": track_drift} if tracks else {}), "aggregate": aggregate}
+
+
+def track_drift(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    """Bring h and g up to date, means over all clients; those without a reply kept theirs."""
+    share = len(replies) / exchange.setting.num_clients
+    if DRIFT in server:
+        moved = differences(uniform_mean(replies.of(MODEL)), server[MODEL])
+        server = server | {DRIFT: sums(server[DRIFT], moved, share)}
+    if CHANGE in server:
+        server = server | {CHANGE: sums(server[CHANGE], uniform_mean(replies.of(STEP)), share)}
+    return server, {}
+
+
+def aggregate(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    """w_g ← the mean of the round's w_k, shifted by h; with BatchNorm statistics, which nothing shifts."""
+    mean = uniform_mean(replies.of(MODEL))
+    if DRIFT in server:
+        mean = Weights(sums(mean, server[DRIFT]).params, mean.buffers)
+    return server | {MODEL: mean}, {}
+
+
+def uniform_mean(models: Mapping[int, Weights]) -> Weights:
+    """The mean in which clients count alike."""
+    return average_weights(models, dict.fromkeys(models, 1))
+
+
+def zeros(model: Weights) -> Weights:
+    """Nothing, in the shapes of a model's parameters and where they are."""
+    return Weights({name: torch.zeros_like(value) for name, value in model.params.items()})
+
+
+def sums(first: Weights, second: Weights, factor: float = 1.0) -> Weights:
+    """``first + factor · second``, of parameters alone."""
+    return Weights({name: value + factor * second.params[name] for name, value in first.params.items()})
+
+
+def differences(first: Weights, second: Weights) -> Weights:
+    """``first − second``, of parameters alone."""
+    return sums(first, second, -1.0)

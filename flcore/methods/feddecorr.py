@@ -1,0 +1,44 @@
+"""FedDecorr (Shi, Liang, Zhang, Xue, Bai, Tan, ICLR 2023): FedAvg against the collapse of features to few dimensions.
+
+Client: CE + β·L_dec with Z [B, d] the features of a mini-batch, standardised per dimension over it:
+
+    paper: L_dec = ‖corr(Z)‖²_F / d²;    code: L_dec = mean over i ≠ j of (ZᵀZ)²_ij, divided by B.
+
+The two differ by about (B − 1)²/B, 62 at B = 64, so that β = 0.1 of the code is β = 6.2 of the formula. The default is
+the code's, with which the published β belongs. Server: FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from flcore.losses.basic import cross_entropy
+from flcore.losses.decorrelation import correlation_penalty
+from flcore.methods.fedavg import FedAvg
+from flcore.methods.vocabulary import Batch, Context, LocalModel
+from flcore.params import Search, param
+
+
+@dataclass(frozen=True)
+class FedDecorr(FedAvg):
+    """FedAvg whose clients keep the dimensions of their features apart."""
+
+    name: ClassVar[str] = "feddecorr"
+    summary: ClassVar[str] = "FedAvg with a penalty on correlated feature dimensions, against dimensional collapse"
+    citation: ClassVar[str] = "Shi et al., ICLR 2023"
+
+    beta: float = param(0.1, "weight β of the penalty", low=0, search=Search(choices=(0.01, 0.05, 0.1, 0.2)))
+    scaling: Literal["code", "paper"] = param("code", "the penalty as published code or paper has it; β depends on it")
+
+    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """Cross-entropy and, unless switched off, the penalty."""
+        features = model.features(batch.images)
+        terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
+        if self.beta > 0:
+            terms["decorrelation"] = self.beta * correlation_penalty(
+                features, scaling=self.scaling, weight=batch.weight
+            )
+        return terms

@@ -1,0 +1,82 @@
+"""Weights that a model starts from: a file that the user names, checked before anything of it is used."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from flcore.errors import DataError, listed
+from flcore.files import read_tensors
+
+
+@dataclass(frozen=True)
+class PretrainedFile:
+    """A safetensors file, and the SHA-256 in hexadecimal that it must have (None: any)."""
+
+    path: Path
+    sha256: str | None = None
+
+    def digest(self) -> str:
+        """The file's SHA-256.
+
+        Raises:
+            DataError: it is not there, or not the one that was meant.
+        """
+        try:
+            facts = self.path.stat()
+            found = _digest(self.path, facts.st_size, facts.st_mtime_ns)
+        except OSError as error:
+            raise DataError(
+                f"model.pretrained = {self.path}: cannot be read ({error.strerror}); name a safetensors file, or null"
+            ) from error
+        if self.sha256 is not None and found != self.sha256.lower():
+            raise DataError(
+                f"model.pretrained = {self.path}: its SHA-256 is {found}, not pretrained_sha256 = {self.sha256}; it is "
+                "another file, or damaged"
+            )
+        return found
+
+
+@cache
+def _digest(path: Path, size: int, changed: int) -> str:
+    # Asked for whenever a run is named; size and time of the last change say whether it is the file of before.
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@torch.no_grad()
+def load_pretrained(network: nn.Module, file: PretrainedFile, left_out: tuple[str, ...]) -> None:
+    """Put a file's values in place of a network's parameters and buffers; all of them, or an error and none.
+
+    Args:
+        network: changed in place.
+        file: has a tensor for each of the network's names; BatchNorm's counters of batches may be missing.
+        left_out: prefixes of names that keep what they have, and may stand in the file in any shape.
+
+    Raises:
+        DataError: the file is missing or damaged, is not the one that was meant, or is of another network.
+    """
+    file.digest()
+    given, _ = read_tensors(file.path, "name another file in model.pretrained, or null")
+    given = {name: tensor for name, tensor in given.items() if not name.startswith(left_out)}
+    own = {name: tensor for name, tensor in network.state_dict().items() if not name.startswith(left_out)}
+    missing = [name for name in own if name not in given and not name.endswith("num_batches_tracked")]
+    unknown = [name for name in given if name not in own]
+    if missing or unknown:
+        faults = [f"{what} {listed(names, 3)}" for what, names in (("lacks", missing), ("has", unknown)) if names]
+        raise DataError(f"model.pretrained = {file.path}: is of another network: it {' and '.join(faults)}")
+    for name, tensor in given.items():
+        if tensor.shape != own[name].shape:
+            raise DataError(
+                f"model.pretrained = {file.path}: {name} has shape {tuple(tensor.shape)}, the model's "
+                f"{tuple(own[name].shape)}: it is of another network"
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise DataError(f"model.pretrained = {file.path}: {name} holds values that are not finite")
+    for name, tensor in given.items():
+        own[name].copy_(tensor)

@@ -1,0 +1,195 @@
+"""``protofl paper``: the tables and claims of the five papers. Imports nothing heavy until a command is carried out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipelines.cli import options
+from pipelines.cli.arguments import Parser, names, positive, whole_numbers
+
+_RUN_EPILOG = """\
+what can be run here        protofl paper show fedpa.table2 --set data.root=DIR
+one column of it            protofl paper run fedpa.table2 --columns mnist_0.1 --set data.root=DIR
+at a fifth of the rounds    protofl paper run gfpl.table1 --rounds-scale 0.2 --set data.root=DIR
+over divisions too          protofl paper run fedpa.table2 --columns mnist_0.1 --partition-seeds 42,43,44
+
+Finished runs are found again, those of protofl compare too; the same command goes on where it was stopped.
+"""
+
+
+def add_to(group: Callable[[str, str, str], Callable[..., Parser]]) -> None:
+    """The command and its own ones.
+
+    Args:
+        group: makes a command that is several.
+    """
+    add = group("paper", "papers", "Tables of the five papers: our figures beside the printed ones, and what holds.")
+    listing = add("list", list_, "All tables: printed figures, and how many of them can be configured here.")
+    options.as_json(listing, "a list of objects")
+
+    shown = add("show", show, "A table's setting, its cells, what is refused and why, and about how long it takes.")
+    _which(shown)
+    options.as_json(shown, "an object")
+
+    run = add("run", run_, "Carry out what can be run of a table, setting by setting.", _RUN_EPILOG)
+    _which(run)
+    options.out(run, "runs/papers/<id>", "the table's folder")
+    options.orchestration(run)
+
+    claims = add("claims", claims_, "What finished tables say of the papers' claims.")
+    claims.add_argument("--home", type=Path, default=Path("runs/papers"), metavar="DIR", help="folder of tables")
+    claims.add_argument("--papers", type=names, metavar="A,B,...", help="only claims of these")
+    claims.add_argument("--write", type=Path, metavar="FILE.md", help="a page instead of printed lines")
+    options.as_json(claims, "a list of objects")
+
+
+def _which(parser: Parser) -> None:
+    parser.add_argument("id", metavar="ID", help="see 'protofl paper list'")
+    parser.add_argument("--rows", type=names, metavar="A,B,...", help="default: all")
+    parser.add_argument("--columns", type=names, metavar="A,B,...", help="default: all")
+    parser.add_argument("--seeds", type=whole_numbers, default=(0, 1, 2), metavar="0,1,...", help="default: 0,1,2")
+    about = "divisions, each with every seed (default: as the table has it)"
+    parser.add_argument("--partition-seeds", type=whole_numbers, metavar="0,1,...", help=about)
+    about = "this share of the printed rounds, marked in every output (default: 1)"
+    parser.add_argument("--rounds-scale", type=positive, default=1.0, metavar="F", help=about)
+    about = "refuse runs that are known to take longer on one core (default: none)"
+    parser.add_argument("--max-hours", type=positive, metavar="H", help=about)
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="assignments",
+        metavar="KEY=VALUE",
+        help="for all cells, such as data.root=DIR; several times",
+    )
+
+
+def list_(arguments: argparse.Namespace) -> int:
+    """``protofl paper list``."""
+    from pipelines.papers.catalogue import tables
+    from pipelines.papers.plan import Asked, cells, plan
+
+    described: list[dict[str, Any]] = []
+    for table in tables().values():
+        refused = plan(table, Asked(), look_at_data=False).refused
+        printed = [(row.key, column.key) for row, column in cells(table)]
+        usable = sum(key not in refused for key in printed)
+        described.append({"id": table.id, "title": table.title, "printed": len(printed), "configurable": usable})
+    if arguments.json:
+        print(json.dumps(described, indent=2))
+        return 0
+    for one in described:
+        print(f"{one['id']:<16} {one['configurable']:>3} of {one['printed']:>3} cells  {one['title']}")
+    total = (sum(one[key] for one in described) for key in ("configurable", "printed"))
+    print("{:<16} {:>3} of {:>3} cells".format("all", *total))
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """``protofl paper show``."""
+    from pipelines.papers.plan import cells, plan
+
+    found = plan(_table(arguments), _asked(arguments))
+    table = found.table
+    if arguments.json:
+        settings = [{"columns": [c.key for c in s.columns], "parameters": s.parameters} for s in found.settings]
+        refused = [{"row": row, "column": column, "why": why} for (row, column), why in found.refused.items()]
+        print(json.dumps({"id": table.id, "settings": settings, "refused": refused}, indent=2))
+        return 0
+    print(f"{table.id}: {table.title}\n{table.about}\n")
+    print(f"rows     {', '.join(row.key for row in table.rows)}")
+    print(f"columns  {', '.join(column.key for column in table.columns)}\n")
+    for setting in found.settings:
+        print(f"{', '.join(column.title for column in setting.columns)}: {', '.join(row.key for row in setting.rows)}")
+    print(f"{sum(1 for _ in cells(table))} printed cells; {_length(found)}")
+    for line in _refusals(found):
+        print(line)
+    for note in table.notes:
+        print(f"note: {note}")
+    return 0
+
+
+def run_(arguments: argparse.Namespace) -> int:
+    """``protofl paper run``."""
+    from pipelines.orchestration.papers import run_paper
+
+    run_paper(
+        arguments.id,
+        _asked(arguments),
+        arguments.out,
+        orchestrator=arguments.orchestrator,
+        restart=arguments.restart,
+        wait=arguments.wait,
+    )
+    return 0
+
+
+def claims_(arguments: argparse.Namespace) -> int:
+    """``protofl paper claims``."""
+    from pipelines.papers.claims import claims, judged, markdown
+    from pipelines.runs.layout import write_text
+
+    which = [claim for claim in claims() if arguments.papers is None or claim.id.partition(".")[0] in arguments.papers]
+    found = judged(arguments.home, which)
+    if arguments.write is not None:
+        write_text(arguments.write, markdown(found))
+        print(arguments.write)
+    elif arguments.json:
+        print(json.dumps([_described(one) for one in found], indent=2))
+    else:
+        for one in found:
+            mean = "" if one.difference.mean is None else f" ({one.difference.mean:+.2f})"
+            print(f"{one.claim.id:<14} {one.verdict:<14} {one.claim.says}{mean}")
+    return 0
+
+
+def _described(one: Any) -> dict[str, Any]:
+    difference = one.difference
+    return {
+        "id": one.claim.id,
+        "says": one.claim.says,
+        "verdict": one.verdict,
+        "difference": difference.mean,
+        "low": difference.low,
+        "high": difference.high,
+        "seeds": list(one.seeds),
+        "divisions": list(one.divisions),
+        "rounds_scale": one.rounds_scale,
+    }
+
+
+def _table(arguments: argparse.Namespace) -> Any:
+    from pipelines.papers.catalogue import table_named
+
+    return table_named(arguments.id)
+
+
+def _asked(arguments: argparse.Namespace) -> Any:
+    from pipelines.papers.plan import Asked
+
+    return Asked(
+        arguments.rows,
+        arguments.columns,
+        tuple(arguments.seeds),
+        None if arguments.partition_seeds is None else tuple(arguments.partition_seeds),
+        arguments.rounds_scale,
+        tuple(arguments.assignments),
+        arguments.max_hours,
+    )
+
+
+def _length(found: Any) -> str:
+    from pipelines.papers.plan import told_length
+
+    return told_length(found)
+
+
+def _refusals(found: Any) -> list[str]:
+    by_reason: dict[str, list[str]] = {}
+    for (row, column), why in found.refused.items():
+        by_reason.setdefault(why, []).append(f"{row}/{column}")
+    return [f"not run here: {', '.join(where)}: {why}" for why, where in by_reason.items()]

@@ -1,0 +1,197 @@
+"""What every run of a comparison may spend: equally many rounds, or as many bytes or steps as the baseline.
+
+``compare --budget bytes`` gives every method so many rounds that it sends what the baseline, as given, sends in
+``federation.rounds``; ``--budget steps``, so many that its clients train on as many mini-batches of their own images.
+The number of rounds is found before a run begins and stands in its configuration, so that such a run is one as any
+other: methods that do something in their last round know which it is, and its parameter file reproduces it. Steps
+follow from configuration and partition. Bytes are measured: by the run as given, with the comparison's first seed. A
+method that sends little is given :data:`MOST` times the rounds at most.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flcore.config import Config
+from flcore.engine.cohort import round_steps
+from flcore.errors import ConfigError, RunError
+from flcore.experiment import Experiment
+from flcore.run_folder import RunFiles
+from pipelines.config.grid import PlannedRun
+from pipelines.config.params import for_entry, with_values
+from pipelines.execution.bodies import Operation, carry_out_all
+from pipelines.reporting.formats import format_bytes
+from pipelines.runs.cache import Cache
+from pipelines.runs.folder import read_lines
+from pipelines.runs.inputs import Inputs
+
+BUDGETS = ("rounds", "bytes", "steps")
+MOST = 10
+"""So many times the rounds of the configuration, at most."""
+SLACK = 1.02
+"""A run may send this times the bytes that it was planned to: rounds to come are foretold from those measured."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What each run of a comparison may spend.
+
+    Attributes:
+        kind: one of :data:`BUDGETS`.
+        baseline: the method that sets it.
+        bytes: of a run; None where rounds or steps are equal.
+        steps: by seed and that of the division, of a run; empty where rounds or bytes are equal.
+    """
+
+    kind: str = "rounds"
+    baseline: str = ""
+    bytes: int | None = None
+    steps: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str | None:
+        """The budget in a sentence; None where all have the same rounds."""
+        if self.kind == "rounds":
+            return None
+        bytes, steps = self.bytes, sorted(set(self.steps.values()))
+        limit = f"{format_bytes(bytes)}" if bytes is not None else f"{' or '.join(f'{n:,}' for n in steps)} steps"
+        verb = "send" if bytes is not None else "train for"
+        return (
+            f"Every run may {verb} {limit}, as {self.baseline} does as given, and has so many rounds, {MOST} times as "
+            "many as given at most."
+        )
+
+    @property
+    def max_bytes(self) -> int | None:
+        """What a run that was planned within it may have sent in the end."""
+        return None if self.bytes is None else int(self.bytes * SLACK)
+
+    def fitted(self, config: Config) -> Config:
+        """A configuration with the rounds that a number of steps is enough for; as it is, where steps do not count.
+
+        Raises:
+            ConfigError: not even one round is within it, or these are clients with a stream of tasks.
+            DataError: data are missing or damaged.
+        """
+        return within_steps(config, inputs_of(config), self.steps[_division(config)]) if self.steps else config
+
+
+def planned_within(
+    kind: str, raw: Mapping[str, Any], planned: Sequence[PlannedRun], out: Path, operation: Operation
+) -> tuple[Budget, list[PlannedRun]]:
+    """The runs of a comparison with as many rounds each as its budget allows.
+
+    Args:
+        kind: one of :data:`BUDGETS`. raw: parameters of the comparison, not yet checked.
+        planned: the runs as given. out: folder of the comparison; bytes are measured in ``budget/`` there.
+        operation: how.
+
+    Raises:
+        ConfigError: no such kind, or a run cannot be planned so. RunError: a run whose bytes are measured failed.
+    """
+    if kind not in BUDGETS:
+        raise ConfigError(f"--budget {kind}: must be one of {', '.join(BUDGETS)}")
+    if kind == "rounds":
+        return Budget(), list(planned)
+    baseline = Config.from_mapping(raw).compare.baseline
+    if kind == "steps":
+        steps = {}
+        for run in planned:
+            key = _division(run.config)
+            if key not in steps:
+                steps[key] = steps_of(_reference(raw, baseline, run))
+        budget = Budget(kind, baseline, steps=steps)
+        return budget, [replace(run, config=budget.fitted(run.config)) for run in planned]
+    first = planned[0]
+    measured = [run for run in planned if (run.config.seed, run.draw) == (first.config.seed, first.draw)]
+    measured = [replace(first, config=_reference(raw, baseline, first), row=baseline, label="budget"), *measured]
+    for run in measured:
+        _refuse_streams(run.config, inputs_of(run.config))
+    runs, failed = carry_out_all(measured, out / "budget", operation)
+    if failed:
+        raise RunError(f"--budget bytes: what a run sends could not be measured: {next(iter(failed.values()))}")
+    sent = {one.name: _sent(run.directory) for one, run in zip(measured, runs, strict=True)}
+    budget = Budget(kind, baseline, bytes=sum(sent[baseline]))
+    rounds = {row: rounds_for_bytes(sum(sent[baseline]), by_round) for row, by_round in sent.items()}
+    for row, count in rounds.items():
+        operation.watcher.say(f"--budget bytes: {row} has {count} rounds")
+    return budget, [replace(run, config=_with_rounds(run.config, rounds[run.name])) for run in planned]
+
+
+def _reference(raw: Mapping[str, Any], baseline: str, run: PlannedRun) -> Config:
+    """The baseline as given, with a run's seed and division."""
+    return Config.from_mapping(for_entry(raw, baseline, run.config.seed, run.draw))
+
+
+def _division(config: Config) -> tuple[int, int]:
+    """What says who trains on what, and when."""
+    return config.seed, config.partition_seed
+
+
+def within_steps(config: Config, inputs: Inputs, steps: int) -> Config:
+    """A configuration with as many rounds as a number of steps is enough for, :data:`MOST` times its own at most.
+
+    Raises:
+        ConfigError: its first round takes more, or these are clients with a stream of tasks.
+    """
+    experiment = _refuse_streams(config, inputs)
+    totals = itertools.accumulate(round_steps(experiment, at) for at in range(1, MOST * config.federation.rounds + 1))
+    rounds = sum(1 for _ in itertools.takewhile(lambda total: total <= steps, totals))
+    if rounds == 0:
+        raise ConfigError(f"a first round takes more steps than the budget of {steps:,}")
+    return _with_rounds(config, rounds)
+
+
+def steps_of(config: Config, inputs: Inputs | None = None) -> int:
+    """Mini-batches that the clients of a run train on, of their own images, as planned."""
+    experiment = Experiment.open(config, *_places(inputs or inputs_of(config)))
+    return sum(round_steps(experiment, number) for number in range(1, config.federation.rounds + 1))
+
+
+def rounds_for_bytes(budget: int, sent: Sequence[int]) -> int:
+    """For how many rounds a number of bytes is enough; at least one, and at most :data:`MOST` times those measured.
+
+    Args:
+        budget: bytes in all. sent: by round, from the first one, as measured.
+
+    Returns:
+        Rounds. Those after the measured ones are taken to send what the later half of them did, on average.
+    """
+    later = sent[len(sent) // 2 :]
+    average = sum(later) / len(later)
+    totals = itertools.accumulate([*map(float, sent), *[average] * (len(sent) * (MOST - 1))])
+    # Half a byte: sums of a fraction are not exact, and a whole multiple is meant to fit.
+    return max(1, sum(1 for _ in itertools.takewhile(lambda total: total <= budget + 0.5, totals)))
+
+
+def inputs_of(config: Config) -> Inputs:
+    """A configuration's data and partition, from the cache; made if nobody has made them."""
+    cache = Cache.here()
+    prepared = cache.prepared(config)
+    return Inputs(prepared, cache.partition(config, prepared))
+
+
+def _sent(run: Path) -> list[int]:
+    return [
+        sum(record["bytes_up"].values()) + sum(record["bytes_down"].values())
+        for record in read_lines(RunFiles(run).history)
+    ]
+
+
+def _refuse_streams(config: Config, inputs: Inputs) -> Experiment:
+    experiment = Experiment.open(config, *_places(inputs))
+    if experiment.task(1) is not None:
+        raise ConfigError("--budget: a stream of tasks is as long as its rounds; leave it out")
+    return experiment
+
+
+def _places(inputs: Inputs) -> tuple[Path, Path]:
+    return inputs.prepared, inputs.partition
+
+
+def _with_rounds(config: Config, rounds: int) -> Config:
+    return Config.from_mapping(with_values(config.to_mapping(), {"federation.rounds": rounds}))

@@ -1,0 +1,48 @@
+"""``protofl paper run``, as a command and as a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipelines.orchestration.as_flow import as_flow, uses_prefect
+from pipelines.orchestration.commands import operation, say_table
+from pipelines.papers.carry_out import folder_of, run_table
+from pipelines.papers.catalogue import table_named
+from pipelines.papers.plan import Asked, plan
+
+
+def run_paper(
+    id: str,
+    asked: Asked,
+    out: Path | None,
+    *,
+    orchestrator: str = "auto",
+    restart: bool = False,
+    wait: bool = True,
+) -> None:
+    """``protofl paper run``: what can be run of a table, then our figures beside the printed ones.
+
+    Args:
+        id: of the table. asked: what of it.
+        out: its folder; None: ``runs/papers/<id>``.
+        orchestrator: ``auto``, ``inline`` or ``prefect``.
+        restart: throw away checkpoints that cannot be used.
+        wait: for MLflow.
+
+    Raises:
+        ConfigError: no such table, row or column. RunError: nothing can be run, or runs failed.
+    """
+    planned = plan(table_named(id), asked)
+    folder = out or folder_of(planned)
+    first: Mapping[str, Any] = planned.settings[0].parameters if planned.settings else {}
+    with operation(first, wait=wait) as (how, _):
+        if uses_prefect(orchestrator, how):
+            from pipelines.orchestration.paper_flow import paper_table
+
+            outcome = as_flow(how, paper_table, id=id, out=str(folder), restart=restart, **asdict(asked))
+        else:
+            outcome = run_table(planned, folder, how, restart=restart)
+    say_table(outcome, planned.num_runs)

@@ -1,0 +1,278 @@
+"""A paper's table as data: its setting, rows, columns, and what is printed in each cell.
+
+One YAML file per table or figure in ``tables/``, of this form::
+
+    id: fedpa.table2
+    title: Test accuracy
+    about: what the printed figure is, in a sentence
+    metric: top5_pooled_local          # of metrics.json, dotted where it is nested
+    baseline: fedavg                   # the row that differences are taken to
+    common: {data.name: mnist, ...}    # dotted keys of every cell
+    columns:
+      mnist_0.1: {title: "MNIST, 0.1", values: {partition.alpha: 0.1}}
+      glo: {title: A_glo, metric: tasks.last_epochs.a_glo, values: {...}}     # another metric than the table's
+    rows:
+      fedavg: {title: FedAvg, method: fedavg}
+      fedproto: {title: FedProto, method: fedproto, metrics: {top1_global: top1_vote}, values: {...}}
+    printed:
+      fedavg: {mnist_0.1: [93.33, 1.0], glo: 71.2}     # value, or value and spread, in the table's own unit
+    scale: 100                         # what a figure of metrics.json is multiplied with to be set beside it
+    missing:
+      - {row: moon, column: mnist_0.1, why: the paper does not say which model}    # either may be left out
+    notes: [...]
+
+Columns with the same values are columns of the same runs. What a cell's configuration is, is the common keys, then the
+column's, then the row's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeVar
+
+import yaml
+
+from flcore.errors import ConfigError
+from flcore.methods import METHODS
+
+_Entry = TypeVar("_Entry", "Row", "Column")
+PAPERS = ("fedpg", "fedcspc", "fedmlp", "fedpa", "gfpl")
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A printed figure, in the table's unit; ``spread`` is what stands after ±, None where nothing does."""
+
+    value: float
+    spread: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method as a table has it.
+
+    Attributes:
+        key: in the file. title: as printed. method: here; None where it is not built, for which a reason is given.
+        values: dotted keys that are its own.
+        metrics: which figure stands for a column's, such as a vote for a global model.
+    """
+
+    key: str
+    title: str
+    method: str | None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A setting, and the figure of it that is printed."""
+
+    key: str
+    title: str
+    values: Mapping[str, Any]
+    metric: str
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A results table or a figure with data in it.
+
+    Attributes:
+        id: such as ``fedpa.table2``. title: its caption, shortened. about: what the figures are.
+        baseline: row that differences are taken to.
+        common: dotted keys of every cell.
+        columns, rows: in the printed order.
+        printed: by row and column; what is not printed is not there.
+        scale: factor from a run's figure to the printed one.
+        missing: by row and column, None for all, why cells cannot be run.
+        notes: what a reader of the figures should know.
+    """
+
+    id: str
+    title: str
+    about: str
+    baseline: str
+    common: Mapping[str, Any]
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    printed: Mapping[tuple[str, str], Printed]
+    scale: float = 100.0
+    missing: tuple[tuple[str | None, str | None, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def paper(self) -> str:
+        """Which of :data:`PAPERS`."""
+        return self.id.partition(".")[0]
+
+    def column(self, key: str) -> Column:
+        """A column by its key.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return _named(key, self.columns, f"{self.id}: no column")
+
+    def row(self, key: str) -> Row:
+        """A row by its key.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return _named(key, self.rows, f"{self.id}: no row")
+
+    def why_missing(self, row: Row, column: Column) -> str | None:
+        """Why a cell cannot be run, as its file says; None where it says nothing."""
+        return next(
+            (why for r, c, why in self.missing if r in (None, row.key) and c in (None, column.key)),
+            None,
+        )
+
+
+@cache
+def tables() -> Mapping[str, PaperTable]:
+    """All tables by id, by paper and then as printed.
+
+    Raises:
+        ConfigError: a file is not of the form above; names it and the key.
+    """
+    folder = files("pipelines.papers") / "tables"
+    found = [
+        table_of(yaml.safe_load(path.read_text("utf-8")), path.name)
+        for path in sorted(folder.iterdir(), key=lambda path: path.name)
+        if path.name.endswith(".yaml")
+    ]
+    return {table.id: table for table in sorted(found, key=lambda table: PAPERS.index(table.paper))}
+
+
+def table_named(id: str) -> PaperTable:
+    """A table.
+
+    Raises:
+        ConfigError: there is none of this id; says which there are.
+    """
+    if id not in tables():
+        raise ConfigError(f"paper {id}: not known; one of {', '.join(tables())}")
+    return tables()[id]
+
+
+def table_of(values: Any, place: str) -> PaperTable:
+    """A table from what its file says.
+
+    Args:
+        values: of the file. place: for messages.
+
+    Raises:
+        ConfigError: a key is missing, unknown or does not fit the others.
+    """
+    given = _mapping(values, place)
+    _only(given, place, _TABLE)
+    id = str(_needed(given, "id", place))
+    if id.partition(".")[0] not in PAPERS:
+        raise ConfigError(f"{place}: id = {id}: must begin with one of {', '.join(PAPERS)}")
+    metric = str(given.get("metric", ""))
+    columns = tuple(
+        _column(key, own, metric, f"{place}: columns.{key}")
+        for key, own in _mapping(_needed(given, "columns", place), f"{place}: columns").items()
+    )
+    rows = tuple(
+        _row(key, own, f"{place}: rows.{key}")
+        for key, own in _mapping(_needed(given, "rows", place), f"{place}: rows").items()
+    )
+    baseline = str(given.get("baseline", rows[0].key))
+    known_rows, known_columns = {row.key for row in rows}, {column.key for column in columns}
+    if baseline not in known_rows:
+        raise ConfigError(f"{place}: baseline = {baseline}: is no row")
+    printed = {}
+    for row, cells in _mapping(given.get("printed") or {}, f"{place}: printed").items():
+        for column, value in _mapping(cells, f"{place}: printed.{row}").items():
+            if row not in known_rows or column not in known_columns:
+                raise ConfigError(f"{place}: printed.{row}.{column}: no such row or column")
+            if value is not None:
+                printed[row, column] = _printed(value, f"{place}: printed.{row}.{column}")
+    missing = tuple(_missing(entry, known_rows, known_columns, place) for entry in given.get("missing") or ())
+    return PaperTable(
+        id,
+        str(_needed(given, "title", place)),
+        str(given.get("about", "")),
+        baseline,
+        _mapping(given.get("common") or {}, f"{place}: common"),
+        columns,
+        rows,
+        printed,
+        float(given.get("scale", 100.0)),
+        missing,
+        tuple(map(str, given.get("notes") or ())),
+    )
+
+
+_TABLE = (
+    *("id", "title", "about", "metric", "baseline", "common", "columns", "rows"),
+    *("printed", "scale", "missing", "notes"),
+)
+
+
+def _column(key: str, own: Any, metric: str, place: str) -> Column:
+    given = _mapping(own, place)
+    _only(given, place, ["title", "values", "metric"])
+    asked = str(given.get("metric", metric))
+    if not asked:
+        raise ConfigError(f"{place}: has no metric, and the table has none")
+    return Column(key, str(given.get("title", key)), _mapping(given.get("values") or {}, f"{place}.values"), asked)
+
+
+def _row(key: str, own: Any, place: str) -> Row:
+    given = _mapping(own, place)
+    _only(given, place, ["title", "method", "values", "metrics"])
+    method = given.get("method")
+    if method is not None and method not in METHODS:
+        raise ConfigError(f"{place}: method = {method}: is not known")
+    if key in METHODS and key != method:
+        raise ConfigError(f"{place}: is the name of another method than {method}; choose another key")
+    values, metrics = (_mapping(given.get(name) or {}, f"{place}.{name}") for name in ("values", "metrics"))
+    return Row(key, str(given.get("title", key)), method, values, metrics)
+
+
+def _printed(value: Any, place: str) -> Printed:
+    parts = value if isinstance(value, list) else [value]
+    if not 1 <= len(parts) <= 2 or not all(isinstance(part, int | float) for part in parts):
+        raise ConfigError(f"{place} = {value}: expected a number, or a number and its spread")
+    return Printed(*map(float, parts))
+
+
+def _missing(entry: Any, rows: set[str], columns: set[str], place: str) -> tuple[str | None, str | None, str]:
+    given = _mapping(entry, f"{place}: missing")
+    _only(given, f"{place}: missing", ["row", "column", "why"])
+    row, column = given.get("row"), given.get("column")
+    if (row is not None and row not in rows) or (column is not None and column not in columns):
+        raise ConfigError(f"{place}: missing: no row {row} or column {column}")
+    return row, column, str(_needed(given, "why", f"{place}: missing"))
+
+
+def _mapping(value: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{place}: expected keys with values")
+    return {str(key): own for key, own in value.items()}
+
+
+def _only(given: Mapping[str, Any], place: str, known: Sequence[str]) -> None:
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{place}: {key} is not known; one of {', '.join(known)}")
+
+
+def _needed(given: Mapping[str, Any], key: str, place: str) -> Any:
+    if given.get(key) is None:
+        raise ConfigError(f"{place}: {key} is not given")
+    return given[key]
+
+
+def _named(key: str, among: Sequence[_Entry], what: str) -> _Entry:
+    found = next((one for one in among if one.key == key), None)
+    if found is None:
+        raise ConfigError(f"{what} {key}; one of {', '.join(one.key for one in among)}")
+    return found

@@ -1,0 +1,214 @@
+"""What a paper claims, as data, and what its table's runs say of it.
+
+A file of ``claims/`` is a list of entries::
+
+    - id: fedpa.1
+      says: FedPA is ahead of FedAvg on MNIST with Dirichlet 0.1
+      where: Table II
+      table: fedpa.table2
+      column: mnist_0.1
+      better: fedpa
+      than: fedavg
+      by: 0            # points of the table's unit that it is ahead by, at least; 0 where nothing is said
+      lower: false     # whether less of the figure is better
+
+A claim *holds* if the 95 % interval of the difference lies above ``by``, *does not hold* if it lies below it, and is
+*undecided* if it contains it, or if there is no interval. Interval: paired by seed and division, over divisions where
+there are several, else over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from flcore.errors import ConfigError
+from pipelines.papers.catalogue import table_named
+from pipelines.papers.plan import Asked, plan
+from pipelines.papers.results import TableResults, results
+from pipelines.reporting.statistics import PairedDifference, paired_difference
+from pipelines.runs.layout import read_json
+
+Verdict = Literal["holds", "does not hold", "undecided", "not run"]
+_KEYS = ["id", "says", "where", "table", "column", "better", "than", "by", "lower"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That one row is better than another in a column.
+
+    Attributes:
+        id: such as ``fedpa.1``. says: in words. where: in the paper.
+        table, column, better, than: keys of the catalogue.
+        by: the lead that is claimed, in the table's unit. lower: whether less is better.
+    """
+
+    id: str
+    says: str
+    where: str
+    table: str
+    column: str
+    better: str
+    than: str
+    by: float = 0.0
+    lower: bool = False
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim and what was found.
+
+    Attributes:
+        claim: which. verdict: of it. difference: of ``better`` to ``than``; of costs the other way round.
+        seeds: over which. divisions: over which; empty where each seed has one. rounds_scale: of the paper's rounds.
+    """
+
+    claim: Claim
+    verdict: Verdict
+    difference: PairedDifference
+    seeds: tuple[int, ...] = ()
+    divisions: tuple[int, ...] = ()
+    rounds_scale: float = 1.0
+
+
+@cache
+def claims() -> tuple[Claim, ...]:
+    """All claims, by file and as they stand there.
+
+    Raises:
+        ConfigError: a file is not of the form above.
+    """
+    folder = files("pipelines.papers") / "claims"
+    found = []
+    for path in sorted(folder.iterdir(), key=lambda path: path.name):
+        if path.name.endswith(".yaml"):
+            found += claims_of(yaml.safe_load(path.read_text("utf-8")), path.name)
+    return tuple(found)
+
+
+def claims_of(entries: Any, place: str) -> list[Claim]:
+    """Claims from what their file says.
+
+    Raises:
+        ConfigError: a key is missing, unknown, or names what no table has.
+    """
+    found = []
+    for entry in entries or ():
+        here = f"{place}: {entry.get('id', 'a claim') if isinstance(entry, Mapping) else entry}"
+        if not isinstance(entry, Mapping) or not {*entry} <= {*_KEYS}:
+            raise ConfigError(f"{here}: expected the keys {', '.join(_KEYS)}")
+        lacking = [key for key in _KEYS[:-2] if key not in entry]
+        if lacking:
+            raise ConfigError(f"{here}: {', '.join(lacking)} not given")
+        claim = Claim(**entry)
+        table = table_named(claim.table)
+        table.column(claim.column), table.row(claim.better), table.row(claim.than)
+        found.append(claim)
+    return found
+
+
+def verdict(difference: PairedDifference, by: float = 0.0) -> Verdict:
+    """What a difference says of a claimed lead.
+
+    Args:
+        difference: of the one that is claimed to be better, more being better. by: the lead that is claimed.
+    """
+    if difference.n == 0:
+        return "not run"
+    if difference.low is not None and difference.low > by:
+        return "holds"
+    return "does not hold" if difference.high is not None and difference.high < by else "undecided"
+
+
+def judge(claim: Claim, found: TableResults) -> Judged:
+    """A claim by the results of its table."""
+    better, than = (found.cells[row, claim.column].ours.by_seed for row in (claim.better, claim.than))
+    difference = paired_difference(than, better) if claim.lower else paired_difference(better, than)
+    pairs = difference.by_seed
+    seeds = tuple(sorted({pair[1] if isinstance(pair, tuple) else pair for pair in pairs}))
+    divisions = tuple(sorted({pair[0] for pair in pairs if isinstance(pair, tuple)}))
+    return Judged(claim, verdict(difference, claim.by), difference, seeds, divisions, found.plan.asked.rounds_scale)
+
+
+def judged(home: Path, which: Sequence[Claim]) -> list[Judged]:
+    """Claims by what lies in folders of tables: at the paper's budget where that was run, else at the largest share.
+
+    Args:
+        home: with a folder per table, as ``protofl paper run`` leaves them. which: claims.
+
+    Raises:
+        DataError: a file there is damaged.
+    """
+    known: dict[str, list[TableResults]] = {}
+    answers = []
+    for claim in which:
+        if claim.table not in known:
+            known[claim.table] = _results_of(home, claim.table)
+        tried = [judge(claim, found) for found in known[claim.table]]
+        measured = [one for one in tried if one.verdict != "not run"]
+        none = Judged(claim, "not run", paired_difference({}, {}))
+        answers.append(max(measured, key=lambda one: one.rounds_scale, default=none))
+    return answers
+
+
+def _results_of(home: Path, table: str) -> list[TableResults]:
+    """Of every budget with which a table was run."""
+    found = []
+    for folder in sorted(home.glob(f"{table}*")):
+        share = folder.name.removeprefix(table).removeprefix("-x")
+        if (folder / "table.json").exists() and (not share or share.replace(".", "", 1).isdigit()):
+            found.append(results(plan(table_named(table), asked_of(folder), look_at_data=False), folder))
+    return found
+
+
+def asked_of(folder: Path) -> Asked:
+    """What a finished table was asked for, as far as its figures depend on it."""
+    said = read_json(folder / "table.json")
+    draws = said["partition_seeds"]
+    return Asked(
+        seeds=tuple(said["seeds"]),
+        partition_seeds=None if draws is None else tuple(draws),
+        rounds_scale=said["rounds_scale"],
+    )
+
+
+def markdown(found: Sequence[Judged]) -> str:
+    """``docs/claims.md``: every claim with its verdict, by paper."""
+    verdicts: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not run")
+    counts = {name: sum(one.verdict == name for one in found) for name in verdicts}
+    lines = [
+        "# What the papers claim, and what holds",
+        "",
+        "Written by `protofl paper claims --write`, from finished tables (`protofl paper run`). A claim holds if the",
+        "95 % interval of the difference lies above the lead that is claimed, does not hold if it lies below it, and",
+        "is undecided if it contains it. Differences are paired by seed and division; where there are several",
+        "divisions the interval is over them, and else over seeds, and then says nothing of other divisions. Budget:",
+        "share of the paper's rounds.",
+        "",
+        f"{len(found)} claims: " + ", ".join(f"{count} {name}" for name, count in counts.items()) + ".",
+        "",
+    ]
+    for paper in dict.fromkeys(one.claim.id.partition(".")[0] for one in found):
+        lines += [f"## {paper}", "", "| claim | where | verdict | difference [95 %] | seeds | divisions | budget |"]
+        lines += ["| :--- | :--- | :--- | ---: | ---: | ---: | ---: |"]
+        lines += [_line(one) for one in found if one.claim.id.partition(".")[0] == paper]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _line(one: Judged) -> str:
+    difference = one.difference
+    if difference.mean is None:
+        return f"| {one.claim.says} | {one.claim.where} | {one.verdict} | | | | |"
+    interval = "" if difference.low is None else f" [{difference.low:+.2f}, {difference.high:+.2f}]"
+    seeds, divisions = len(one.seeds), len(one.divisions) or 1
+    return (
+        f"| {one.claim.says} | {one.claim.where} | **{one.verdict}** | {difference.mean:+.2f}{interval} | {seeds} | "
+        f"{divisions} | {one.rounds_scale:g} |"
+    )

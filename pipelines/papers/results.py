@@ -1,0 +1,307 @@
+"""Our figures beside the printed ones: read from the comparisons of a table, as far as they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flcore.errors import ConfigError, RunError
+from flcore.run_folder import RunFiles
+from pipelines.papers.catalogue import Column, PaperTable, Printed, Row
+from pipelines.papers.plan import TablePlan, cells
+from pipelines.reporting import tables
+from pipelines.reporting.formats import MISSING, listed
+from pipelines.reporting.html import Notes, Rows, Section, Words, write_page
+from pipelines.reporting.statistics import PairedDifference, Summary, paired_difference, summarise
+from pipelines.reporting.tables import WORDS, Format, Table, csv_text, json_text, markdown_table, write_texts
+from pipelines.runs.folder import read_lines
+from pipelines.runs.layout import read_json
+from pipelines.runs.record import Pair
+from pipelines.tuning.metrics import value_of
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of a table.
+
+    Attributes:
+        row, column: whose. printed: in the paper; None where it prints nothing.
+        ours: in the table's unit, over runs; without values where nothing has been run.
+        difference: of ours to the row that is the baseline, run by run.
+        refused: why it is not run; None where it is, or may be.
+    """
+
+    row: Row
+    column: Column
+    printed: Printed | None
+    ours: Summary
+    difference: PairedDifference
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class TableResults:
+    """A table as it stands.
+
+    Attributes:
+        plan: of it. cells: by row and column.
+        failed: runs without a result, by setting and label, with the reason.
+    """
+
+    plan: TablePlan
+    cells: Mapping[tuple[str, str], Cell]
+    failed: Mapping[str, str]
+
+    @property
+    def num_measured(self) -> int:
+        """Printed cells that have a figure of ours."""
+        return sum(self.cells[row.key, column.key].ours.n > 0 for row, column in cells(self.plan.table))
+
+
+def results(plan: TablePlan, out: Path) -> TableResults:
+    """What the comparisons of a table found, as far as they have ended.
+
+    Args:
+        plan: of the table. out: its folder, with one of each setting.
+
+    Raises:
+        DataError: a file there is damaged.
+    """
+    table = plan.table
+    values: dict[tuple[str, str], dict[Pair, float | None]] = {}
+    failed: dict[str, str] = {}
+    for setting in plan.settings:
+        file = out / setting.name / "comparison.json"
+        if not file.exists():
+            continue
+        document = read_json(file)
+        failed |= {f"{setting.name}: {label}": reason for label, reason in document["failed"].items()}
+        for run in document["runs"]:
+            row = table.row(run["method"])
+            pair: Pair = run["seed"] if run.get("division") is None else (run["division"], run["seed"])
+            folder = out / setting.name / "runs" / f"{row.method}-s{run['seed']}-{run['config_hash'][:8]}"
+            for column in setting.columns:
+                values.setdefault((row.key, column.key), {})[pair] = _figure(table, row, column, folder)
+    found = {}
+    for row in table.rows:
+        for column in table.columns:
+            key = row.key, column.key
+            own = values.get(key, {})
+            reference = {} if row.key == table.baseline else values.get((table.baseline, column.key), {})
+            found[key] = Cell(
+                row,
+                column,
+                table.printed.get(key),
+                summarise(own),
+                paired_difference(own, reference),
+                plan.refused.get(key),
+            )
+    return TableResults(plan, found, failed)
+
+
+def _figure(table: PaperTable, row: Row, column: Column, run: Path) -> float | None:
+    metric = row.metrics.get(column.metric, column.metric)
+    files = RunFiles(run)
+    try:
+        value = value_of(metric, {**read_json(files.metrics), **_costs(run)}, read_lines(files.history))
+    except (ConfigError, RunError):  # no such figure of this method, or null
+        return None
+    return table.scale * value
+
+
+def _costs(run: Path) -> dict[str, Any]:
+    """Seconds and joules of a run, by phase, which are in no record that is the same on two machines."""
+    file = RunFiles(run).timing
+    return {"timing": read_json(file)} if file.exists() else {}
+
+
+# ---- for people and machines -------------------------------------------------------------------------------------
+
+
+def write(found: TableResults, directory: Path) -> Path:
+    """Write ``table.md``, ``.csv``, ``.json`` and ``report.html``.
+
+    Returns:
+        The page.
+    """
+    shown = paper_tables(found)
+    lines = [f"# {title(found)}", "", *lead(found), ""]
+    for table in shown:
+        lines += markdown_table(table)
+    lines += _refusals(found)
+    noted = notes(found)
+    lines += ["## Notes", "", *(f"- {note}" for note in noted), ""] if noted else []
+    rows = records(found)
+    document = {
+        "id": found.plan.table.id,
+        "title": found.plan.table.title,
+        "seeds": list(found.plan.asked.seeds),
+        "partition_seeds": found.plan.asked.partition_seeds and list(found.plan.asked.partition_seeds),
+        "rounds_scale": found.plan.asked.rounds_scale,
+        "cells": rows,
+        "failed": dict(found.failed),
+    }
+    contents = {"table.md": "\n".join(lines), "table.csv": csv_text(rows), "table.json": json_text(document)}
+    write_texts(contents, directory)
+    sections = [Section(f"table-{place}", table.title, (Rows(table),)) for place, table in enumerate(shown)]
+    settings = [
+        Words(f"{', '.join(column.title for column in setting.columns)}: {setting.name}/report.html")
+        for setting in found.plan.settings
+        if (directory / setting.name / "report.html").exists()
+    ]
+    if settings:
+        sections.append(Section("settings", "Pages of the comparisons", tuple(settings)))
+    if found.plan.refused:
+        refused = [f"{reason}: {where}" for reason, where in _refused(found).items()]
+        sections.append(Section("refused", "Not run here", (Notes(tuple(refused)),)))
+    if noted:
+        sections.append(Section("notes", "Notes", (Notes(tuple(noted)),)))
+    page = {"kicker": found.plan.table.id, "title": found.plan.table.title}
+    return write_page(directory / "report.html", page, " ".join(lead(found)), sections, colours={})
+
+
+def title(found: TableResults) -> str:
+    """The table's id and caption; the budget where it is not the paper's."""
+    return f"{found.plan.table.id}: {found.plan.table.title}{budget(found.plan)}"
+
+
+def budget(plan: TablePlan) -> str:
+    """A mark for whatever is measured with other rounds than the paper's; empty at its own budget."""
+    scale = plan.asked.rounds_scale
+    return "" if scale == 1 else f" (REDUCED BUDGET: {scale:g} of the rounds)"
+
+
+def lead(found: TableResults) -> list[str]:
+    """What the figures are, in sentences."""
+    asked = found.plan.asked
+    draws = f" on divisions {listed(asked.partition_seeds)}" if asked.partition_seeds else ""
+    printed = sum(1 for _ in cells(found.plan.table))
+    return [
+        found.plan.table.about,
+        f"Ours are mean ± sample standard deviation over seeds {listed(asked.seeds)}{draws}; {found.num_measured} of "
+        f"{printed} printed figures are measured{budget(found.plan)}.",
+    ]
+
+
+def paper_tables(found: TableResults) -> list[Table]:
+    """Our figures beside the printed ones, then the differences to the baseline."""
+    table = found.plan.table
+    rows = [row for row in table.rows if any((row.key, column.key) in found.cells for column in table.columns)]
+    names = tables.Column("row", "method", [row.title for row in rows], WORDS)
+    figures, differences = [names], [names]
+    for column in table.columns:
+        of = [found.cells[row.key, column.key] for row in rows]
+        if not any(cell.ours.n or cell.printed for cell in of):
+            continue
+        figures += [
+            tables.Column(f"{column.key}_ours", f"{column.title}, ours", [cell.ours for cell in of], _OURS),
+            tables.Column(f"{column.key}_printed", "printed", [cell.printed for cell in of], _PRINTED),
+        ]
+        if any(cell.difference.n for cell in of):
+            printed = [_printed_difference(table, row, column) for row in rows]
+            differences += [
+                tables.Column(column.key, f"{column.title}, ours", [cell.difference for cell in of], _DIFFERENCE),
+                tables.Column(f"{column.key}_printed", "printed", printed, _GAP),
+            ]
+    shown = [Table(f"{table.title}{budget(found.plan)}", tuple(figures))]
+    if len(differences) > 1:
+        baseline = table.row(table.baseline).title
+        shown.append(Table(f"Difference to {baseline} [95 % interval]{budget(found.plan)}", tuple(differences)))
+    return shown
+
+
+def _printed_difference(table: PaperTable, row: Row, column: Column) -> float | None:
+    own, reference = table.printed.get((row.key, column.key)), table.printed.get((table.baseline, column.key))
+    if own is None or reference is None or row.key == table.baseline:
+        return None
+    return own.value - reference.value
+
+
+def records(found: TableResults) -> list[dict[str, Any]]:
+    """A row per cell, for machines; figures in the table's unit."""
+    return [
+        {
+            "row": cell.row.key,
+            "column": cell.column.key,
+            "metric": cell.row.metrics.get(cell.column.metric, cell.column.metric),
+            "printed": None if cell.printed is None else cell.printed.value,
+            "printed_spread": None if cell.printed is None else cell.printed.spread,
+            "ours": cell.ours.mean,
+            "ours_std": cell.ours.std,
+            "n": cell.ours.n,
+            "difference": cell.difference.mean,
+            "difference_low": cell.difference.low,
+            "difference_high": cell.difference.high,
+            "refused": cell.refused,
+        }
+        for cell in found.cells.values()
+    ]
+
+
+def notes(found: TableResults) -> list[str]:
+    """What a reader should know, and what failed."""
+    failed = [f"Failed: {label}: {reason}" for label, reason in found.failed.items()]
+    return [*found.plan.table.notes, *failed]
+
+
+def _refusals(found: TableResults) -> list[str]:
+    if not found.plan.refused:
+        return []
+    return ["## Not run here", "", *(f"- {reason}: {where}" for reason, where in _refused(found).items()), ""]
+
+
+def _refused(found: TableResults) -> dict[str, str]:
+    """By reason, which cells; a whole column or row by its name."""
+    table, by_reason = found.plan.table, dict[str, list[tuple[str, str]]]()
+    for cell, reason in found.plan.refused.items():
+        by_reason.setdefault(reason, []).append(cell)
+    told = {}
+    for reason, members in by_reason.items():
+        columns = {column for _, column in members}
+        rows = {row for row, _ in members}
+        whole = [table.column(key).title for key in columns if sum(c == key for _, c in members) == len(table.rows)]
+        if len(whole) == len(columns):
+            told[reason] = ", ".join(sorted(whole))
+        else:
+            names = [table.row(key).title for key in table_order(table.rows, rows)]
+            told[reason] = f"{', '.join(names)} ({', '.join(table.column(key).title for key in sorted(columns))})"
+    return told
+
+
+def table_order(rows: tuple[Row, ...], keys: set[str]) -> list[str]:
+    """Keys of rows as the table has them."""
+    return [row.key for row in rows if row.key in keys]
+
+
+def _plain(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2f}"
+
+
+def _our_text(summary: Summary) -> str:
+    if summary.mean is None:
+        return MISSING
+    spread = "" if summary.std is None else f" ± {summary.std:.2f}"
+    partial = f" (n = {summary.n})" if summary.n < len(summary.by_seed) else ""
+    return f"{summary.mean:.2f}{spread}{partial}"
+
+
+def _difference_text(difference: PairedDifference) -> str:
+    if difference.mean is None:
+        return MISSING
+    if difference.low is None or difference.high is None:
+        return f"{difference.mean:+.2f}"
+    return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
+
+
+def _printed_text(printed: Printed | None) -> str:
+    if printed is None:
+        return MISSING
+    return _plain(printed.value) + ("" if printed.spread is None else f" ± {printed.spread:.2f}")
+
+
+_OURS = Format(_our_text)
+_PRINTED = Format(_printed_text)
+_DIFFERENCE = Format(_difference_text)
+_GAP = Format(lambda value: MISSING if value is None else f"{value:+.2f}")

@@ -1,0 +1,140 @@
+"""FedDC: turns and rounds by hand, its limit case to the bit, its traffic and memory (baselines.md 9, 22 and 23)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.losses.basic import inner_product, proximal
+from flcore.messages import Weights
+from flcore.methods.feddc import CHANGE, DRIFT, STEP, aggregate, differences, track_drift
+from flcore.methods.vocabulary import MODEL, Replies
+from flcore.models.averaging import average_weights
+from flcore.records import Record, serialise
+
+
+def vector(*values: float) -> Weights:
+    return Weights({"w": torch.tensor(values)})
+
+
+def close(weights: Weights, *values: float) -> bool:
+    return weights.params["w"].tolist() == pytest.approx(values, abs=1e-6)
+
+
+def test_the_penalty_by_hand() -> None:
+    """Fact a: α 0.1, w (1, 0), w_g (0.5, 0.5), h (0.2, -0.1): h + w - w_g = (0.7, -0.6).
+
+    0.05·(0.49 + 0.36) = 0.0425; the gradient is 0.1·(0.7, -0.6).
+    """
+    weight = torch.tensor([1.0, 0.0], requires_grad=True)
+    anchor = differences(vector(0.5, 0.5), vector(0.2, -0.1))
+    penalty = proximal({"w": weight}, anchor.params, 0.1)
+    (gradient,) = torch.autograd.grad(penalty, weight)
+    assert penalty.item() == pytest.approx(0.0425)
+    assert gradient.tolist() == pytest.approx([0.07, -0.06])
+
+
+def test_the_correction_is_a_constant_gradient() -> None:
+    weight = torch.tensor([3.0, -1.0], requires_grad=True)
+    term = inner_product({"w": weight}, {"w": torch.tensor([2.0, 5.0])})
+    assert (term.item(), torch.autograd.grad(term, weight)[0].tolist()) == (1.0, [2.0, 5.0])
+
+
+def test_a_round_of_the_server_by_hand() -> None:
+    """Fact b: K = 3, two of them sampled with w = (1, 0) and (3, 2), h = (0.2, 0), (0, 0.4), (0.1, 0.1) afterwards.
+
+    From w_g = (0.5, 0.5) their drifts have grown by (0.5, -0.5) and (2.5, 1.5), (3, 1) in all, so the mean over three
+    was (0.3 - 3, 0.5 - 1)/3 and is (0.1, 0.166667) then: w_g = (2, 1) + that. g = (1, 1) hears of changes (0.3, 0) and
+    (0.3, 0.9), a third of which adds up to (0.2, 0.3).
+    """
+    before = {MODEL: vector(0.5, 0.5), DRIFT: vector((0.3 - 3) / 3, (0.5 - 1) / 3), CHANGE: vector(1, 1)}
+    told = {0: {MODEL: vector(1, 0), STEP: vector(0.3, 0)}, 2: {MODEL: vector(3, 2), STEP: vector(0.3, 0.9)}}
+    server: Record = Record(before)
+    exchange: Any = SimpleNamespace(setting=SimpleNamespace(num_clients=3))
+    for stage in (track_drift, aggregate):
+        server, facts = stage(server, Replies(told), exchange)
+        assert facts == {}
+    assert close(server[DRIFT], 0.1, 0.5 / 3)
+    assert close(server[MODEL], 2.1, 7 / 6)
+    assert close(server[CHANGE], 1.2, 1.3)
+
+
+@pytest.mark.parametrize(
+    ("correction", "bias", "after"),
+    [
+        # 1/(ηT)·(g_k - g) = (0.3 - 0.1)/0.1 = 2: b_0 = -0.1·(-0.5 + 0.2 + 2) = -0.17, and Δ is it.
+        ("last", -0.17, -0.17),
+        # s - s_k = 0.1 - 0.3: b_0 = -0.1·(-0.5 + 0.2 - 0.2) = 0.05; s_k becomes 0.3 - 0.1 - 0.05/0.1 = -0.3.
+        ("recursive", 0.05, -0.3),
+    ],
+)
+def test_a_turn_by_hand(lab: Any, correction: str, bias: float, after: float) -> None:
+    """x = (2, 0) of class 0, weights 0, one step at η = 0.1; α = 1. h_k, g_k and g are 0 but for b_0: 0.2, 0.3, 0.1.
+
+    The cross-entropy's gradient is (-0.5, 0.5) on the bias and (-1, 0), (1, 0) on the rows of W; the penalty's α·h_k.
+    """
+    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
+    experiment = lab.experiment(
+        dataset,
+        lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2),
+        lab.ToySpec(),
+        local={"lr": 0.1, "batch_size": 100},
+        method={"name": "feddc", "alpha": 1.0, "correction": correction},
+    )
+    initial = experiment.setting.initial
+
+    def of_bias(value: float) -> Weights:
+        return Weights({"head.weight": torch.zeros(2, 2), "head.bias": torch.tensor([value, 0.0])})
+
+    server = Record({MODEL: initial, DRIFT: of_bias(0), CHANGE: of_bias(0.1)})
+    reply, memory = lab.train(experiment, server=server, memory={DRIFT: of_bias(0.2), CHANGE: of_bias(0.3)})
+    params = reply.message[MODEL].params
+    assert params["head.weight"].flatten().tolist() == pytest.approx([0.1, 0, -0.1, 0])
+    assert params["head.bias"].tolist() == pytest.approx([bias, -0.05])
+    assert memory[DRIFT].params["head.bias"].tolist() == pytest.approx([0.2 + bias, -0.05])
+    assert memory[CHANGE].params["head.bias"][0].item() == pytest.approx(after)
+    assert reply.message[STEP].params["head.bias"][0].item() == pytest.approx(after - 0.3)
+    assert reply.losses["drift"] == pytest.approx(0.5 * 0.2**2)
+    assert reply.losses["correction"] == 0  # ⟨w, v⟩ at w = 0
+
+
+def test_off_it_is_fedavg_with_uniform_weights(lab: Any, tmp_path: Any) -> None:
+    """Fact c, to the bit; clients of one size have uniform weights in FedAvg too. BatchNorm statistics are averaged."""
+    partition = lab.by_hand(lab.dataset, [range(start, 240, 4) for start in range(4)], [range(60)] * 4)
+    changes = {"partition": partition, "federation": {"rounds": 3, "participation": 0.75}}
+    off = {"name": "feddc", "use_drift": False, "use_correction": False}
+    runs = {
+        name: lab.run(lab.experiment(method=method, **changes), tmp_path / name)
+        for name, method in {"fedavg": {"name": "fedavg"}, "off": off, "on": {"name": "feddc"}}.items()
+    }
+    assert serialise(runs["off"].state.server) == serialise(runs["fedavg"].state.server)
+    assert runs["off"].history == runs["fedavg"].history
+    on, averaged = (runs[name].state.server[MODEL] for name in ("on", "fedavg"))
+    assert all(not torch.equal(on.params[name], value) for name, value in averaged.params.items())
+
+
+def test_the_mean_of_all_drifts_is_the_servers(lab: Any, tmp_path: Any) -> None:
+    """After rounds of two of four clients: h is the mean of what they remember, those never sampled at 0; so is g."""
+    experiment = lab.experiment(method__name="feddc", federation={"rounds": 4, "participation": 0.5})
+    run = lab.run(experiment, tmp_path / "run")
+    nothing = Weights({name: torch.zeros_like(value) for name, value in experiment.setting.initial.params.items()})
+    for slot in (DRIFT, CHANGE):
+        kept = {client: run.memory(client).get(slot, nothing) for client in range(4)}
+        mean = average_weights(kept, dict.fromkeys(kept, 1))
+        assert all(
+            torch.allclose(run.state.server[slot].params[name], value, atol=1e-6) for name, value in mean.params.items()
+        )
+        assert max(float(value.abs().max()) for value in mean.params.values()) > 1e-3
+
+
+def test_two_models_travel_each_way(lab: Any, tmp_path: Any) -> None:
+    """Section 22: 2P. fedgen_cnn has 3,094 parameters here (test_methods.py) and 192 bytes of statistics; 4 clients."""
+    experiment = lab.experiment(method__name="feddc", federation={"rounds": 1})
+    record = lab.run(experiment, tmp_path / "run").history[0]
+    model = 4 * 3094 * 4
+    assert record["bytes_down"] == {"model": model, "model_buffers": 4 * 192, "change": model}
+    assert record["bytes_up"] == {"model": model, "model_buffers": 4 * 192, "num_samples": 32, "change_step": model}
+    assert record["scalars_up"] == 2 * 4 * 3094

@@ -1,0 +1,69 @@
+"""FedDecorr: a step by hand, its limit case to the bit, its traffic, and what it is for (baselines.md 12, 22, 23)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.losses.decorrelation import correlation_penalty
+from flcore.records import serialise
+
+CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
+
+
+def test_one_step_by_hand(lab: Any) -> None:
+    """z = E·x at E = I for the four samples of fact a: r² = 0.9, variances 20/3 and 18/3; the penalty 9/4·r² = 2.025.
+
+    With z_1 = x_1 + e·x_2 dr/de = (σ_2/σ_1)·(1 - r²) at e = 0, so the penalty rises with E_01 by 9/4·2r·0.1·√0.9 =
+    0.405 and with E_10 by 9/4·2r·0.1/√0.9 = 0.45; scaling a dimension changes nothing. The cross-entropy gives E
+    nothing through a head of zeros. Learning rate 0.1, β = 2.
+    """
+    dataset = lab.toy_dataset([[1, 2], [3, 5], [5, 5], [7, 8]], [0, 1, 0, 1], None, None)
+    experiment = lab.experiment(
+        dataset,
+        lab.by_hand(dataset, [[0, 1, 2, 3]], [[0, 1]]),
+        lab.ToySpec(encoder=True),
+        method={"name": "feddecorr", "beta": 2.0},
+        local={"lr": 0.1, "batch_size": 100},
+    )
+    reply, _ = lab.train(experiment)
+    assert reply.losses["decorrelation"] == pytest.approx(2 * 2.025, abs=1e-5)
+    encoder = reply.message["model"].params["encoder.1.weight"]
+    assert encoder.flatten().tolist() == pytest.approx([1, -0.2 * 0.405, -0.2 * 0.45, 1], abs=1e-5)
+
+
+def test_without_its_term_it_is_fedavg(lab: Any, tmp_path: Any) -> None:
+    """Section 23, 1; and section 22: P up and down whatever β."""
+    changes = {"federation": {"rounds": 2, "participation": 0.5}, "local__momentum": 0.5}
+    runs = {
+        name: lab.run(lab.experiment(method=method, **changes), tmp_path / name)
+        for name, method in {
+            "fedavg": {"name": "fedavg"},
+            "off": {"name": "feddecorr", "beta": 0},
+            "on": {"name": "feddecorr"},
+        }.items()
+    }
+    averaged = runs["fedavg"].state.server
+    assert serialise(runs["off"].state.server) == serialise(averaged)
+    assert runs["off"].history == runs["fedavg"].history
+    assert serialise(runs["on"].state.server) != serialise(averaged)
+    for on, off in zip(runs["on"].history, runs["fedavg"].history, strict=True):
+        assert (on["bytes_up"], on["bytes_down"]) == (off["bytes_up"], off["bytes_down"])
+
+
+def test_features_are_less_correlated_with_it(lab: Any) -> None:
+    """A client of two classes, trained for some passes with and without: what FedDecorr is for."""
+    labels = lab.dataset.train.labels
+    own = torch.nonzero(labels < 2).flatten().tolist()
+    partition = lab.by_hand(lab.dataset, [own], [range(60)])
+    found = {}
+    for beta in (0.0, 0.2):
+        experiment = lab.experiment(
+            partition=partition, model=CSPC, method={"name": "feddecorr", "beta": beta}, local__epochs=8
+        )
+        weights = lab.train(experiment)[0].message["model"]
+        images = lab.dataset.train.images[own].float() / 255
+        found[beta] = correlation_penalty(experiment.setting.network.features(images, weights.values), scaling="paper")
+    assert found[0.2] < 0.95 * found[0.0]

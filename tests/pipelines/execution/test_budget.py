@@ -1,0 +1,90 @@
+"""Equal bytes and equal steps: how many rounds a run has, by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flcore.config import Config
+from flcore.data.partition import Partition
+from flcore.errors import ConfigError
+from pipelines.execution.bodies import comparison_runs
+from pipelines.execution.budget import Budget, inputs_of, planned_within, rounds_for_bytes, steps_of, within_steps
+
+RAW: dict[str, Any] = {
+    "data": {"name": "digits", "limit_per_class": 20},
+    "partition": {"name": "iid", "num_clients": 2},
+    "federation": {"rounds": 4},
+    "local": {"batch_size": 16},
+    "compare": {"methods": ["fedavg", "fedproto"], "seeds": [0, 1], "baseline": "fedavg"},
+}
+
+
+@pytest.mark.parametrize(
+    ("budget", "sent", "rounds"),
+    [
+        (25, [10, 10, 10, 10], 2),  # two make 20, three 30
+        (40, [10, 10, 10, 10], 4),
+        (69, [10, 10, 10, 10], 6),  # the later half sent 10 each: 60, 70
+        (10_000, [10, 10, 10, 10], 40),  # ten times four
+        (90, [0, 0, 30, 30], 5),  # 0, 0, 30, 60, and 30 more
+        (5, [10, 10], 1),  # a run has a round
+        (100, [0, 0], 20),  # who sends nothing
+        (100, [10, 11, 12], 8),  # 33, then (11 + 12) / 2 = 11.5 each: five more make 90.5, six 102
+    ],
+)
+def test_bytes_are_enough_for_so_many_rounds(budget: int, sent: list[int], rounds: int) -> None:
+    assert rounds_for_bytes(budget, sent) == rounds
+
+
+def config_with(**local: Any) -> Config:
+    return Config.from_mapping({**RAW, "local": RAW["local"] | local})
+
+
+def test_steps_are_counted_from_the_partition() -> None:
+    config = config_with()
+    clients = Partition.load(inputs_of(config).partition).clients
+    of_a_round = sum(math.ceil(len(client.train) / 16) for client in clients)
+    assert steps_of(config) == 4 * of_a_round
+    assert steps_of(config_with(epochs=3)) == 3 * 4 * of_a_round
+    assert steps_of(config_with(steps=5)) == 4 * 2 * 5
+
+
+def test_who_trains_longer_has_fewer_rounds() -> None:
+    """Four rounds of one epoch: two of two, one of three (two would be six), sixteen of a quarter of the steps."""
+    config = config_with(steps=8)
+    budget, inputs = steps_of(config), inputs_of(config)
+    for steps, rounds in ((8, 4), (16, 2), (12, 2), (17, 1), (2, 16), (1, 32)):
+        assert within_steps(config_with(steps=steps), inputs, budget).federation.rounds == rounds
+    few = Config.from_mapping({**RAW, "local": {"steps": 1}, "federation": {"rounds": 2}})
+    assert within_steps(few, inputs, budget).federation.rounds == 20  # ten times, not 32
+    with pytest.raises(ConfigError, match="a first round takes more steps than the budget of 64"):
+        within_steps(config_with(steps=33), inputs, budget)
+
+
+def test_equal_steps_of_a_comparison_are_by_seed(tmp_path: Path) -> None:
+    raw = {**RAW, "compare": RAW["compare"] | {"settings": {"fedproto": {"local.epochs": 2}}}}
+    budget, runs = planned_within("steps", raw, comparison_runs(raw, None, None), tmp_path, None)  # type: ignore[arg-type]
+    assert set(budget.steps) == {(0, 0), (1, 1)}  # seed, and that of the division
+    assert [run.config.federation.rounds for run in runs] == [4, 4, 2, 2]
+    assert budget.words is not None
+    assert "as fedavg does as given" in budget.words
+    assert f"{budget.steps[0, 0]:,} steps" in budget.words
+
+
+def test_equal_rounds_leave_runs_as_they_are(tmp_path: Path) -> None:
+    planned = comparison_runs(RAW, None, None)
+    assert planned_within("rounds", RAW, planned, tmp_path, None) == (Budget(), planned)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--budget joules: must be one of rounds, bytes, steps"):
+        planned_within("joules", RAW, planned, tmp_path, None)  # type: ignore[arg-type]
+
+
+def test_a_stream_of_tasks_has_its_own_rounds() -> None:
+    raw = {**RAW, "partition": {"name": "dirichlet", "variant": "plain", "num_clients": 2, "tasks": 2}}
+    raw["federation"] = {"rounds": 4, "task_schedule": "cyclic"}
+    config = Config.from_mapping(raw)
+    with pytest.raises(ConfigError, match="a stream of tasks is as long as its rounds"):
+        within_steps(config, inputs_of(config), 100)
