@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-services lint docs lock clean
+.PHONY: help run test test-slow test-services test-team crash-points golden soak life fuzz audit lint docs lock clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,28 @@ test-slow: $(READY)  ## tests that take minutes
 test-services: $(READY)  ## tests that start real servers on loopback
 	@$(BIN)/python -m pytest -q -m services -n 0
 
+# FAULTS: how many. SEED: of what is thrown when. LIFE: sequences of twenty steps.
+FAULTS ?= 200
+SEED ?= 0
+LIFE ?= 40
+
+crash-points: $(READY)  ## end, fill or break the disk at every operation (POINTS=60 SEED=7: some of them), and go on
+	@$(BIN)/python tests/crash/points.py --seed $(SEED) $(if $(POINTS),--points $(POINTS)) \
+		--out $(or $(OUT),artifacts)
+
+soak: $(READY)  ## FAULTS faults at random moments of SEED around real commands and servers; what became of each
+	@rm -rf artifacts/soak
+	@$(BIN)/python -m tests.soak --faults $(FAULTS) --seed $(SEED) --out artifacts/soak
+
+life: $(READY)  ## LIFE sequences of what may be done to run folders, at random from SEED; nothing may be lost
+	@LIFE=$(LIFE) SEED=$(SEED) $(BIN)/python -m pytest -q -n 0 -m slow tests/pipelines/life
+
+golden: $(READY)  ## every method on digits, against the hashes kept with the code (about a minute)
+	@$(BIN)/python -m pipelines.cli reproduce --golden
+
+test-team: $(READY) .venv-team/.ready .venv-store/.ready  ## the topology of infra/compose.yaml without containers; needs PostgreSQL
+	@$(BIN)/python -m pytest -q -m services -n 0 tests/services/test_team.py
+
 lint: $(READY)  ## formatting, lint and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -40,13 +62,15 @@ docs: $(READY)  ## write the pages that the code declares, and build the site in
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs site
 	@echo "site/index.html   (open it in a browser)"
 
-lock: $(READY)  ## write infra/requirements.lock anew from pyproject.toml
+lock: $(READY)  ## write the locks of infra/ anew from pyproject.toml
 	@$(BIN)/uv lock --quiet --upgrade
 	@$(BIN)/uv export --quiet --no-emit-project --no-header --output-file infra/requirements.lock
+	@$(BIN)/uv export --quiet --no-emit-project --no-header --no-dev --extra ray --extra team --output-file infra/requirements-production.lock
+	@echo "moto[server]" | $(BIN)/uv pip compile --quiet --universal --no-header --generate-hashes --upgrade --output-file infra/requirements-store.lock -
 	@rm -f uv.lock
 
 clean:  ## remove the environment and everything computed; keeps params.yaml, dvc.lock and the DVC cache
-	rm -rf $(VENV) artifacts runs .prefect .protofl mlruns site
+	rm -rf $(VENV) .venv-* artifacts runs .prefect .protofl mlruns site
 
 # uv installs the lock in half a minute; it is bootstrapped with pip, and the lock keeps it for `make lock`.
 $(READY): infra/requirements.lock pyproject.toml
@@ -56,4 +80,15 @@ $(READY): infra/requirements.lock pyproject.toml
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.8"
 	@$(BIN)/uv pip sync --quiet --require-hashes --python $(BIN)/python infra/requirements.lock
 	@$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --python $(BIN)/python --editable .
+	@touch $@
+
+# What the image of infra/Dockerfile has, and a store that speaks S3: environments of their own for `make test-team`.
+.venv-team/.ready: infra/requirements-production.lock $(READY)
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-team
+	@$(BIN)/uv pip sync --quiet --require-hashes --python .venv-team/bin/python infra/requirements-production.lock
+	@touch $@
+
+.venv-store/.ready: infra/requirements-store.lock $(READY)
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-store
+	@$(BIN)/uv pip sync --quiet --require-hashes --python .venv-store/bin/python infra/requirements-store.lock
 	@touch $@

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+from flcore.aggregation.settings import Aggregation
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.partitioners.base import Partitioner
 from flcore.data.sources import SOURCES
@@ -60,6 +61,12 @@ _NOT_IDENTITY = {
 
 
 _NAMED = {"seeds": "seed", "methods": "method", "partition_seeds": "seed"}
+# Keys that came when runs had names already: at their defaults they change nothing and are no part of the identity, so
+# that a run made before them is found again.
+_UNSAID_AT_DEFAULT: Mapping[str, frozenset[str]] = {
+    "aggregation": frozenset(key.name for key in declared(Aggregation)),
+    "federation": frozenset({"poisoned", "poisoned_clients", "attack", "attack_scale"}),
+}
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,7 @@ class Config:
     model_spec: ModelSpec = field(default_factory=lambda: MODELS[DEFAULT_NAMES["model"]]())
     method: Method = field(default_factory=lambda: METHODS[DEFAULT_NAMES["method"]]())
     federation: FederationConfig = field(default_factory=FederationConfig)
+    aggregation: Aggregation = field(default_factory=Aggregation)
     local: LocalConfig = field(default_factory=LocalConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -112,6 +120,7 @@ class Config:
         self._check_needs()
         if (self.data.mean is None) != (self.data.std is None):
             raise ConfigError(f"data.mean = {self.data.mean}, data.std = {self.data.std}: set both, or neither")
+        self._check_aggregation()
         if self.engine.stack_runs:
             self._check_stacked_runs()
         if self.evaluation.split == "validation" and self.partition.validation == 0:
@@ -164,6 +173,35 @@ class Config:
                 value, wanted = shown(mapping[section][name]), " or ".join(map(shown, allowed))
                 raise ConfigError(f"{key} = {value}: {self.method.name} works with {wanted} alone")
 
+    def _check_aggregation(self) -> None:
+        """Refuse what this method would not follow."""
+        if self.aggregation == Aggregation() and not self.federation.simulates_poison:
+            return
+        how, name = self.aggregation, self.method.name
+        folded = self.method.folds if self.method.data_scope == "client" else frozenset[str]()
+        told = f"{name} folds {' and '.join(sorted(folded))} alone" if folded else f"no stage of {name} folds so"
+        asked = [("rule", how.rule, {"weights", "prototypes"}), ("clip", how.clip, {"weights"})]
+        asked += [("prototype_clip", how.prototype_clip, {"prototypes"}), ("noise", how.noise, {"weights"})]
+        for key, value, kinds in asked:
+            if value not in ("mean", None, 0) and folded.isdisjoint(kinds):
+                cure = f"leave {key} out, or take another method"
+                raise ConfigError(f"aggregation.{key} = {shown(value)}: {told}; {cure}")
+        if how.noise > 0 and not self.method.releases_weights_alone:
+            raise ConfigError(
+                f"aggregation.noise = {how.noise:g}: beside the noisy mean of weights the server of {name} uses other "
+                "messages, which it would not cover; take a method that averages weights and does nothing else"
+            )
+        if how.noise > 0 and (self.federation.oversampling > 1 or self.federation.deadline is not None):
+            raise ConfigError(
+                f"aggregation.noise = {how.noise:g}: the account is of a cohort drawn by chance, not of the fastest; "
+                "set federation.oversampling=1 and federation.deadline=null"
+            )
+        if self.federation.simulates_poison and self.federation.attack != "random_labels" and not folded:
+            raise ConfigError(
+                f"federation.attack = {self.federation.attack}: clients of {name} send neither weights nor class "
+                "prototypes that it could change; use federation.attack=random_labels"
+            )
+
     @property
     def methods(self) -> tuple[Method, ...]:
         """The method and, where it stands on top of another one, those underneath."""
@@ -204,6 +242,11 @@ class Config:
         if (start := getattr(self.model_spec, "pretrained_file", None)) is not None:
             own = {key: value for key, value in mapping["model"].items() if key != "pretrained_sha256"}
             mapping["model"] = {**own, "pretrained": start.digest()}
+        for section, since in _UNSAID_AT_DEFAULT.items():
+            plain = _values(PLAIN[section]())
+            mapping[section] = {k: v for k, v in mapping[section].items() if k not in since or v != plain[k]}
+            if not mapping[section]:
+                del mapping[section]
         return mapping
 
     def kin(self) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flcore.aggregation.account import account
 from flcore.config import Config
 from flcore.data.dataset import Dataset, Split
 from flcore.data.partition import Partition
@@ -22,6 +23,7 @@ from flcore.methods.vocabulary import Setting
 from flcore.models import Backbone, build_model, extract_weights
 from flcore.models.base import HiddenHead
 from flcore.models.network import Network
+from flcore.poisoning import poisoned_clients, with_random_labels
 from flcore.rng import numpy_stream
 
 
@@ -61,6 +63,8 @@ class Experiment:
         if config.engine.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("engine.device = cuda: no CUDA device on this machine; use engine.device=cpu")
         experiment._check_tasks()
+        experiment._check_poison()
+        experiment._check_noise()
         return experiment
 
     def _check_tasks(self) -> None:
@@ -69,6 +73,38 @@ class Experiment:
                 f"federation.rounds = {self.config.federation.rounds}: the partition has {self._tasks} tasks, and each "
                 "needs a round; raise it, or set federation.task_schedule=none"
             )
+
+    def _check_poison(self) -> None:
+        by_label = self.poisoned and self.config.federation.attack == "random_labels"
+        if by_label and (self._tasks or self.partition.overlap):
+            what = "has a stream of tasks" if self._tasks else "gives samples to several clients"
+            raise ConfigError(f"federation.attack = random_labels: the partition {what}; use sign_flip or scale")
+
+    def _check_noise(self) -> None:
+        noise = self.config.aggregation.noise
+        if noise > 0 and self.batchnorm == "aggregate" and self.setting.initial.buffers:
+            raise ConfigError(
+                f"aggregation.noise = {noise:g}: this model has BatchNorm statistics, which noise would make negative; "
+                "set model.batchnorm=local or frozen, or take a model without"
+            )
+
+    @cached_property
+    def poisoned(self) -> tuple[int, ...]:
+        """Ids of the clients that are poisoned for simulation, ascending.
+
+        Raises:
+            ConfigError: there are not so many clients.
+        """
+        return poisoned_clients(self.config.federation, len(self.partition.clients), self.config.seed)
+
+    @cached_property
+    def train_labels(self) -> Tensor:
+        """int64 [n], of the training split as clients have them: those of poisoned clients may be random."""
+        labels = self.dataset.train.labels
+        if not self.poisoned or self.config.federation.attack != "random_labels":
+            return labels
+        owned = {k: client.train for k, client in enumerate(self.partition.clients)}
+        return with_random_labels(labels, owned, self.poisoned, self.dataset.meta.num_classes, self.config.seed)
 
     @property
     def _tasks(self) -> int:
@@ -119,7 +155,7 @@ class Experiment:
 
     def label_counts(self, trainer: int, round_number: int) -> Tensor:
         """int64 [C]: a trainer's training samples per class in a round."""
-        labels = self.dataset.train.labels[self.training_indices(trainer, round_number)]
+        labels = self.train_labels[self.training_indices(trainer, round_number)]
         return torch.bincount(labels, minlength=self.dataset.meta.num_classes)
 
     @property
@@ -152,8 +188,8 @@ class Experiment:
     @cached_property
     def resident_train(self) -> Split:
         """The training split on the device, uint8; on a CPU the files' own pages, which all processes share."""
-        train, device = self.dataset.train, self.config.engine.device
-        return train if device == "cpu" else Split(train.images.to(device), train.labels.to(device))
+        images, device = self.dataset.train.images, self.config.engine.device
+        return Split(images.to(device), self.train_labels.to(device))
 
     @property
     def method(self) -> Method:
@@ -204,7 +240,20 @@ class Experiment:
             initial=extract_weights(module),
             network=Network(module),
             device=self.config.engine.device,
+            aggregation=self.config.aggregation,
+            cohort_size=self.cohort_size,
         )
+
+    @property
+    def cohort_size(self) -> int:
+        """m, the clients that a round asks: ``max(1, round(participation · K))``."""
+        return max(1, round(self.config.federation.participation * len(self.trainers)))
+
+    def privacy(self, rounds: int) -> Mapping[str, Any] | None:
+        """The account of what is differentially private after so many rounds: of noisy averages, else the method's."""
+        clients = len(self.partition.clients)
+        noisy = account(self.config.aggregation, rounds, cohort=self.cohort_size, clients=clients)
+        return self.method.privacy(rounds) if noisy is None else noisy
 
     @cached_property
     def trainers(self) -> Mapping[int, Tensor]:

@@ -1,26 +1,29 @@
 """Reading and writing artefacts: JSON and safetensors, the same bytes for the same content, never half written.
 
-Every file appears in one step (:func:`replace_file`); what must survive a power failure as well is written ``durable``,
-or made so afterwards, many files at a time (:func:`make_durable`). No pickle is ever read.
+Every file appears in one step (:func:`replace_file`), by operations of :mod:`flcore.disk`; what must survive a power
+failure as well is written ``durable``, or made so afterwards, many files at a time (:func:`make_durable`). No pickle is
+ever read.
 
 Whoever reads a run's JSON alone need not wait for torch: it is imported where arrays are read or written.
 """
 
 from __future__ import annotations
 
-import errno
+import glob
 import json
 import math
 import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from flcore import disk
 from flcore.errors import DataError
 
 if TYPE_CHECKING:
@@ -56,44 +59,79 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bo
         write: writes the content to an open file.
         durable: also survive a power failure, from the moment this returns.
     """
-    if not path.parent.is_dir():
-        path.parent.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(path.parent)
     # In the same folder, because a rename is atomic within one file system only.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with disk.named(path), disk.create(temporary) as file:
             write(file)
             if durable:
                 file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
+                disk.sync(file.fileno())
+        disk.rename(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what went wrong first is what has to be said
+            disk.remove(temporary, missing_ok=True)
         raise
     if durable:
-        _sync_folder(path.parent)
+        disk.sync_folder(path.parent)
+
+
+def append(path: Path, content: bytes, *, at: int, durable: bool = False) -> int:
+    """Write behind the first ``at`` bytes of a file; what else lies there was left by a write that failed, and goes.
+
+    Args:
+        path: the file; made where there is none.
+        content: to be written.
+        at: bytes that stay.
+        durable: also survive a power failure, from the moment this returns.
+
+    Returns:
+        The file's length.
+    """
+    if path.exists() and path.stat().st_size > at:
+        disk.cut(path, at)
+    with disk.named(path), disk.open_end(path) as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            disk.sync(file.fileno())
+    return at + len(content)
+
+
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Remove what processes that were killed have left half written in a folder; in those below it nothing.
+
+    Args:
+        folder: need not be there.
+        name: of the file that was to be written; None: of any.
+    """
+    whose = "*" if name is None else glob.escape(name)
+    for path in sorted(folder.glob(f".{whose}.*.*.tmp")):
+        number = path.name.split(".")[-3]
+        if number.isdigit() and not _is_alive(int(number)):
+            disk.remove(path, missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 def make_durable(paths: Iterable[Path]) -> None:
     """Let files that are there survive a power failure: their content, then their names, each folder once."""
     folders = set()
     for path in paths:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        with disk.named(path), path.open("rb") as file:
+            disk.sync(file.fileno())
         folders.add(path.parent)
     for folder in sorted(folders):
-        _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems on which folders need no such thing
-            raise
-    finally:
-        os.close(handle)
+        disk.sync_folder(folder)
 
 
 # ---- JSON --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from flcore import disk
 from flcore.errors import RunError
 
 logger = logging.getLogger(__name__)
@@ -41,10 +42,10 @@ def sole_use(directory: Path) -> Iterator[None]:
     Raises:
         RunError: another process is at work there.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(directory)
     path = directory / ".running"
     while True:
-        with path.open("w") as file:
+        with disk.open_lock(path) as file:
             if not take_lock(file, wait=False):
                 raise RunError(
                     f"{directory}: another process is at work on this run; wait for it or end it, "
@@ -55,7 +56,7 @@ def sole_use(directory: Path) -> Iterator[None]:
             try:
                 yield
             finally:
-                path.unlink(missing_ok=True)
+                disk.remove(path, missing_ok=True)
             return
 
 

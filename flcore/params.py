@@ -327,12 +327,20 @@ def _type_name(hint: Any) -> str:
     if origin is typing.Literal:
         return type(typing.get_args(hint)[0]).__name__
     if origin in (typing.Union, types.UnionType):
-        return " or ".join("null" if o is type(None) else _type_name(o) for o in typing.get_args(hint))
+        options = typing.get_args(hint)
+        mixed = len([option for option in options if option is not type(None)]) > 1
+        return " or ".join("null" if o is type(None) else _words(o) if mixed else _type_name(o) for o in options)
     if origin is tuple:
         return f"list of {_type_name(typing.get_args(hint)[0])}"
     if origin in (dict, Mapping):
         return "mapping"
     return getattr(hint, "__name__", str(hint))
+
+
+def _words(hint: Any) -> str:
+    """Words that may stand instead of a value of another type, as they are: ``'median'``; else the type."""
+    is_words = typing.get_origin(hint) is typing.Literal
+    return " or ".join(map(repr, typing.get_args(hint))) if is_words else _type_name(hint)
 
 
 def shown(value: Any) -> str:

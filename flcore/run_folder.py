@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,9 +138,15 @@ def refuse_other_run(config: Config, directory: Path) -> None:
     """Stop before anything is written where a folder holds a run of another configuration.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: it does; or it holds results, and nothing says whose.
     """
-    if not RunFiles(directory).config.exists():
+    files = RunFiles(directory)
+    if not files.config.exists():
+        if files.history.exists():
+            raise ConfigError(
+                f"{directory}: holds results without {files.config.name}, which says whose they are; "
+                "choose another folder, or delete that one"
+            )
         return
     found, wanted = described(directory), json.loads(json.dumps(config.to_mapping()))
     # Files elsewhere may hold other images under the same configuration; whether they do, only reading them would tell.
@@ -154,11 +159,16 @@ def refuse_other_run(config: Config, directory: Path) -> None:
         )
 
 
-def write_result(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON of a run in one step. A figure may be infinite where a model's answers overflow."""
-    write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+def write_result(path: Path, content: Any, *, durable: bool = False) -> None:
+    """Write JSON of a run in one step. A figure may be infinite where a model's answers overflow.
+
+    Args:
+        path: the file. content: JSON values.
+        durable: as for :func:`flcore.files.replace_file`.
+    """
+    write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n", durable=durable)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file in one step."""
-    replace_file(path, lambda file: file.write(text.encode()))
+def write_text(path: Path, text: str, *, durable: bool = False) -> None:
+    """Write a text file in one step, line ends as they are."""
+    replace_file(path, lambda file: file.write(text.encode()), durable=durable)

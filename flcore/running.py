@@ -17,12 +17,13 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flcore import plugins
+from flcore import disk, plugins
 from flcore.config import Config
 from flcore.data import dataset
 from flcore.data.dataset import Dataset
@@ -124,12 +125,10 @@ def prepare(config: Config, directory: Path) -> Dataset:
     """
     request_file = directory.with_name(f"{directory.name}.request.json")
     request = config.to_mapping()["data"]
-    if request_file.exists() and json.loads(request_file.read_text()) == request:
-        try:
+    with suppress(DataError):  # not there, interrupted or damaged: made again below
+        if read_json(request_file, "") == request:
             return Dataset.load(directory)
-        except DataError:
-            pass  # interrupted or damaged: made again below
-    request_file.unlink(missing_ok=True)
+    disk.remove(request_file, missing_ok=True)
     prepared = read_source(config, directory)
     write_result(request_file, request)
     return prepared
@@ -162,7 +161,7 @@ def divide(config: Config, prepared: Path, directory: Path) -> Partition:
         test_shots=config.partition.test_shots,
         imbalance=config.partition.imbalance,
     )
-    directory.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(directory)
     division.save(directory)
     return division
 
@@ -192,8 +191,8 @@ def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -
 
     scores = Scorer(experiment).score(server, memory, vote=True)
     metrics = summarise(experiment, scores, history)
-    write_text(files.curves, _curves(history))
-    write_result(files.metrics, metrics)
+    write_text(files.curves, _curves(history), durable=True)
+    write_result(files.metrics, metrics, durable=True)  # last: whoever looks for a finished run looks for this
     return metrics
 
 

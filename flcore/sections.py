@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from flcore.aggregation.settings import Aggregation
 from flcore.data.imbalance import Imbalance
 from flcore.params import declared, param
 
@@ -100,6 +101,25 @@ class FederationConfig:
         "where the partition has tasks, the one of a round: all in turn again and again, or each for a block of "
         "rounds; none: all tasks' data at once",
     )
+    poisoned: int = param(0, "simulation: clients, drawn by the run's seed, that send poisoned messages", low=0)
+    poisoned_clients: tuple[int, ...] = param((), "likewise, their ids in place of a number", low=0)
+    attack: Literal["sign_flip", "scale", "random_labels"] = param(
+        "sign_flip",
+        "what poisoned clients do: send minus s times their update and prototypes, s times, or train on random labels",
+    )
+    attack_scale: float = param(10.0, "s of sign_flip and scale", above=0)
+
+    def __post_init__(self) -> None:
+        """Refuse two answers to who is poisoned."""
+        if self.poisoned and self.poisoned_clients:
+            raise ValueError("poisoned says how many and poisoned_clients who; set one of them")
+        if len(set(self.poisoned_clients)) < len(self.poisoned_clients):
+            raise ValueError(f"poisoned_clients = {list(self.poisoned_clients)}: an id stands twice")
+
+    @property
+    def simulates_poison(self) -> bool:
+        """Whether any client is poisoned."""
+        return self.poisoned > 0 or bool(self.poisoned_clients)
 
 
 @dataclass(frozen=True)
@@ -232,6 +252,7 @@ DEFAULT_NAMES: Mapping[str, str] = {
 
 PLAIN: Mapping[str, type] = {
     "federation": FederationConfig,
+    "aggregation": Aggregation,
     "local": LocalConfig,
     "engine": EngineConfig,
     "evaluation": EvaluationConfig,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from flcore import plugins
+from flcore import disk, plugins
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.energy import machine_meter
@@ -28,7 +27,7 @@ from flcore.engine.rounds import Observers, run_rounds, single_thread
 from flcore.engine.run_state import RunState
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
-from flcore.files import make_durable, write_tensors
+from flcore.files import make_durable, sweep, write_tensors
 from flcore.locks import sole_use
 from flcore.provenance import code_fingerprint, library_fingerprint
 from flcore.records import save_record
@@ -74,7 +73,9 @@ def train(
     experiment = Experiment.open(config, prepared, partition)
     files = RunFiles(directory)
     with sole_use(directory):
+        sweep(directory)
         if is_finished(files.directory, experiment.hash):
+            disk.remove_tree(files.checkpoint)  # where a process was killed when all but this was done
             return False
         experiment.dataset.check_content(prepared)
         # What another run left may go, if the caller says so; this run's own checkpoint only goes by `restart`.
@@ -179,11 +180,11 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
             raise ConfigError(
                 f"{files.directory}: holds a run on other data; choose another folder, or delete that one"
             )
-    files.directory.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(files.directory)
     decision = _decision(files, experiment)
     config = dataclasses.replace(experiment.config, plugins=plugins.keep(experiment.config.plugins, files.directory))
     for path in (files.history, files.metrics, files.report):
-        path.unlink(missing_ok=True)
+        disk.remove(path, missing_ok=True)
     mapping = config.to_mapping()
     del mapping["tracking"]  # says who watches, and may hold a password
     if config.plugins:  # a folder may be moved
@@ -198,7 +199,7 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
         "environment": dict(about),
         "decision": vars(decision),
     }
-    write_result(files.config, content)
+    write_result(files.config, content, durable=True)  # a checkpoint is nobody's without it
     return dataclasses.replace(experiment, config=config, choice=decision.choice)
 
 
@@ -229,11 +230,11 @@ def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, sta
     model = experiment.method.global_model(state.server, experiment.setting)
     write_tensors(files.model, {} if model is None else model.values)
     save_record(files.server, state.server)
-    shutil.rmtree(files.clients, ignore_errors=True)
-    files.clients.mkdir()
+    disk.remove_tree(files.clients)
+    disk.new_folder(files.clients)
     for client in sorted(state.memories):
         save_record(files.clients / f"{client:04d}.safetensors", checkpoint.memory(client, state.memories))
-    shutil.rmtree(files.before, ignore_errors=True)
+    disk.remove_tree(files.before)
     for label, server in checkpoint.kept().items():
         save_record(files.before / f"{label}.safetensors", server)
     rounds = checkpoint.records("timing.jsonl")
@@ -244,9 +245,11 @@ def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, sta
     timing = {"rounds": rounds, "seconds": seconds, "steps_per_second": speed, "joules": joules or None}
     times = {"began_ms": rounds[0]["began_ms"], "ended_ms": rounds[-1]["ended_ms"]}
     write_result(files.timing, {**timing, **times})
-    write_text(files.history, (files.checkpoint / "history.jsonl").read_text())
-    make_durable([files.model, files.server, *sorted(files.clients.iterdir()), files.history])
-    shutil.rmtree(files.checkpoint)
+    # What says that the run has finished comes last, after a power failure too.
+    kept = [*sorted(files.clients.iterdir()), *sorted(files.before.glob("*"))]
+    make_durable([files.model, files.server, files.timing, *kept])
+    write_text(files.history, (files.checkpoint / "history.jsonl").read_text(), durable=True)
+    disk.remove_tree(files.checkpoint)
 
 
 def _sums(rounds: Sequence[Mapping[str, Any]], kind: str) -> dict[str, float]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcore import disk
 from flcore.data.images import channel_statistics, convert_channels, resize
 from flcore.data.sources.base import RawDataset, RawSplit, Source
 from flcore.errors import DataError
@@ -76,7 +77,7 @@ class Dataset:
     def save(self, directory: Path) -> None:
         """Write ``train.safetensors``, ``test.safetensors`` and ``meta.json``; same content, same bytes."""
         # A folder without meta.json is unfinished, so that a stop in between never leaves a mixture that looks whole.
-        (directory / "meta.json").unlink(missing_ok=True)
+        disk.remove(directory / "meta.json", missing_ok=True)
         for part, split in (("train", self.train), ("test", self.test)):
             write_tensors(directory / f"{part}.safetensors", split.tensors())
         write_json(directory / "meta.json", dataclasses.asdict(self.meta))
@@ -142,7 +143,7 @@ def prepare(
     raw = source.load(root, download)
     _check(raw, source.name)
     if directory is not None:
-        (directory / "meta.json").unlink(missing_ok=True)
+        disk.remove(directory / "meta.json", missing_ok=True)
     parts = [
         _Form.of(raw_split, size, channels, limit_per_class).prepared(directory and directory / f"{part}.safetensors")
         for part, raw_split in (("train", raw.train), ("test", raw.test))

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from flcore import disk
 from flcore.data.dataset import Dataset
 from flcore.data.imbalance import minority_classes
 from flcore.data.partitioners.base import Indices
@@ -117,7 +118,7 @@ class Partition:
 
     def save(self, directory: Path) -> None:
         """Write ``indices.safetensors`` and ``manifest.json``; the same content gives the same bytes."""
-        (directory / "manifest.json").unlink(missing_ok=True)  # without it the folder is unfinished
+        disk.remove(directory / "manifest.json", missing_ok=True)  # without it the folder is unfinished
         arrays = {key: torch.from_numpy(array) for key, array in _arrays(self.clients)}
         write_tensors(directory / "indices.safetensors", arrays)
         manifest = _describe(self) | {"fingerprint": self.fingerprint, "protofl_version": self.version}

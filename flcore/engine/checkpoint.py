@@ -20,19 +20,21 @@ process, or, where they are held in memory until the commit (``engine.durability
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flcore import disk
 from flcore.engine.run_state import RunName, RunState
 from flcore.engine.turns import Failure, Reply
 from flcore.errors import DataError, RunError
-from flcore.files import make_durable, read_json, replace_file, write_json
+from flcore.files import append, make_durable, read_json, replace_file, write_json
 from flcore.messages import Payload, Size
 from flcore.records import Record, load_record, save_record
 
 Result = Reply | Failure
+
+_RECORDS = ("history.jsonl", "timing.jsonl")
 
 CURE = "what is there cannot be gone on with: --restart throws it away and begins with the first round"
 
@@ -45,6 +47,7 @@ class Checkpoint:
         self.directory = directory
         self._server: dict[str, tuple[int, Payload]] = {}
         self._held: dict[tuple[int, int], tuple[Result, Record]] = {}
+        self._ends: dict[str, int] = {}  # of records: bytes that count
 
     @property
     def state_file(self) -> Path:
@@ -81,12 +84,12 @@ class Checkpoint:
             RunError: something is here, and ``replace`` is False.
         """
         if replace:
-            self.state_file.unlink(missing_ok=True)  # first: what is left of it is nobody's state
-            shutil.rmtree(self.directory, ignore_errors=True)
+            disk.remove(self.state_file, missing_ok=True)  # first: what is left of it is nobody's state
+            disk.remove_tree(self.directory)
         elif self._holds_a_run():
             raise RunError(f"{self.directory}: holds the checkpoint of a run; {CURE}")
-        self._server, self._held = {}, {}
-        (self.directory / "clients").mkdir(parents=True, exist_ok=True)
+        self._server, self._held, self._ends = {}, {}, dict.fromkeys(_RECORDS, 0)
+        disk.make_folder(self.directory / "clients")
         self._write_state(state)
 
     def load(self, name: RunName) -> RunState | None:
@@ -108,8 +111,8 @@ class Checkpoint:
         state = self._state(content)
         for client in state.memories:
             self.memory(client, state.memories)  # better now than hours later
-        self._keep_lines("history.jsonl", state.evaluated)
-        self._keep_lines("timing.jsonl", state.legs)
+        for file, count in zip(_RECORDS, (state.evaluated, state.legs), strict=True):
+            self._keep_lines(file, count)
         return state
 
     def _holds_a_run(self) -> bool:
@@ -154,10 +157,10 @@ class Checkpoint:
         for (leg, client), (_, memory) in self._held.items():
             if state.memories.get(client) == leg == state.legs:
                 save_record(self.memory_file(client, leg), memory)
-        if history is not None:
-            self._append("history.jsonl", history)
-        self._append("timing.jsonl", timing)
+        records = zip(_RECORDS, (history, timing), strict=True)
+        ends = {name: self._append(name, record) for name, record in records if record is not None}
         self._write_state(state)
+        self._ends |= ends
         self._held = {}
         self._clear(state)
 
@@ -170,7 +173,8 @@ class Checkpoint:
             save_record(self.server_file(state.legs), changed)
         written = [self.server_file(state.legs)] if changed else []
         written += [self.memory_file(client, leg) for client, leg in state.memories.items() if leg == state.legs]
-        written += [path for name in ("history.jsonl", "timing.jsonl") if (path := self.directory / name).exists()]
+        written += [path for name in _RECORDS if (path := self.directory / name).exists()]
+        written += sorted(self.directory.glob("before/*.safetensors"))
         make_durable(written)
         legs = {name: known.get(name, state.legs) for name in state.server}
         content = {
@@ -188,13 +192,14 @@ class Checkpoint:
         self._server = {name: (leg, state.server[name]) for name, leg in legs.items()}
 
     def _clear(self, state: RunState) -> None:
-        shutil.rmtree(self.directory / "legs", ignore_errors=True)
+        """Remove what no longer counts. What cannot be removed now is no reason to do a committed leg again."""
+        disk.try_to_remove(self.directory / "legs")
         named = {self.memory_file(client, leg) for client, leg in state.memories.items()}
         named |= {self.server_file(leg) for leg, _ in self._server.values()}
         unfinished = self.directory.glob(".*.tmp")  # by a process that was killed
         for path in (*(self.directory / "clients").iterdir(), *self.directory.glob("server.*"), *unfinished):
             if path not in named:
-                path.unlink()
+                disk.try_to_remove(path)
 
     def keep(self, label: str, server: Record) -> None:
         """Keep what the server held at a point of the last round, for analyses of the finished run."""
@@ -202,7 +207,9 @@ class Checkpoint:
 
     def kept(self) -> dict[str, Record]:
         """What :meth:`keep` was given, by label."""
-        return {path.stem: load_record(path, cure=CURE)[0] for path in sorted(self.directory.glob("before/*"))}
+        return {
+            path.stem: load_record(path, cure=CURE)[0] for path in sorted(self.directory.glob("before/*.safetensors"))
+        }
 
     def show(self, server: Record, legs: Mapping[int, int]) -> Path:
         """Let workers see a state that is not committed: what the server holds, and whose memory is of which leg."""
@@ -225,22 +232,27 @@ class Checkpoint:
         path = self.directory / name
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        with (self.directory / name).open("a") as file:
-            file.write(json.dumps(record, sort_keys=True) + "\n")
+    def _append(self, name: str, record: Mapping[str, Any]) -> int:
+        """Write a line behind those that count; returns the length that counts when it is committed.
+
+        What a commit that failed has left goes: whoever carries out a round may try it again.
+        """
+        path, line = self.directory / name, json.dumps(record, sort_keys=True) + "\n"
+        return append(path, line.encode(), at=self._ends[name])
 
     def _keep_lines(self, name: str, count: int) -> None:
         """Drop lines that were never committed, one cut off by a kill included."""
         path = self.directory / name
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         try:
             whole = [json.loads(line) for line in lines[:count]]
-        except json.JSONDecodeError:
+        except ValueError:  # also an incomplete UTF-8 character
             whole = []
         if len(whole) < count:
             raise DataError(f"{path}: damaged, {count} lines were written; {CURE}")
+        self._ends[name] = sum(map(len, lines[:count]))
         if len(lines) > count:
-            replace_file(path, lambda file: file.write("".join(lines[:count]).encode()))
+            disk.cut(path, self._ends[name])
 
     # ---- clients -------------------------------------------------------------------------------------------------
 
@@ -303,7 +315,7 @@ class Checkpoint:
 
     def forget(self, leg: int) -> None:
         """Drop the replies and failures of a leg that is not committed, so that it is done anew."""
-        shutil.rmtree(self.reply_file(leg, 0).parent, ignore_errors=True)
+        disk.remove_tree(self.reply_file(leg, 0).parent)
         self._held = {}
 
 

@@ -21,10 +21,12 @@ from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.local.step import learning_rate
 from flcore.engine.local.tape import planned_steps
 from flcore.engine.turns import Failure, Place, Reply
+from flcore.errors import listed
 from flcore.evaluation.forward import Forward, stacked_part
 from flcore.experiment import Experiment
 from flcore.messages import Payload, Prototypes, Size, Weights
 from flcore.methods.vocabulary import BATCHNORM, MODEL, PRIVATE, Exchange, Leg, Turn
+from flcore.poisoning import poisoned_message
 from flcore.records import Payloads, Record, measure, on_device
 
 Memories = Callable[[int], Record]
@@ -144,6 +146,8 @@ class TurnRunner:
         if cause is not None:
             return Failure(cause, down, "local training")
         message, kept = experiment.method.reply(turn, trained)
+        if turn.client in experiment.poisoned:
+            message = poisoned_message(message, turn, experiment.config.federation)
         own = kept.get(MODEL)
         keeps_statistics = isinstance(own, Weights) and bool(own.buffers)
         if experiment.batchnorm == "local" and outcome.weights.buffers and not keeps_statistics:
@@ -154,6 +158,10 @@ class TurnRunner:
         for name, payload in (*kept.items(), *message.items()):
             if payload is not outcome.weights and not _finite(payload):
                 return Failure(f"its {name} holds values that are not finite", down, "reply")
+        for name, payload in message.items():
+            misfit = _misfit(payload, turn.inbox.get(name))
+            if misfit is not None:
+                return Failure(f"its {name} {misfit}", down, "reply")
         reply = Reply(message, outcome.losses, outcome.steps, bool(kept), down, _cost(message, experiment))
         return reply, kept
 
@@ -214,6 +222,14 @@ class _Trained:
         sums, counts = self._outcome.noted
         return Prototypes((sums / counts.clamp_min(1).unsqueeze(1)).float(), counts > 0)
 
+    def noted_passes(self) -> tuple[Tensor, Tensor]:
+        if self._outcome.noted is None:
+            setting = self._passes.experiment.setting
+            nothing = torch.zeros(0, setting.num_classes, setting.feature_dim, device=setting.device)
+            return nothing, nothing[..., 0] > 0
+        sums, counts = self._outcome.noted
+        return (sums / counts.clamp_min(1).unsqueeze(-1)).float(), counts > 0
+
 
 def _private_model(kept: Payloads, memory: Record, trained: Weights | None) -> dict[str, Payload]:
     """What to remember as the client's own model: nothing where the method keeps that model itself."""
@@ -233,6 +249,28 @@ def _not_finite(outcome: Outcome) -> str | None:
 def _finite(payload: Payload) -> bool:
     tensors = payload.arrays().values()
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point())
+
+
+def _misfit(answer: Payload, sent: Payload | None) -> str | None:
+    """Why an answer cannot be folded with others' to what was sent; None if it can, or nothing of its kind was sent.
+
+    An array of one value would be added to every value of a mean without a word, and one too many would be passed over.
+    """
+    groups: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]
+    if isinstance(answer, Weights) and isinstance(sent, Weights):
+        groups = ((answer.params, sent.params), (answer.buffers, sent.buffers if answer.buffers else {}))
+    elif isinstance(answer, Prototypes) and isinstance(sent, Prototypes):
+        groups = (({"means": answer.means}, {"means": sent.means}),)
+    else:
+        return None
+    for found, wanted in groups:
+        if found.keys() != wanted.keys():
+            return f"has other arrays than it was sent: {listed(sorted(found.keys() ^ wanted.keys()))}"
+        for name, tensor in found.items():
+            told, expected = ((list(one.shape), str(one.dtype)) for one in (tensor, wanted[name]))
+            if told != expected:
+                return f"has {name} of shape {told[0]} and {told[1]}, and was sent {expected[0]} and {expected[1]}"
+    return None
 
 
 def outgoing(message: Payloads, experiment: Experiment) -> Record:

@@ -29,11 +29,11 @@ class Gathered:
         labels: int64 [n].
     """
 
-    def __init__(self, experiment: Experiment, indices: Tensor) -> None:
-        """Take the samples at ``indices`` int64 [n] of the training split."""
+    def __init__(self, experiment: Experiment, indices: Tensor, labels: Tensor | None = None) -> None:
+        """Take the samples at ``indices`` int64 [n] of the training split; with their labels, or the experiment's."""
         self.experiment = experiment
         self.indices = indices.to(experiment.config.engine.device)
-        self.labels = experiment.resident_train.labels.index_select(0, self.indices)
+        self.labels = experiment.resident_train.labels.index_select(0, self.indices) if labels is None else labels
         self._fits = 4 * len(indices) * math.prod(experiment.dataset.meta.shape) <= MOST_BYTES
         self._normalised: Tensor | None = None
 
@@ -85,11 +85,14 @@ class ClientData:
     def together(cls, parts: Sequence[ClientData]) -> list[ClientData]:
         """Samples that were gathered apart, by runs on the same data, gathered together in the order given."""
         indices = [own.gathered.indices[own.offset : own.offset + len(own)] for own in parts]
-        return cls._gathered(parts[0].gathered.experiment, indices)
+        # Labels as each run has them: those of poisoned clients are drawn by its seed.
+        return cls._gathered(parts[0].gathered.experiment, indices, torch.cat([own.labels for own in parts]))
 
     @classmethod
-    def _gathered(cls, experiment: Experiment, indices: Sequence[Tensor]) -> list[ClientData]:
-        gathered = Gathered(experiment, torch.cat(list(indices)))
+    def _gathered(
+        cls, experiment: Experiment, indices: Sequence[Tensor], labels: Tensor | None = None
+    ) -> list[ClientData]:
+        gathered = Gathered(experiment, torch.cat(list(indices)), labels)
         offsets = [0]
         for own in indices:
             offsets.append(offsets[-1] + len(own))

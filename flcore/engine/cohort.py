@@ -43,7 +43,7 @@ def select_cohort(experiment: Experiment, round_number: int) -> Cohort:
     legs = [leg for leg in experiment.method.legs(round_number, experiment.setting) if leg.who == "cohort"]
     if not legs:
         return Cohort(())
-    wanted = max(1, round(federation.participation * len(trainers)))
+    wanted = experiment.cohort_size
     invited = min(len(trainers), max(wanted, math.ceil(wanted * federation.oversampling - 1e-9)))
     chosen = numpy_stream(seed, "cohort", round_number).choice(trainers, invited, replace=False)
     cohort = sorted(int(client) for client in chosen)

@@ -24,46 +24,70 @@ def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[s
     best = best_round(history, "top1_global")
     recent = [record["top1_global"] for record in history[-10:] if record["top1_global"] is not None]
     tasks = {"tasks": summarise_tasks(experiment.stream, history)} if "tasks" in last else {}
-    return tasks | {
-        "method": experiment.method.name,
-        "dataset": meta.name,
-        "partition": config.partitioner.name,
-        "rounds": rounds,
-        "seed": config.seed,
-        "config_hash": experiment.hash,
-        "data_fingerprint": meta.fingerprint,
-        "partition_fingerprint": experiment.partition.fingerprint,
-        "num_clients": experiment.setting.num_clients,
-        "num_parameters": experiment.setting.initial.num_parameters,
-        "top1_global": final.top1_global,
-        "loss_global": final.loss_global,
-        "mean_local": final.mean_local,
-        "pooled_local": final.pooled_local,
-        "client_std": final.client_std,
-        "mean_local_own_classes": final.mean_local_own_classes,
-        "class_acc": final.class_accuracy,
-        "top1_vote": final.top1_vote,
-        "class_acc_vote": final.class_accuracy_vote,
-        "local_accuracy": final.local_accuracy,
-        "clients_without_test": sum(accuracy is None for accuracy in final.local_accuracy),
-        "last10_top1_global": sum(recent) / len(recent) if recent else None,
-        "last10_rounds": len(recent),
-        "top5_pooled_local": mean_of_best(history, "pooled_local"),
-        "top5_mean_local": mean_of_best(history, "mean_local"),
-        # A client uploads at most once a round: the worst case, whoever was sampled.
-        "privacy": experiment.method.privacy(rounds),
-        # States within the round, such as before a calibration, are gone with it: their scores are in its record.
-        "alternatives": {**last.get("alternatives", {}), **final.alternatives} or None,
-        "best_top1_global": None if best is None else best["top1_global"],
-        "best_round": None if best is None else best["round"],
-        "bytes_up": up,
-        "bytes_down": down,
-        "bytes_up_by_kind": last["bytes_up"],
-        "bytes_down_by_kind": last["bytes_down"],
-        "bytes_up_per_round": up / rounds,
-        "bytes_down_per_round": down / rounds,
-        "scalars_up_per_round": last["scalars_up"] / rounds,
-        "steps": last["steps"],
+    return (
+        tasks
+        | _poisoned(experiment, final)
+        | {
+            "method": experiment.method.name,
+            "dataset": meta.name,
+            "partition": config.partitioner.name,
+            "rounds": rounds,
+            "seed": config.seed,
+            "config_hash": experiment.hash,
+            "data_fingerprint": meta.fingerprint,
+            "partition_fingerprint": experiment.partition.fingerprint,
+            "num_clients": experiment.setting.num_clients,
+            "num_parameters": experiment.setting.initial.num_parameters,
+            "top1_global": final.top1_global,
+            "loss_global": final.loss_global,
+            "mean_local": final.mean_local,
+            "pooled_local": final.pooled_local,
+            "client_std": final.client_std,
+            "mean_local_own_classes": final.mean_local_own_classes,
+            "class_acc": final.class_accuracy,
+            "top1_vote": final.top1_vote,
+            "class_acc_vote": final.class_accuracy_vote,
+            "local_accuracy": final.local_accuracy,
+            "clients_without_test": sum(accuracy is None for accuracy in final.local_accuracy),
+            "last10_top1_global": sum(recent) / len(recent) if recent else None,
+            "last10_rounds": len(recent),
+            "top5_pooled_local": mean_of_best(history, "pooled_local"),
+            "top5_mean_local": mean_of_best(history, "mean_local"),
+            # A client uploads at most once a round: the worst case, whoever was sampled.
+            "privacy": experiment.privacy(rounds),
+            # States within the round, such as before a calibration, are gone with it: their scores are in its record.
+            "alternatives": {**last.get("alternatives", {}), **final.alternatives} or None,
+            "best_top1_global": None if best is None else best["top1_global"],
+            "best_round": None if best is None else best["round"],
+            "bytes_up": up,
+            "bytes_down": down,
+            "bytes_up_by_kind": last["bytes_up"],
+            "bytes_down_by_kind": last["bytes_down"],
+            "bytes_up_per_round": up / rounds,
+            "bytes_down_per_round": down / rounds,
+            "scalars_up_per_round": last["scalars_up"] / rounds,
+            "steps": last["steps"],
+        }
+    )
+
+
+def _poisoned(experiment: Experiment, final: Scores) -> dict[str, Any]:
+    """Under ``poisoned``, who simulates what, and how the others fare; nothing where nobody does."""
+    if not experiment.poisoned:
+        return {}
+    federation = experiment.config.federation
+    honest = [
+        accuracy
+        for client, accuracy in enumerate(final.local_accuracy)
+        if accuracy is not None and client not in experiment.poisoned
+    ]
+    return {
+        "poisoned": {
+            "attack": federation.attack,
+            "attack_scale": None if federation.attack == "random_labels" else federation.attack_scale,
+            "clients": list(experiment.poisoned),
+            "honest_mean_local": sum(honest) / len(honest) if honest else None,
+        }
     }
 
 

@@ -36,6 +36,18 @@ def inner_product(params: Mapping[str, Tensor], direction: Mapping[str, Tensor])
     return torch.stack([(params[name] * direction[name]).sum() for name in params]).sum()
 
 
+def anchor_distance(features: Tensor, labels: Tensor, anchors: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Mean over all K classes of the mean squared distance of a class's samples in the batch to its anchor.
+
+    A class without a sample counts as 0. ``features`` [B, d], ``labels`` [B], ``anchors`` [K, d]; squares are summed
+    over d. ``weight`` [B] is 0 for padded samples.
+    """
+    counted = torch.ones_like(features[:, 0]) if weight is None else weight
+    same = (labels.unsqueeze(1) == labels.unsqueeze(0)).to(features.dtype)
+    squared = (features - anchors[labels]).square().sum(1)
+    return (squared * counted / (same @ counted).clamp_min(1)).sum() / len(anchors)
+
+
 def prototype_distance(
     features: Tensor, labels: Tensor, means: Tensor, present: Tensor, weight: Tensor | None = None
 ) -> Tensor:

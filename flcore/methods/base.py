@@ -22,6 +22,7 @@ from flcore.methods.vocabulary import (
     Before,
     Context,
     Exchange,
+    Kind,
     Leg,
     LocalModel,
     Phase,
@@ -138,6 +139,18 @@ class Method(ABC):
     def stages(self) -> Mapping[str, Stage]:
         """The server's work on replies by name: (server, client id → message, exchange) → (server, facts)."""
         return {}
+
+    @property
+    def folds(self) -> frozenset[Kind]:
+        """What the server folds as the section ``aggregation`` says; everything else it uses as it comes."""
+        kinds = (getattr(stage, "folds", None) for stage in self.stages().values())
+        return frozenset(kind for kind in kinds if kind is not None)
+
+    @property
+    def releases_weights_alone(self) -> bool:
+        """Whether everything that the server learns from clients is in that fold of weights: it has no other stage."""
+        stages = self.stages().values()
+        return bool(stages) and all(getattr(stage, "folds", None) == "weights" for stage in stages)
 
     def score_before(self) -> Mapping[str, Before]:
         """States within a round that are scored too, by the name under which they stand among :meth:`alternatives`.

@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from flcore.aggregation.prototypes import fold_prototypes
 from flcore.messages import Arrays, Prototypes
-from flcore.methods.vocabulary import PROTOTYPES, Context, Replies, Setting, TrainedClient, Turn
+from flcore.methods.vocabulary import PROTOTYPES, Context, Exchange, Facts, Replies, Setting, TrainedClient, Turn
 from flcore.params import param
 from flcore.prototypes.class_means import class_means
-from flcore.prototypes.fusion import fuse_prototypes
 from flcore.prototypes.release import Unit, clip_to_norm, frequent_classes, noisy_means, noisy_vectors, privacy_spent
 from flcore.records import Record, Slot
 
@@ -165,22 +165,32 @@ def received_prototypes(turn: Turn) -> Context:
 
 
 def fused_prototypes(
-    server: Record, replies: Replies, counts: Mapping[int, Tensor] | None = None, *, keep: bool = True
-) -> dict[str, Prototypes]:
-    """The round's uploads into one prototype per class.
+    server: Record,
+    replies: Replies,
+    exchange: Exchange,
+    counts: Mapping[int, Tensor] | None = None,
+    *,
+    keep: bool = True,
+) -> tuple[Record, Facts]:
+    """The round's uploads into one prototype per class, as the section ``aggregation`` says; for a stage to return.
 
     Args:
         server: has the prototypes of before.
         replies: of those who answered; who sent none plays no part.
+        exchange: the leg under way.
         counts: client id to samples per class, int64 [K], as weights; None: every client weighs the same.
         keep: a class that nobody uploads keeps the prototype it had; else it has none.
+
+    Returns:
+        What the server holds then, and facts about the uploads (:func:`fold_prototypes`).
     """
     uploads, previous = replies.of(PROTOTYPES), server[PROTOTYPES]
     if not uploads:
-        return {PROTOTYPES: previous}
+        return server, {}
     if not keep:
         previous = Prototypes.empty(*previous.means.shape)
-    return {PROTOTYPES: fuse_prototypes(uploads, previous, counts)}
+    fused, facts = fold_prototypes(uploads, previous, counts, exchange.setting.aggregation)
+    return server | {PROTOTYPES: fused}, facts
 
 
 def counts_of_uploads(replies: Replies, slot: Slot[Prototypes] = PROTOTYPES) -> dict[int, Tensor]:

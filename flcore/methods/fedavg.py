@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flcore.aggregation.weights import fold_weights
 from flcore.messages import Count
 from flcore.methods.base import Method
 from flcore.methods.vocabulary import (
@@ -22,8 +23,8 @@ from flcore.methods.vocabulary import (
     Stage,
     TrainedClient,
     Turn,
+    folds,
 )
-from flcore.models.averaging import average_weights
 from flcore.records import Payloads, Record
 
 
@@ -57,9 +58,18 @@ class FedAvg(Method):
         return {"aggregate": aggregate}
 
 
+@folds("weights")
 def aggregate(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
-    """w_g ← Σ_{k∈S} (n_k / N) w_k."""
-    return server | {MODEL: average_weights(replies.of(MODEL), sample_counts(replies))}, {}
+    """w_g ← Σ_{k∈S} (n_k / N) w_k, or what the section ``aggregation`` puts in place of that mean."""
+    model, facts = fold_weights(
+        replies.of(MODEL),
+        sample_counts(replies),
+        server[MODEL],
+        exchange.setting.aggregation,
+        cohort=exchange.setting.cohort_size,
+        generator=exchange.stream("aggregation noise"),
+    )
+    return server | {MODEL: model}, facts
 
 
 def sample_counts(replies: Replies) -> dict[int, int]:

@@ -311,25 +311,24 @@ class FedCSPC(ReleasesVectors, OnTop):
 
     def context(self, turn: Turn) -> Context:
         """The base's constants and, from the second round on, the global prototypes."""
-        context: dict[str, Any] = {"base": super().context(turn)}
+        own: dict[str, Any] = {}
         if turn.passed > 0 and ENCODER_PROTOTYPES in turn.inbox:
             prototypes = turn.inbox[ENCODER_PROTOTYPES]
-            context |= {"prototypes": prototypes.means, "present": prototypes.present}
-        return context
+            own = {"encoder_means": prototypes.means, "encoder_present": prototypes.present}
+        return self.beside(super().context(turn), own)
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """The base's terms, the auxiliary classifier's, and the three of the alignment."""
-        base = context.get("base", {})
-        if not self.aux_ce and "prototypes" not in context:
-            return super().loss(model, batch, base)
+        if not self.aux_ce and "encoder_means" not in context:
+            return super().loss(model, batch, context)
         once = EncodedOnce(model, batch.images)
-        terms = super().loss(once, batch, base)
+        terms = super().loss(once, batch, context)
         own: dict[str, Tensor] = {}
         if self.aux_ce:
             logits = once.apply_extra(AUXILIARY, once.encoded)
             own["auxiliary"] = cross_entropy(logits, batch.labels, batch.weight)
-        if "prototypes" in context:
-            own |= self.alignment(once.encoded, batch, context["prototypes"], context["present"])
+        if "encoder_means" in context:
+            own |= self.alignment(once.encoded, batch, context["encoder_means"], context["encoder_present"])
         return self.beside(terms, own)
 
     def alignment(self, encoded: Tensor, batch: Batch, means: Tensor, present: Tensor) -> dict[str, Tensor]:

@@ -72,6 +72,7 @@ from flcore.methods.vocabulary import (
     Stage,
     TrainedClient,
     Turn,
+    folds,
 )
 from flcore.params import Classes, Search, param
 from flcore.prototypes.clustering import Partition, cluster_classes, partition_by
@@ -387,14 +388,15 @@ def count_classes(server: Record, replies: Replies, exchange: Exchange) -> tuple
     return server | {COUNTS: Arrays({"classes": total})}, {}
 
 
+@folds("prototypes")
 def aggregate_prototypes(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
     """g^k ← mean of c^k over the clients that uploaded class k.
 
     Facts: how many classes have one; mean and largest norm of the *uploads*, among which a client whose features grow
     without bound shows, as it does not in g.
     """
-    after = server | fused_prototypes(server, replies)
-    facts = {"classes_known": float(after[PROTOTYPES].present.sum())}
+    after, found = fused_prototypes(server, replies, exchange)
+    facts = {"classes_known": float(after[PROTOTYPES].present.sum()), **found}
     sent = [upload.means[upload.present] for upload in replies.of(PROTOTYPES).values()]
     norms = torch.cat(sent).double().norm(dim=1)
     if len(norms):

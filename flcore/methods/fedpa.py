@@ -82,6 +82,7 @@ from flcore.methods.vocabulary import (
     Stage,
     TrainedClient,
     Turn,
+    folds,
 )
 from flcore.params import Search, param
 from flcore.records import Payloads, Record, Slot
@@ -291,7 +292,8 @@ class FedPA(ReleasesPrototypes, FeatureGeneratorMethod):
         return terms
 
 
+@folds("prototypes")
 def fuse_prototypes(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
     """φ^c ← Σ_k n_{k,c} φ_k^c / Σ_k n_{k,c} over the clients that sent class c; the others keep theirs."""
     held = {client: counts["held"] for client, counts in replies.of(LABEL_COUNTS).items()}
-    return server | fused_prototypes(server, replies, held), {}
+    return fused_prototypes(server, replies, exchange, held)

@@ -75,6 +75,7 @@ from flcore.methods.vocabulary import (
     Stage,
     TrainedClient,
     Turn,
+    folds,
 )
 from flcore.params import Search, param
 from flcore.prototypes.supports import support_means
@@ -291,6 +292,7 @@ class FedPG(ReleasesPrototypes, ImageGeneratorMethod):
         return super().generated_features(server, setting, count, generator) if TARGETS in server else None
 
 
+@folds("prototypes")
 def aggregate_prototypes(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
     """P_c ← mean of P_{k,c} over this round's clients that sent class c; classes nobody sent are absent."""
-    return server | fused_prototypes(server, replies, keep=False), {}
+    return fused_prototypes(server, replies, exchange, keep=False)

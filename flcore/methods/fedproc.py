@@ -47,6 +47,7 @@ from flcore.methods.vocabulary import (
     Stage,
     TrainedClient,
     Turn,
+    folds,
 )
 from flcore.params import Search, param
 from flcore.records import Payloads, Record
@@ -120,10 +121,11 @@ class FedProc(ReleasesPrototypes, FedAvg):
         stages = dict(super().stages())
         return stages if self.alpha == 0 else {**stages, "fuse-prototypes": self.fuse_prototypes}
 
+    @folds("prototypes")
     def fuse_prototypes(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
         """c_j ← the mean of the round's uploads of class j."""
         counts = counts_of_uploads(replies) if self.weighted else None
-        return server | fused_prototypes(server, replies, counts), {}
+        return fused_prototypes(server, replies, exchange, counts)
 
     @property
     def sends_prototypes(self) -> bool:

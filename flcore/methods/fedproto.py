@@ -44,6 +44,7 @@ from flcore.methods.vocabulary import (
     Stage,
     TrainedClient,
     Turn,
+    folds,
 )
 from flcore.params import Search, param
 from flcore.records import Payloads, Record
@@ -119,6 +120,7 @@ class FedProto(ReleasesPrototypes, Method):
         return torch.where(usable.any(), nearest, logits)
 
 
+@folds("prototypes")
 def aggregate_prototypes(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
     """p̄_c ← mean of p_{k,c} over the clients that uploaded class c."""
-    return server | fused_prototypes(server, replies), {}
+    return fused_prototypes(server, replies, exchange)

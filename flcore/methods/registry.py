@@ -30,6 +30,7 @@ METHODS: Registry[type[Method]] = Registry(
         "feddecorr": "flcore.methods.feddecorr:FedDecorr",
         "feddc": "flcore.methods.feddc:FedDC",
         "fedasam": "flcore.methods.fedasam:FedASAM",
+        "fedfa": "flcore.methods.fedfa:FedFA",
         "creff": "flcore.methods.creff:CReFF",
         "fedmlp": "flcore.methods.fedmlp:FedMLP",
         "fesem": "flcore.methods.fesem:FeSEM",

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flcore.aggregation.settings import Aggregation
 from flcore.messages import Count, Payload, Prototypes, Weights
+from flcore.methods.updates import Batch as Batch  # with what follows, words of a step that belong to these
+from flcore.methods.updates import Context as Context
+from flcore.methods.updates import LocalModel as LocalModel
+from flcore.methods.updates import Loss as Loss
+from flcore.methods.updates import Probe as Probe
+from flcore.methods.updates import Update as Update
 from flcore.models.network import Network
-from flcore.models.view import View
-from flcore.optim import Optimizer
 from flcore.records import Payloads, Record, Slot
 from flcore.rng import numpy_stream, torch_stream
 
@@ -36,17 +41,11 @@ BATCHNORM = Slot("batchnorm", Weights)
 PRIVATE = Slot("private_model", Weights)
 """A client's model as its own training left it, in its memory; for scoring alone, and the engine's likewise."""
 
-Context = Mapping[str, Any]
-"""Constants of a loss: tensors, mappings of tensors, or plain numbers that are the same for every client of a leg."""
-
 Facts = Mapping[str, float]
 """Figures that a server stage measured on its way (a loss, a distance, a number of clusters), by name.
 
 They go into the history's record of the round in which the stage ran, and nowhere else.
 """
-
-LocalModel = View
-"""The model as a loss sees it."""
 
 P = TypeVar("P", bound=Payload)
 
@@ -67,6 +66,8 @@ class Setting:
         initial: the initial weights, the same for every party.
         network: the model's parts as functions of weights, in evaluation mode; for work on the server.
         device: where heavy work belongs; records that a stage is given lie on the CPU.
+        aggregation: how the server folds weights and prototypes.
+        cohort_size: m, the clients that a round asks, whoever of them answers.
     """
 
     seed: int
@@ -81,6 +82,8 @@ class Setting:
     initial: Weights
     network: Network
     device: str = "cpu"
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    cohort_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -199,53 +202,27 @@ def _as_record(message: Payloads) -> Record:
 Stage = Callable[[Record, Replies, Exchange], tuple[Payloads, Facts]]
 """Server's work on replies: (what the server holds, messages, exchange) → (what it holds then, facts)."""
 
+Kind = Literal["weights", "prototypes"]
+"""What the section ``aggregation`` speaks of: models that clients send, or one vector per class."""
+
+S = TypeVar("S", bound=Callable[..., tuple[Payloads, Facts]])
+
+
+def folds(kind: Kind) -> Callable[[S], S]:
+    """Mark a stage that folds what clients send of this kind as the section ``aggregation`` says.
+
+    The mark is what a configuration is checked against: a rule that no stage of a method would follow is refused.
+    """
+
+    def mark(stage: S) -> S:
+        stage.folds = kind  # type: ignore[attr-defined]  # a function's own namespace
+        return stage
+
+    return mark
+
+
 Predict = Callable[[LocalModel, Tensor, Record, Tensor | None], Tensor]
 """(model, images, server, classes) → scores, see :meth:`flcore.methods.base.Method.predict`."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What the loss of one step sees.
-
-    Attributes:
-        images: normalised, [B, C, H, W]; in a phase with a ``source`` its inputs, such as pseudo-features [B, d].
-        labels: int64 [B].
-        weight: float [B], 1 for a sample, 0 for padding; None where nothing is padded.
-        draws: the random numbers of the step, from :meth:`flcore.methods.base.Method.draws`.
-        frozen: what the frozen models of :meth:`flcore.methods.base.Method.frozen` say of these images, [B, ...] each;
-            a name is missing where the engine has not looked it up, and the loss computes it.
-    """
-
-    images: Tensor
-    labels: Tensor
-    weight: Tensor | None = None
-    draws: Mapping[str, Tensor] = field(default_factory=dict)
-    frozen: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-Loss = Callable[[LocalModel, Batch, Context], dict[str, Tensor]]
-
-Probe = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, Tensor]]
-"""(what moves, its gradient) → the point at which the gradient that moves it is taken: pure, of one client, by name."""
-
-
-@dataclass(frozen=True)
-class Update:
-    """One move of weights within a step: a gradient on the step's mini-batch, and what an optimiser makes of it.
-
-    Attributes:
-        loss: what the gradient is of; None for the phase's.
-        trainable: prefixes of the names that move, of those that the phase moves.
-        optimizer: makes the one that moves them, which the phase keeps; None: as configured in ``local``.
-        probe: None: the gradient is taken where the weights are. Else it is taken there first, which leaves nothing (no
-            term, no note, no running statistics), and then at the point that the probe makes of weights and gradient;
-            the optimiser moves the weights by that second one.
-    """
-
-    loss: Loss | None = None
-    trainable: tuple[str, ...] = ("",)
-    optimizer: Callable[[], Optimizer] | None = None
-    probe: Probe | None = None
 
 
 @dataclass(frozen=True)
@@ -261,7 +238,7 @@ class Phase:
         updates: what a step is, one after the other on the same mini-batch; their terms have names of their own.
         note: the mini-batches whose features, as the loss of the first update notes them while the weights move, are
             averaged by class for :meth:`TrainedClient.noted_means`: of all, or of the last ones, as many as a pass over
-            the data has.
+            the data has; or for :meth:`TrainedClient.noted_passes` of each pass by itself.
     """
 
     trainable: tuple[str, ...] = ("",)
@@ -270,7 +247,7 @@ class Phase:
     source: str | None = None
     loss: Loss | None = None
     updates: tuple[Update, ...] = (Update(),)
-    note: Literal["none", "all", "last_pass"] = "none"
+    note: Literal["none", "all", "last_pass", "passes"] = "none"
 
 
 @dataclass(frozen=True)
@@ -341,4 +318,12 @@ class TrainedClient(Protocol):
         """Per class the mean feature of the mini-batches that the leg's phases note, as computed in training.
 
         Every appearance of a sample counts. Empty if no phase notes anything.
+        """
+
+    def noted_passes(self) -> tuple[Tensor, Tensor]:
+        """Per pass of the phase that notes passes, and class, the mean over mini-batches of the class's mean feature.
+
+        Returns:
+            float32 [P, C, d], and bool [P, C]: whether any mini-batch of the pass had the class; others have zeros and
+            do not count in the mean. P is 0 without a step.
         """

@@ -25,6 +25,8 @@ FAULT = 1
 INTERRUPTED = 130
 
 _LONGEST = 300  # characters of what a library says
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_DEFECTIVE = {errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO}
 _CANNOT_BE_WRITTEN = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EROFS, errno.ENAMETOOLONG}
 
 
@@ -95,12 +97,15 @@ def _told(error: Exception) -> tuple[str, int]:
 
 def _about_file(error: OSError) -> tuple[str, int] | None:
     """What to say of a file that could not be read or written; None where the error is about none."""
-    if error.errno == errno.ENOSPC:
+    if error.errno in _FULL:
         place = error.filename or "a file"
         return f"{place}: the disk is full; make room, and the same command goes on", EXIT_CODES[ProtoflError]
     if error.filename is None:
         return None
     path = Path(os.fsdecode(error.filename))
+    if error.errno in _DEFECTIVE:
+        what = f"the disk, or the way to it, fails ({error.strerror})"
+        return f"{path}: {what}; when it works again, the same command goes on", EXIT_CODES[ProtoflError]
     if isinstance(error, PermissionError) and not _may_be_read(path):
         return f"{path}: cannot be read ({error.strerror}); allow it, or name another place", EXIT_CODES[DataError]
     if isinstance(error, PermissionError) or error.errno in _CANNOT_BE_WRITTEN:

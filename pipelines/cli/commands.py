@@ -48,11 +48,13 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def sweep(arguments: argparse.Namespace) -> int:
-    """``protofl sweep``: one method over a grid of values × seeds."""
+    """``protofl sweep``: one method over a grid of values, or a list of points, × seeds."""
+    from pipelines.config.files import points_of
     from pipelines.orchestration import commands
 
+    points = [] if arguments.rows is None else points_of(arguments.rows)
     grid = (arguments.vary, arguments.seeds, arguments.baselines, arguments.metric)
-    commands.sweep(_raw(arguments), *grid, arguments.out, **_how(arguments))
+    commands.sweep(_raw(arguments), *grid, arguments.out, points=points, **_how(arguments))
     return 0
 
 
@@ -208,7 +210,16 @@ def up(arguments: argparse.Namespace) -> int:
     """``protofl up``: start the servers."""
     from pipelines.orchestration import services
 
-    services.up(**{service: getattr(arguments, service) for service in SERVICES})
+    wanted = {service: getattr(arguments, service) for service in SERVICES}
+    services.up(**wanted, flows_per_gpu=arguments.flows_per_gpu)
+    return 0
+
+
+def deploy(arguments: argparse.Namespace) -> int:
+    """``protofl deploy``: register the deployments with the configured server."""
+    from pipelines.orchestration import services
+
+    services.deploy(flows_per_gpu=arguments.flows_per_gpu)
     return 0
 
 

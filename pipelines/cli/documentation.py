@@ -18,6 +18,7 @@ from pipelines.cli import registry
 from pipelines.cli.headlines import headlines, names
 from pipelines.cli.parser import make_parser
 from pipelines.config import schema
+from pipelines.runs.layout import write_text
 
 REFERENCE = Path("docs/reference")
 
@@ -211,8 +212,7 @@ def _plain(text: str) -> str:
 def main() -> int:
     """Write all of them."""
     for path, content in pages().items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
+        write_text(path, content)
     return 0
 
 

@@ -9,6 +9,7 @@ from string import Template
 
 from flcore.errors import ConfigError
 from flcore.methods import METHODS
+from flcore.run_folder import write_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -34,9 +35,8 @@ def write(name: str, folder: Path) -> tuple[Path, Path]:
     for file in (method, test):
         if file.exists():
             raise ConfigError(f"{file}: is there already; choose another name, or another folder with --out")
-    folder.mkdir(parents=True, exist_ok=True)
     words = {"name": name, "class_name": "".join(part.capitalize() for part in name.split("_"))}
     for file, template in ((method, "new_method.py.txt"), (test, "new_method_test.py.txt")):
         text = (_TEMPLATES / template).read_text(encoding="utf-8")
-        file.write_text(Template(text).substitute(words), encoding="utf-8")
+        write_text(file, Template(text).substitute(words))
     return method, test

@@ -59,11 +59,11 @@ def orchestration(parser: Parser, *, may_restart: bool = True) -> None:
 
 
 def restart(parser: Parser) -> None:
-    """Leave to throw away what cannot be gone on with."""
+    """Leave to throw away what cannot be gone on with, or was finished by other code."""
     parser.add_argument(
         "--restart",
         action="store_true",
-        help="throw away a checkpoint that cannot be used; one that can is gone on with all the same",
+        help="throw away a checkpoint that cannot be used, and what other code has finished; the rest is gone on with",
     )
 
 

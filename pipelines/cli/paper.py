@@ -131,11 +131,12 @@ def run_(arguments: argparse.Namespace) -> int:
 def claims_(arguments: argparse.Namespace) -> int:
     """``protofl paper claims``."""
     from pipelines.papers.claims import claims, judged, markdown
+    from pipelines.runs.layout import write_text
 
     which = [claim for claim in claims() if arguments.papers is None or claim.id.partition(".")[0] in arguments.papers]
     found = judged(arguments.home, which)
     if arguments.write is not None:
-        arguments.write.write_text(markdown(found), encoding="utf-8")
+        write_text(arguments.write, markdown(found))
         print(arguments.write)
     elif arguments.json:
         print(json.dumps([_described(one) for one in found], indent=2))

@@ -9,7 +9,7 @@ from typing import Any
 from flcore.evaluation.analyses import SUMMARIES
 from flcore.version import VERSION
 from pipelines.bench import BENCHMARKS
-from pipelines.cli import commands, options, paper
+from pipelines.cli import commands, options, paper, proof
 from pipelines.cli.arguments import Parser, names, positive, size, whole_number, whole_numbers
 from pipelines.cli.headlines import KINDS, SHOWN
 
@@ -141,10 +141,12 @@ def _add_runs(add: _Commands) -> None:
     sweep.add_argument(
         "--vary",
         action="append",
-        required=True,
+        default=[],
         metavar="KEY=A,B,...",
         help="a key and its values, as in YAML; several times for all combinations, the last key fastest",
     )
+    about = "points instead: a YAML list of dotted keys with values, such as [{method.mu: 0.1}, {method.mu: 1}]"
+    sweep.add_argument("--rows", type=Path, metavar="FILE", help=about)
     sweep.add_argument("--seeds", type=whole_numbers, metavar="0,1,...", help="default: compare.seeds")
     sweep.add_argument(
         "--baselines", type=names, default=(), metavar="A,B,...", help="methods to draw beside it (default: none)"
@@ -153,7 +155,7 @@ def _add_runs(add: _Commands) -> None:
         "--metric",
         default="mean_local",
         metavar="NAME",
-        help="of table and figure: top1_global, mean_local or pooled_local (default: mean_local)",
+        help="of table and figure: any number of metrics.json, dotted where it is nested (default: mean_local)",
     )
     options.out(sweep, "runs/sweep")
     options.orchestration(sweep)
@@ -262,11 +264,20 @@ def _add_results(add: _Commands) -> None:
     analyse.add_argument("--prepared", type=Path, metavar="DIR", help="prepared data (default: the run's)")
     analyse.add_argument("--partition", type=Path, metavar="DIR", help="partition (default: the run's)")
 
+    about = "A finished run or comparison as one file: all but the data, so that anybody can repeat it and check."
+    proof.archive_options(add("archive", proof.archive, about, proof.ARCHIVE_EPILOG))
+    about = "Carry out what an archive holds, and see whether the same bytes come out."
+    proof.reproduce_options(add("reproduce", proof.reproduce, about, proof.REPRODUCE_EPILOG))
+
 
 def _add_machine(add: _Commands) -> None:
     up = add("up", commands.up, "Servers on this machine: Prefect with a worker, MLflow, Optuna's dashboard.")
     for service, what in commands.SERVICES.items():
         up.add_argument(f"--no-{service}", action="store_false", dest=service, help=f"without {what}")
+    deploy = add("deploy", commands.deploy, "Register the deployments with the Prefect server that is configured.")
+    for command in (up, deploy):
+        about = "flows that share a GPU of this machine (default: 1)"
+        command.add_argument("--flows-per-gpu", type=whole_number(1), default=1, metavar="N", help=about)
     status = add("status", commands.status, "Which of these servers run, and where.")
     options.as_json(status, "a list of objects")
     add("down", commands.down, "Stop exactly the servers that `up` started.")

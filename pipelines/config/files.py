@@ -44,6 +44,25 @@ def read_params(path: Path | None) -> dict[str, Any]:
     return located(raw, path.parent)
 
 
+def points_of(path: Path) -> list[Any]:
+    """The points of a file for a sweep: a YAML list; what stands in it is checked where they are planned.
+
+    Raises:
+        ConfigError: the file is missing, is not YAML, or holds no list.
+    """
+    import yaml
+
+    try:
+        points = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--rows {path}: cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--rows {path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(points, list) or not points:
+        raise ConfigError(f"--rows {path}: expected a list of points, such as [{{method.mu: 0.1}}, {{method.mu: 1}}]")
+    return points
+
+
 def with_plugins(raw: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any]:
     """Parameters with the plug-ins of ``--plugin`` behind their own."""
     if not files:

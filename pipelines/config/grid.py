@@ -1,4 +1,4 @@
-"""What a sweep runs: every combination of the values of some keys, and baselines, each with every seed.
+"""What a sweep runs: every combination of the values of some keys, or a list of points, and baselines, with every seed.
 
 A plan is made from parameters and a few words of the command line, and is checked whole before anything is read or
 written. ``compare.settings`` of a method hold here as in a comparison, so both find each other's finished runs.
@@ -84,7 +84,11 @@ class Plan:
 
 
 def plan(
-    raw: Mapping[str, Any], vary: Sequence[str], seeds: Sequence[int] | None = None, baselines: Sequence[str] = ()
+    raw: Mapping[str, Any],
+    vary: Sequence[str],
+    seeds: Sequence[int] | None = None,
+    baselines: Sequence[str] = (),
+    listed: Sequence[Mapping[str, Any]] = (),
 ) -> Plan:
     """The runs of a sweep, all of them checked.
 
@@ -93,20 +97,21 @@ def plan(
         vary: ``KEY=VALUE,VALUE,...`` for each key, values as in YAML.
         seeds: default ``compare.seeds``.
         baselines: names of methods.
+        listed: points instead of ``vary``: dotted keys with values; a key that one does not name is as configured.
 
     Raises:
         ConfigError: a key that cannot be varied, a value that cannot be run, or two points that are the same run.
     """
     base = Config.from_mapping(for_entry(raw, None, None))
-    varied = _varied(vary)
+    combinations = [dict(point) for point in _listed(listed, vary)] if listed else list(_combinations(_varied(vary)))
     seeds = tuple(base.compare.seeds if seeds is None else seeds)
     _check_seeds(seeds)
     _check_baselines(baselines)
-    keys = tuple(varied)
+    keys = tuple(dict.fromkeys(key for point in combinations for key in point))
     configured = _values_of(base, keys)
     points: list[Point] = []
     runs: list[PlannedRun] = []
-    for values in (dict(zip(keys, combination, strict=True)) for combination in itertools.product(*varied.values())):
+    for values in combinations:
         method = str(values.get("method.name", base.method.name))
         configs = [_config(raw, method, seed, values) for seed in seeds]
         resolved = _values_of(configs[0], keys)
@@ -155,6 +160,21 @@ def describe_federation(base: Config, varied: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------------------------------ parts
 
 
+def _combinations(varied: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    return (dict(zip(varied, combination, strict=True)) for combination in itertools.product(*varied.values()))
+
+
+def _listed(points: Sequence[Mapping[str, Any]], vary: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    if vary:
+        raise ConfigError("--rows: names whole points; leave out --vary")
+    for number, point in enumerate(points, 1):
+        if not isinstance(point, Mapping) or not point:
+            raise ConfigError(f"--rows: point {number}: expected dotted keys with values, such as {{method.mu: 0.1}}")
+        for key in point:
+            _check_key(str(key), "--rows")
+        yield point
+
+
 def _varied(assignments: Sequence[str]) -> dict[str, list[Any]]:
     varied: dict[str, list[Any]] = {}
     for assignment in assignments:
@@ -175,18 +195,18 @@ def _varied(assignments: Sequence[str]) -> dict[str, list[Any]]:
     return varied
 
 
-def _check_key(key: str) -> None:
+def _check_key(key: str, option: str = "--vary") -> None:
     section, *rest = key.split(".")
     if section not in SECTIONS:
-        raise ConfigError(f"--vary {key}: {unknown_key(section, section, SECTIONS)}")
+        raise ConfigError(f"{option} {key}: {unknown_key(section, section, SECTIONS)}")
     if section == "seed":
-        raise ConfigError("--vary seed: every point is run with every seed; name them with --seeds")
+        raise ConfigError(f"{option} seed: every point is run with every seed; name them with --seeds")
     if len(rest) != 1 or not rest[0]:
-        raise ConfigError(f"--vary {key}: expected a section and one key of it, such as local.lr")
+        raise ConfigError(f"{option} {key}: expected a section and one key of it, such as local.lr")
     if section in _WITHOUT_EFFECT:
-        raise ConfigError(f"--vary {key}: changes no result; vary a key of another section")
+        raise ConfigError(f"{option} {key}: changes no result; vary a key of another section")
     if section == "data" and rest != ["augmentation"]:
-        raise ConfigError(f"--vary {key}: a sweep is on one set of images; start one for each, with --set and --out")
+        raise ConfigError(f"{option} {key}: a sweep is on one set of images; start one for each, with --set and --out")
 
 
 def _check_seeds(seeds: Sequence[int]) -> None:

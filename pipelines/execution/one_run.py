@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flcore import training
+from flcore import disk, training
 from flcore.config import Config
 from flcore.engine.local.meeting import Seat
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
@@ -133,10 +134,9 @@ def fetch(run: PlacedRun, cache: Cache) -> bool:
     if run.is_finished:
         return True
     elsewhere = cache.finished_run(run.hash, run.code)
-    if elsewhere is None or RunFiles(run.directory).checkpoint.exists():
+    if elsewhere is None or RunFiles(run.directory).checkpoint.exists() or finished_by_other_code(run):
         return False
-    place(elsewhere, run.directory)
-    write_inputs(run.directory, run.inputs)
+    place(elsewhere, run.directory, partial(write_inputs, run.directory, run.inputs))
     return True
 
 
@@ -156,11 +156,13 @@ def carry_out(
         cache: is told where it has finished, and what it took.
         orchestrator: how the pieces of a round are carried out; None: plain calls.
         observers: who is told of progress.
-        restart: throw away a checkpoint that cannot be used; one that can is gone on with.
+        restart: throw away a checkpoint that cannot be used, and results of other code; a checkpoint that can be used
+            is gone on with.
         seat: where it meets its company; None: it trains alone.
 
     Raises:
-        RunError: training failed; or, as a :class:`GivenUpError`, it did not pass a hurdle.
+        RunError: training failed; or, as a :class:`GivenUpError`, it did not pass a hurdle. Or other code has finished
+            it there.
         DataError: data are damaged.
     """
     files, steps = RunFiles(run.directory), orchestrator or InlineOrchestrator()
@@ -168,7 +170,13 @@ def carry_out(
     is_new = not run.is_finished
     if is_new:
         memory.reset_peak()
-        _forget_other_code(run)
+        if finished_by_other_code(run):
+            if not restart:
+                raise RunError(
+                    f"{run.directory}: holds this run as other code finished it, and results of two codes are no "
+                    "comparison; choose another folder, or --restart, which trains it again"
+                )
+            _make_room(run)
         write_inputs(run.directory, run.inputs)
         training.train(
             run.config,
@@ -186,7 +194,7 @@ def carry_out(
     missing = analyses_left(run)
     if missing:
         steps.call("analyse", analyses.compute, run.config, *folders, missing)
-        files.report.unlink(missing_ok=True)  # it shows them
+        disk.remove(files.report, missing_ok=True)  # it shows them
     if is_new:
         cache.note_peak(run.config, memory.peak() // (1 + len(run.company)))
 
@@ -230,9 +238,15 @@ def _silent(function: Callable[..., object]) -> Callable[..., None]:
     return call
 
 
-def _forget_other_code(run: PlacedRun) -> None:
-    """Results of the same run by other code make room: those of one comparison are of one code."""
+def finished_by_other_code(run: PlacedRun) -> bool:
+    """Whether a run's folder holds its results, and other code than today's has made them."""
     files = RunFiles(run.directory)
-    if files.history.exists() and files.config.exists() and described(run.directory).get("code") != run.code:
-        for path in (files.history, files.metrics, files.report):
-            path.unlink(missing_ok=True)
+    if not (files.history.exists() and files.config.exists()):
+        return False
+    return described(run.directory).get("code") != run.code
+
+
+def _make_room(run: PlacedRun) -> None:
+    files = RunFiles(run.directory)
+    for path in (files.history, files.metrics, files.report):
+        disk.remove(path, missing_ok=True)

@@ -5,8 +5,9 @@ imported and data are prepared; the process that trains imports neither. What it
 object a line; so does the address of the store, which may hold a password and is in no file, argument or environment.
 This is its end of the pipe in the process that trains; the other end is `pipelines/orchestration/recorder_process.py`.
 
-A recorder that dies is started again, once, and told again what it has not answered. One whose client dies marks the
-runs it watched as stopped and ends: what it left undone, the same command or ``protofl track`` does.
+A recorder that dies, at whatever moment, is started again, once, and told again what it has not answered; after its
+second death all that is asked of it is answered with an error. One whose client dies marks the runs it watched as
+stopped and ends: what it left undone, the same command or ``protofl track`` does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from flcore import disk
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 
 _KINDS: Mapping[str, type[ProtoflError]] = {"ConfigError": ConfigError, "DataError": DataError, "RunError": RunError}
@@ -47,6 +49,8 @@ class Recorder:
         self._lock = threading.RLock()
         self._starts = 0
         self._closing = False
+        self._lost: RunError | None = None
+        """Why nobody answers any more."""
         self._start()
 
     def __enter__(self) -> Recorder:
@@ -114,11 +118,11 @@ class Recorder:
         """
         return self._ask({"do": "study", "study": str(study.absolute())})
 
-    def stop(self, directory: Path, reason: str) -> None:
-        """Say that a watched run has failed."""
+    def stop(self, directory: Path, reason: str, *, failed: bool = True) -> None:
+        """Say that a watched run has failed, or that somebody has ended it, and why."""
         with self._lock:
             self._watched.pop(str(directory.absolute()), None)
-        self._send({"do": "stop", "run": str(directory.absolute()), "reason": reason})
+        self._send({"do": "stop", "run": str(directory.absolute()), "reason": reason, "failed": failed})
 
     def leave(self) -> None:
         """Let it finish what it was told by itself, after this process has ended."""
@@ -141,7 +145,7 @@ class Recorder:
     # ---- the pipe ------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        _LOG.parent.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(_LOG.parent)
         arguments = [
             sys.executable,
             "-m",
@@ -168,6 +172,9 @@ class Recorder:
     def _ask(self, message: dict[str, Any]) -> Future[Any]:
         answer: Future[Any] = Future()
         with self._lock:
+            if self._lost is not None:
+                answer.set_exception(self._lost)
+                return answer
             number = next(self._numbers)
             self._asked[number] = ({**message, "number": number}, answer)
             self._send(self._asked[number][0])
@@ -191,21 +198,21 @@ class Recorder:
 
     def _ended(self, code: int) -> None:
         with self._lock:
-            waiting = bool(self._asked) or (bool(self._watched) and not self._closing)
-            if not waiting:
+            if self._closing and not self._asked:
                 return
             if self._starts < 2:
                 self._start()
-                again = [self._settings, *self._watched.values(), *(message for message, _ in self._asked.values())]
-                for message in again:
+                told = [self._settings] if self._settings else []
+                for message in [*told, *self._watched.values(), *(message for message, _ in self._asked.values())]:
                     self._send(message)
                 return
-            lost, self._asked = list(self._asked.values()), {}
-        reason = f"signal {-code}" if code < 0 else f"exit code {code}, see {_LOG}"
-        for _, answer in lost:
-            answer.set_exception(
-                RunError(f"the recorder ended ({reason}): results are on disk, the same command draws and logs them")
+            reason = f"signal {-code}" if code < 0 else f"exit code {code}, see {_LOG}"
+            self._lost = RunError(
+                f"the recorder ended ({reason}): results are on disk, the same command draws and logs them"
             )
+            unanswered, self._asked = list(self._asked.values()), {}
+        for _, answer in unanswered:
+            answer.set_exception(self._lost)
 
 
 def _error_of(described: Mapping[str, str]) -> Exception:

@@ -1,4 +1,4 @@
-"""How far a flow is, as a progress artifact on its page in Prefect."""
+"""How far a flow is, as a progress artifact on its page in Prefect; a server that is lost costs the page alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
+from httpx import HTTPError
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from pipelines.execution.progress import Watcher
@@ -25,6 +26,7 @@ class ProgressArtifact:
         self._rounds: dict[str, tuple[int, int]] = {}
         self._ended = self._total = 0
         self._last = time.monotonic()
+        self._is_lost = False
         artifact = create_progress_artifact(0.0, key="progress", description="rounds of all runs")
         assert isinstance(artifact, UUID)  # and nothing to be awaited: flows are synchronous
         self._artifact = artifact
@@ -89,4 +91,10 @@ class ProgressArtifact:
             return min((self._ended + under_way) / max(self._total, 1), 1.0)
 
     def _update(self) -> None:
-        update_progress_artifact(self._artifact, progress=round(100 * self.share, 1))
+        if self._is_lost:
+            return
+        try:
+            update_progress_artifact(self._artifact, progress=round(100 * self.share, 1))
+        except HTTPError as error:
+            self._is_lost = True
+            self.say(f"the Prefect server does not answer ({type(error).__name__}); the runs go on, its pages do not")

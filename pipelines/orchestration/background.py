@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flcore import disk
+from flcore.files import write_json
 from flcore.locks import take_lock
 
 if TYPE_CHECKING:
@@ -64,20 +66,16 @@ def recorded() -> list[Service]:
 def record(services: Sequence[Service]) -> None:
     """Write what runs; nothing leaves no file."""
     if not services:
-        STATE.unlink(missing_ok=True)
+        disk.remove(STATE, missing_ok=True)
         return
-    STATE.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"services": [asdict(service) for service in services]}, indent=2) + "\n"
-    temporary = STATE.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(STATE)
+    write_json(STATE, {"services": [asdict(service) for service in services]})
 
 
 @contextmanager
 def one_command_at_a_time() -> Iterator[None]:
     """Let a second ``up`` or ``down`` wait for the first."""
-    HOME.mkdir(parents=True, exist_ok=True)
-    with (HOME / "services.lock").open("w") as lock:
+    disk.make_folder(HOME)
+    with disk.open_lock(HOME / "services.lock") as lock:
         take_lock(lock, wait=True)
         yield
 
@@ -86,7 +84,7 @@ def start(name: str, url: str, command: Sequence[str], environment: Mapping[str,
     """Start a process that outlives this one: its own session, no terminal, its output in a log of its own."""
     import psutil
 
-    LOGS.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(LOGS)
     log = LOGS / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -113,7 +111,7 @@ def set_log_aside(service: Service) -> Path:
     """Keep the log of a service that has ended, which may say why, from being written over; returns where it is."""
     log, kept = Path(service.log), LOGS / f"{service.name}.before.log"
     if log.exists():
-        log.replace(kept)
+        disk.rename(log, kept)
     return kept
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from flcore.errors import RunError
 from pipelines.config.params import without_tracking
 from pipelines.execution.progress import watcher_for_standard_error
 from pipelines.execution.recorder import Recorder
+from pipelines.orchestration.as_flow import as_flow, uses_prefect
 
 if TYPE_CHECKING:
     from flcore.config import Config
@@ -119,11 +119,12 @@ def sweep(
     metric: str,
     out: Path,
     *,
+    points: Sequence[Mapping[str, Any]] = (),
     orchestrator: str = "auto",
     restart: bool = False,
     wait: bool = True,
 ) -> None:
-    """``protofl sweep``: one method over a grid of values × seeds, side by side, then table and figure.
+    """``protofl sweep``: one method over a grid of values, or ``points``, × seeds, side by side; table and figure.
 
     Raises:
         ConfigError: a key, a value or the metric cannot be used; nothing has been read or written then.
@@ -132,12 +133,12 @@ def sweep(
     with operation(raw, wait=wait) as (how, _):
         from pipelines.config.grid import plan
         from pipelines.execution.bodies import comparison
-        from pipelines.runs.record import check_metric
+        from pipelines.tuning.metrics import check_metric
 
-        planned = plan(raw, vary, seeds, baselines)
-        check_metric(metric)
+        planned = plan(raw, vary, seeds, baselines, points)
+        check_metric(metric, planned.base.method)
         asked: dict[str, Any] = {"vary": list(vary), "seeds": list(planned.seeds), "baselines": list(baselines)}
-        asked["metric"] = metric
+        asked |= {"metric": metric, "points": list(points)}
         if uses_prefect(orchestrator, how):
             from pipelines.orchestration import flows
 
@@ -204,52 +205,6 @@ def operation(raw: Mapping[str, Any], *, quiet: bool = False, wait: bool = True)
                 recorder.leave()
         finally:
             watcher.close()
-
-
-def uses_prefect(orchestrator: str, how: Operation) -> bool:
-    """Whether a command is carried out as a flow: what is asked for, and whether a server answers."""
-    from pipelines.orchestration.address import choose
-
-    choice = choose(orchestrator)
-    if choice.warning:
-        how.watcher.say(choice.warning)
-    if choice.uses_prefect:
-        choice.apply()
-    return choice.uses_prefect
-
-
-def as_flow(operation: Operation, body: Callable[..., str], *, hidden: str | None = None, **parameters: Any) -> Any:
-    """Run a flow in this process, with this operation; returns the outcome of its body.
-
-    ``hidden`` is a study's storage, which is no parameter because Prefect would keep it.
-
-    Its heartbeat is off: a thread that sleeps in whole seconds and is waited for at the end of every flow.
-    """
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-
-    from pipelines.orchestration import flows
-
-    _log_on_the_page()
-    call = flows.Call(operation, hidden)
-    token = flows.CURRENT.set(call)
-    try:
-        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-            body(**parameters)
-    finally:
-        flows.CURRENT.reset(token)
-    assert call.outcome is not None
-    return call.outcome
-
-
-def _log_on_the_page() -> None:
-    """Let what a flow logs reach its page, and not the terminal a second time, unless somebody wants to see it there.
-
-    Prefect's level is one for both, and the command line has set it so that the terminal stays quiet.
-    """
-    logger = logging.getLogger("prefect.flow_runs")
-    if not logger.isEnabledFor(logging.INFO):
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
 
 
 # ---- what is printed ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The deployments of ``infra/prefect.yaml`` on a server of our own: registered, and what of them is scheduled.
+"""What a Prefect server is told of this project: pool, queues, limits, deployments and notifications.
 
 The server is asked over its REST interface: this process does without importing Prefect.
 """
@@ -12,15 +12,23 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from flcore import disk
 from flcore.errors import RunError
 
 POOL = "protofl-process"
+QUEUES = {"cpu": "flows that train on the CPU", "gpu": "flows for the workers that are bound to a GPU"}
+WEBHOOK = "PROTOFL_WEBHOOK"
+"""Variable: where to tell of flows that did not end well; an address that may be a secret, and so in no file."""
 _FILE = Path("infra") / "prefect.yaml"
-_SECONDS = 180
+_AUTOMATIONS = Path("infra") / "automations.yaml"
+_SECONDS = 600
 
 
 def environment(api: str) -> dict[str, str]:
@@ -37,9 +45,9 @@ def environment(api: str) -> dict[str, str]:
     }
 
 
-def file() -> Path | None:
+def file(name: Path = _FILE) -> Path | None:
     """The deployments of this folder, else those that come with the project; None where there are none."""
-    places = (_FILE, Path(__file__).resolve().parents[2] / _FILE)
+    places = (name, Path(__file__).resolve().parents[2] / name)
     return next((place for place in places if place.exists()), None)
 
 
@@ -49,33 +57,52 @@ def changed_after(moment: float) -> bool:
     return found is not None and found.stat().st_mtime > moment
 
 
-def register(api: str, log: Path) -> None:
-    """Make the work pool, and register the deployments as they are in the file, whatever was switched in the pages.
+def register(api: str, logs: Path, limits: Mapping[str, int]) -> None:
+    """Make pool, queues and limits, and register the deployments as they are in the file, whatever the pages say.
+
+    Notifications are registered where the variable :data:`WEBHOOK` says whom to tell.
 
     Args:
         api: of the server.
-        log: for what Prefect says.
+        logs: folder for what Prefect says.
+        limits: by name, how many flows may hold each at a time.
 
     Raises:
-        RunError: Prefect did not take them.
+        RunError: the server or Prefect did not take something.
     """
-    found = file()
-    if found is None:
-        return
-    _ask(api, "POST", "/work_pools/", {"name": POOL, "type": "process"}, allowed=(409,))  # 409: it is there
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(found)]
-    with log.open("wb") as output:
-        done = subprocess.run(
-            command,
-            env={**os.environ, **environment(api)},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            timeout=_SECONDS,
-            check=False,
-        )
-    if done.returncode != 0:
-        raise RunError(f"{found}: Prefect does not take these deployments; {log} says why")
+    _make(api, "/work_pools/", {"name": POOL, "type": "process"})
+    for name, description in QUEUES.items():
+        _make(api, f"/work_pools/{POOL}/queues", {"name": name, "description": description})
+    for name, slots in limits.items():
+        if not _make(api, "/v2/concurrency_limits/", {"name": name, "limit": slots}):
+            _ask(api, "PATCH", f"/v2/concurrency_limits/{name}", {"limit": slots})
+    deployed = file()
+    if deployed is not None:
+        command = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployed)]
+        _carry_out(api, command, logs / "deployments.log", f"{deployed}: Prefect does not take these deployments")
+    told = file(_AUTOMATIONS)
+    if told is not None and os.environ.get(WEBHOOK):
+        command = ["pipelines.orchestration.notifications", str(told)]
+        _carry_out(api, command, logs / "notifications.log", f"{told}: Prefect does not take these automations")
+
+
+def _carry_out(api: str, module: Sequence[str], log: Path, problem: str) -> None:
+    disk.make_folder(log.parent)
+    try:
+        with disk.create(log) as output:
+            subprocess.run(
+                [sys.executable, "-m", *module],
+                env={**os.environ, **environment(api)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=_SECONDS,
+                check=True,
+            )
+    except subprocess.CalledProcessError as error:
+        raise RunError(f"{problem}; {log} says why") from error
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"{problem} within {_SECONDS} s; the same command goes on from there") from error
 
 
 def settle(api: str) -> None:
@@ -101,24 +128,34 @@ def settle(api: str) -> None:
 
 
 def schedules(api: str) -> list[str]:
-    """A line per deployment: its name and when it runs next.
+    """A line per deployment: its name, when it runs, and what to type where the file does not have it any more.
 
     Args:
         api: of the server.
     """
-    lines = []
+    lines, flows = [], {flow["id"]: flow["name"] for flow in _ask(api, "POST", "/flows/filter", {})}
+    deployed = file()
+    known = yaml.safe_load(deployed.read_text(encoding="utf-8"))["deployments"] if deployed is not None else []
+    names = {each["name"] for each in known}
     for deployment in _ask(api, "POST", "/deployments/filter", {"sort": "NAME_ASC"}):
         said = [
             f"{schedule['schedule'].get('cron', 'at intervals')} {schedule['schedule'].get('timezone') or ''}".strip()
             + ("" if schedule["active"] and not deployment["paused"] else " (paused)")
             for schedule in deployment["schedules"]
         ]
-        lines.append(f"{deployment['name']}: {', '.join(said) or 'by hand'}")
+        name = f"{flows.get(deployment['flow_id'])}/{deployment['name']}"
+        old = "" if deployment["name"] in names else f" (not in the file: `prefect deployment delete {name}` ends it)"
+        lines.append(f"{deployment['name']}: {', '.join(said) or 'by hand'}{old}")
     return lines
 
 
 def _time(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+def _make(api: str, path: str, described: dict[str, Any]) -> bool:
+    """Make what is described; False where it is there already."""
+    return _ask(api, "POST", path, described, allowed=(409,)) is not None
 
 
 def _ask(api: str, method: str, path: str, body: dict[str, Any], allowed: tuple[int, ...] = ()) -> Any:
@@ -130,7 +167,7 @@ def _ask(api: str, method: str, path: str, body: dict[str, Any], allowed: tuple[
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=20) as answer:
-            return json.loads(answer.read())
+            return json.loads(answer.read() or b"{}")
     except urllib.error.HTTPError as error:
         if error.code in allowed:
             return None

@@ -1,80 +1,62 @@
 """The Prefect flows: the bodies of :mod:`pipelines.execution.bodies` with their steps shown, timed and retried.
 
 ``federated-experiment`` is everything for one configuration, ``federated-training`` the same on given data;
-``compare``, ``sweep`` and ``tune`` are many runs, and end with their tables, figures and MLflow runs. A flow that a
-command starts is given its :class:`Operation` by the command; one that a deployment starts makes its own.
+``compare``, ``sweep`` and ``tune`` are many runs, and end with their tables, figures and MLflow runs;
+``retrain-on-new-data`` is an experiment that is carried out only where its data are new.
+What they share is in :mod:`pipelines.orchestration.flow_runs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from datetime import UTC
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from prefect import flow, get_client, get_run_logger
+from prefect import flow
 from prefect.artifacts import create_markdown_artifact
-from prefect.runtime import flow_run
-from pydantic import WithJsonSchema
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+from pydantic import Field
 
 from flcore.config import Config
-from flcore.engine.pool.workers import worker_count
+from flcore.data.dataset import Dataset
 from flcore.errors import ConfigError
-from pipelines.config.files import read_params
+from flcore.files import read_json, write_json
 from pipelines.config.grid import plan
-from pipelines.config.params import override, without_tracking
-from pipelines.config.schema import form
-from pipelines.execution.bodies import Operation, Outcome, comparison, comparison_runs, experiment
-from pipelines.execution.progress import Lines
-from pipelines.execution.recorder import Recorder
-from pipelines.execution.steps import InlineSteps
-from pipelines.orchestration.artifacts import ProgressArtifact
-from pipelines.orchestration.prefect_steps import PrefectSteps
+from pipelines.config.params import without_tracking
+from pipelines.execution.bodies import comparison, comparison_runs, experiment
+from pipelines.orchestration.ended import HOOKS
+from pipelines.orchestration.flow_runs import (
+    CURRENT,
+    Configuration,
+    Count,
+    Hours,
+    Seed,
+    dated,
+    left,
+    operation,
+    parameters,
+    show_run,
+    show_table,
+)
+from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 from pipelines.tracking.addresses import without_password
 from pipelines.tuning.asked import Asked
 from pipelines.tuning.comparing import compare_methods
 
-if TYPE_CHECKING:
-    from pipelines.tuning.search import StudyOutcome
+STORAGE = "PROTOFL_STORAGE"
+"""Variable of a worker: Optuna's storage for studies that name none. It may hold a password; a parameter may not."""
 
 
-Configuration = Annotated[dict[str, Any], WithJsonSchema(form())]
-"""A configuration, whose keys Prefect's parameter form offers."""
-
-
-@dataclass
-class Call:
-    """A flow that a command calls: what Prefect would store if it were a parameter or a result.
-
-    Attributes:
-        operation: how the body is carried out.
-        storage: of a study, whose address may hold a password.
-        outcome: what came of it.
-    """
-
-    operation: Operation
-    storage: str | None = None
-    outcome: Outcome | StudyOutcome | None = None
-
-
-CURRENT: ContextVar[Call] = ContextVar("call")
-"""The command that calls the flow; none where a deployment does."""
-
-
-# ---- flows -------------------------------------------------------------------------------------------------------
-
-
-@flow(name="federated-experiment")
+@flow(name="federated-experiment", **HOOKS)
 def federated_experiment(
     params_file: str | None = None,
     overrides: list[str] | None = None,
     out: str | None = None,
     restart: bool = False,
     config: Configuration | None = None,
+    limit_hours: Hours | None = None,
 ) -> str:
     """Everything for one configuration: prepare, divide, train, evaluate, report, log.
 
@@ -85,15 +67,16 @@ def federated_experiment(
             has a folder a night and a retry goes on in the same one. None: ``runs/<method>-s<seed>-<hash, 8>``.
         restart: throw away a checkpoint that cannot be used; one that can is gone on with.
         config: a configuration instead of a file and overrides; without the section ``tracking``, which is not stored.
+        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
 
     Returns:
         The run's folder.
     """
-    checked = Config.from_mapping(_raw(params_file, overrides, config))
-    return _one_run(checked, None if out is None else Path(dated(out)), restart)
+    checked = Config.from_mapping(parameters(params_file, overrides, config))
+    return _one_run(checked, None if out is None else Path(dated(out)), restart, limit_hours)
 
 
-@flow(name="federated-training")
+@flow(name="federated-training", **HOOKS)
 def federated_training(
     prepared: str,
     partition: str,
@@ -102,71 +85,80 @@ def federated_training(
     overrides: list[str] | None = None,
     restart: bool = False,
     config: Configuration | None = None,
+    limit_hours: Hours | None = None,
 ) -> str:
     """One run on data that are prepared and divided already, such as those of ``dvc repro``.
 
     Args:
-        prepared: folder of the data. partition: folder of their partition.
+        prepared: folder of the data.
+        partition: folder of their partition.
         out: the run's folder; ``{date}`` as for ``federated-experiment``.
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments, as for ``--set``.
         restart: throw away a checkpoint that cannot be used; one that can is gone on with.
         config: a configuration instead of a file and overrides.
+        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
 
     Returns:
         The run's folder.
     """
-    checked, inputs = Config.from_mapping(_raw(params_file, overrides, config)), Inputs(Path(prepared), Path(partition))
-    return _one_run(checked, Path(dated(out)), restart, inputs)
+    checked = Config.from_mapping(parameters(params_file, overrides, config))
+    inputs = Inputs(Path(prepared), Path(partition))
+    return _one_run(checked, Path(dated(out)), restart, limit_hours, inputs)
 
 
-@flow(name="compare")
+@flow(name="compare", **HOOKS)
 def compare(
     params_file: str | None = None,
     overrides: list[str] | None = None,
     methods: list[str] | None = None,
-    seeds: list[int] | None = None,
+    seeds: list[Seed] | None = None,
     out: str = "runs/comparison",
     restart: bool = False,
-    tuned: int = 0,
+    tuned: Annotated[int, Field(ge=0)] = 0,
     budget: Literal["rounds", "bytes", "steps"] = "rounds",
     config: Configuration | None = None,
+    limit_hours: Hours | None = None,
 ) -> str:
     """Methods × seeds, then their table, figures, page and MLflow runs.
 
     Args:
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments for all runs.
-        methods: default ``compare.methods``. seeds: default ``compare.seeds``.
+        methods: default ``compare.methods``.
+        seeds: default ``compare.seeds``.
         out: folder of the comparison; ``{date}`` as for ``federated-experiment``.
         restart: throw away checkpoints that cannot be used.
         tuned: trials with which each method is tuned first; 0: none is.
         budget: what is equal for all runs.
         config: parameters instead of a file and overrides.
+        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
 
     Returns:
         The comparison's folder.
     """
-    raw = _raw(params_file, overrides, config)
+    raw = parameters(params_file, overrides, config)
     base, folder = Config.from_mapping(raw), Path(dated(out))
     comparison_runs(raw, methods, seeds)  # refused before anything is begun
-    with _operation(base, f"compare {folder.name}", ["comparison", base.source.name]) as operation:
-        outcome = compare_methods(raw, methods, seeds, folder, operation, tuned=tuned, budget=budget, restart=restart)
-        _show_table(outcome)
-    return _left(outcome)
+    with operation(base, f"compare {folder.name}", ["comparison", base.source.name], limit_hours=limit_hours) as how:
+        outcome = compare_methods(raw, methods, seeds, folder, how, tuned=tuned, budget=budget, restart=restart)
+        show_table(outcome)
+    return left(outcome)
 
 
-@flow(name="sweep")
+@flow(name="sweep", **HOOKS)
 def sweep(
     params_file: str | None = None,
     overrides: list[str] | None = None,
     vary: list[str] | None = None,
-    seeds: list[int] | None = None,
+    seeds: list[Seed] | None = None,
     baselines: list[str] | None = None,
     metric: str = "mean_local",
     out: str = "runs/sweep",
     restart: bool = False,
+    points: list[dict[str, Any]] | None = None,
     config: Configuration | None = None,
+    limit_hours: Hours | None = None,
 ) -> str:
     """The points of a grid × seeds, then their table, figure and MLflow runs.
 
@@ -174,39 +166,45 @@ def sweep(
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments for all runs.
         vary: ``KEY=VALUE,VALUE,...`` assignments, see :mod:`pipelines.config.grid`.
-        seeds: default ``compare.seeds``. baselines: methods to run beside the grid.
+        seeds: default ``compare.seeds``.
+        baselines: methods to run beside the grid.
         metric: of table and figure.
         out: folder of the sweep; ``{date}`` as for ``federated-experiment``.
         restart: throw away checkpoints that cannot be used.
+        points: instead of ``vary``, each dotted keys with values.
         config: parameters instead of a file and overrides.
+        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
 
     Returns:
         The sweep's folder.
     """
-    raw = _raw(params_file, overrides, config)
-    planned = plan(raw, vary or [], seeds, baselines or ())
+    raw = parameters(params_file, overrides, config)
+    planned = plan(raw, vary or [], seeds, baselines or (), points or ())
     folder = Path(dated(out))
     asked = {"vary": list(vary or []), "seeds": list(planned.seeds), "baselines": list(baselines or ())}
-    with _operation(planned.base, f"sweep {folder.name}", ["sweep", planned.base.source.name]) as operation:
+    asked |= {"points": list(points or ())}
+    tags = ["sweep", planned.base.source.name]
+    with operation(planned.base, f"sweep {folder.name}", tags, limit_hours=limit_hours) as how:
         facts = {**asked, "metric": metric, "name": folder.name}
-        outcome = comparison("sweep", without_tracking(raw), planned.runs, folder, operation, facts, restart=restart)
-        _show_table(outcome)
-    return _left(outcome)
+        outcome = comparison("sweep", without_tracking(raw), planned.runs, folder, how, facts, restart=restart)
+        show_table(outcome)
+    return left(outcome)
 
 
-@flow(name="tune")
+@flow(name="tune", **HOOKS)
 def tune(
     params_file: str | None = None,
     overrides: list[str] | None = None,
-    trials: int = 20,
-    objective: str = "accuracy",
+    trials: Count = 20,
+    objective: Literal["accuracy", "accuracy,bytes"] = "accuracy",
     metric: str | None = None,
     storage: str | None = None,
     out: str = "runs/tune",
-    at_once: int | None = None,
+    at_once: Count | None = None,
     config: Configuration | None = None,
-    max_bytes: int | None = None,
-    max_steps: int | None = None,
+    max_bytes: Count | None = None,
+    max_steps: Count | None = None,
+    limit_hours: Hours | None = None,
 ) -> str:
     """An Optuna study of one method on validation data, then its results, figures and MLflow runs.
 
@@ -214,14 +212,16 @@ def tune(
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments.
         trials: how many ended trials are wanted in all; a study goes on where it stopped.
-        objective: ``accuracy`` or ``accuracy,bytes``. metric: a number of ``metrics.json``; None: the
-            method's own accuracy.
-        storage: Optuna's storage as a URL without a password; None for a journal in the study's folder.
+        objective: ``accuracy``, or ``accuracy,bytes`` for the front of it against bytes sent.
+        metric: a number of ``metrics.json``; None: the method's own accuracy.
+        storage: Optuna's storage as a URL without a password; None takes the worker's variable PROTOFL_STORAGE, else a
+            journal in the study's folder.
         out: the study's folder; ``{date}`` as for ``federated-experiment``.
         at_once: trials that are under way at the same time; None: as the study began, or four.
         config: parameters instead of a file and overrides.
         max_bytes: the most that a result may send; None: any number.
         max_steps: each trial has as many rounds as so many mini-batches are enough for; None: those given.
+        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
 
     Returns:
         The study's folder.
@@ -230,118 +230,64 @@ def tune(
         raise ConfigError("storage: Prefect would keep the password in it; take a storage that needs none")
     from pipelines.tuning.search import study  # Optuna, which no other flow needs
 
-    checked, folder, call = (
-        Config.from_mapping(_raw(params_file, overrides, config)),
-        Path(dated(out)),
-        CURRENT.get(None),
-    )
+    checked = Config.from_mapping(parameters(params_file, overrides, config))
+    folder, call = Path(dated(out)), CURRENT.get(None)
+    place = (storage or os.environ.get(STORAGE)) if call is None else call.storage
     tags = ["tune", checked.method.name, checked.source.name]
-    with _operation(checked, f"tune {folder.name}", tags) as operation:
-        asked = Asked(
-            trials, objective, metric, storage if call is None else call.storage, at_once, max_bytes, max_steps
-        )
-        outcome = study(checked, asked, folder, operation)
-        _show_table(outcome)
-    return _left(outcome)
+    with operation(checked, f"tune {folder.name}", tags, limit_hours=limit_hours) as how:
+        asked = Asked(trials, objective, metric, place, at_once, max_bytes, max_steps)
+        outcome = study(checked, asked, folder, how)
+        show_table(outcome)
+    return left(outcome)
 
 
-# ---- around a flow -----------------------------------------------------------------------------------------------
-
-
-def _one_run(config: Config, out: Path | None, restart: bool, inputs: Inputs | None = None) -> str:
-    name, tags = f"{config.method.name}-s{config.seed}", [config.method.name, config.source.name]
-    with _operation(config, name, tags, experiment_of=config) as operation:
-        outcome = experiment(config, out, operation, restart=restart, inputs=inputs)
-        _show_run(outcome)
-    return _left(outcome)
-
-
-def _raw(params_file: str | None, overrides: Sequence[str] | None, config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The parameters of a flow, not yet checked.
-
-    Raises:
-        ConfigError: an override names a store: Prefect keeps what a flow is given, and an address may hold a password.
-    """
-    if config is not None:
-        return dict(config)
-    for assignment in overrides or ():
-        if assignment.startswith("tracking.uri"):
-            raise ConfigError(
-                "overrides: tracking.uri would be kept by Prefect, with a password that may be in it; put it into the "
-                "parameter file, or into MLFLOW_TRACKING_URI where the worker runs"
-            )
-    return override(read_params(None if params_file is None else Path(params_file)), overrides or ())
-
-
-def dated(out: str) -> str:
-    """A folder in whose name ``{date}`` is the day (UTC) for which the flow was scheduled."""
-    return out.replace("{date}", flow_run.scheduled_start_time.astimezone(UTC).date().isoformat())
-
-
-@contextmanager
-def _operation(
-    config: Config, name: str, tags: Sequence[str], experiment_of: Config | None = None
-) -> Iterator[Operation]:
-    """How this flow is carried out, with its run named and tagged, and its progress shown.
+@flow(name="retrain-on-new-data", **HOOKS)
+def retrain_on_new_data(
+    params_file: str | None = None,
+    overrides: list[str] | None = None,
+    out: str = "runs/retrained",
+    restart: bool = False,
+    config: Configuration | None = None,
+    limit_hours: Hours | None = None,
+) -> State[str]:
+    """One experiment on the data that there are now, unless they are those of the last one that has finished.
 
     Args:
-        config: says where runs are logged, for a flow that no command has started.
-        name: of the flow run. tags: of it, beside those that it has.
-        experiment_of: the configuration, where the flow is a single run.
+        params_file: parameter file; None takes ``params.yaml`` where there is one.
+        overrides: ``KEY=VALUE`` assignments.
+        out: folder of the runs, one for each state of the data, and of ``last.json``, which names the last one.
+        restart: throw away a checkpoint that cannot be used; one that can is gone on with.
+        config: a configuration instead of a file and overrides.
+        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
+
+    Returns:
+        A state that says what was done and why; its data is the folder of the last run.
     """
-    _name_flow_run(name, tags)
-    call, whole_rounds = CURRENT.get(None), experiment_of is None or worker_count(experiment_of.engine) == 0
-    with ExitStack() as stack:
-        # To the run's page; the terminal of a command has its own watcher, and a worker's log gets what the page gets.
-        log = Lines(get_run_logger().info)
-        if call is not None:
-            given = call.operation
-            watcher = ProgressArtifact(given.watcher, log)
-        else:
-            given = Operation(InlineSteps(), log, stack.enter_context(_recorder(config, log.say)))
-            watcher = ProgressArtifact(log)
-        stack.callback(watcher.end)
-        yield replace(given, steps=PrefectSteps(whole_rounds=whole_rounds), watcher=watcher)
+    checked, home = Config.from_mapping(parameters(params_file, overrides, config)), Path(out)
+    name, tags = f"retrain {checked.method.name}-s{checked.seed}", ["retrain", checked.method.name, checked.source.name]
+    with operation(checked, name, tags, limit_hours=limit_hours, experiment_of=checked) as how:
+        prepared = how.steps.call("prepare-data", Cache.here().prepared, checked)
+        now, last = Dataset.load(prepared).meta.fingerprint, home / "last.json"
+        before = read_json(last, "delete it; the data then count as new") if last.exists() else None
+        if before is not None and before["data_fingerprint"] == now:
+            said = (
+                f"nothing to train: the data ({now[:16]}) are those of {home / before['run']}, the last that finished"
+            )
+            create_markdown_artifact(said, key="data")
+            return Completed(name="Unchanged", message=said, data=str(home / before["run"]))
+        was = "none has finished before" if before is None else f"the last run had {before['data_fingerprint'][:16]}"
+        create_markdown_artifact(f"new data: {now[:16]}; {was}", key="data")
+        outcome = experiment(checked, home / now[:16], how, restart=restart)
+        write_json(last, {"data_fingerprint": now, "run": outcome.directory.name})
+        show_run(outcome)
+    return Completed(message=f"trained on new data ({now[:16]}; {was}): {left(outcome)}", data=str(outcome.directory))
 
 
-@contextmanager
-def _recorder(config: Config, say: Callable[[str], None]) -> Iterator[Recorder]:
-    with Recorder(config.tracking.enabled, say) as recorder:
-        recorder.configure(config.to_mapping()["tracking"])
-        yield recorder
-
-
-def _name_flow_run(name: str, tags: Sequence[str]) -> None:
-    with get_client(sync_client=True) as client:
-        client.update_flow_run(flow_run.id, name=name, tags=sorted({*flow_run.tags, *tags}))
-
-
-def _left(outcome: Outcome | StudyOutcome) -> str:
-    """The folder of a flow's results, which is what Prefect keeps; the rest goes to the command that called it."""
-    call = CURRENT.get(None)
-    if call is not None:
-        call.outcome = outcome
-    return str(outcome.directory)
-
-
-def _show_run(outcome: Outcome) -> None:
-    lines = [f"folder: `{outcome.directory}`", *([f"MLflow: `{outcome.store}`"] if outcome.store else [])]
-    create_markdown_artifact(_run_table(outcome.directory) + "\n\n" + "\n\n".join(lines), key="result")
-
-
-def _run_table(directory: Path) -> str:
-    """The scores and costs of a finished run as Markdown."""
-    from flcore.run_folder import RunFiles
-    from pipelines.runs.layout import read_json
-
-    metrics = read_json(RunFiles(directory).metrics)
-    rows = [
-        f"| {key} | {value} |"
-        for key, value in metrics.items()
-        if isinstance(value, int | float | str) and "fingerprint" not in key and "hash" not in key
-    ]
-    return "\n".join(["| metric | value |", "| --- | ---: |", *rows])
-
-
-def _show_table(outcome: Outcome | StudyOutcome) -> None:
-    create_markdown_artifact(outcome.markdown, key="table", description=f"of the runs in {outcome.directory}")
+def _one_run(
+    config: Config, out: Path | None, restart: bool, limit_hours: float | None, inputs: Inputs | None = None
+) -> str:
+    name, tags = f"{config.method.name}-s{config.seed}", [config.method.name, config.source.name]
+    with operation(config, name, tags, limit_hours=limit_hours, experiment_of=config) as how:
+        outcome = experiment(config, out, how, restart=restart, inputs=inputs)
+        show_run(outcome)
+    return left(outcome)

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from prefect import flow
+from pydantic import Field
 
 from flcore.config import Config
-from pipelines.orchestration.flows import _left, _operation, _show_table, dated
+from pipelines.orchestration.ended import HOOKS
+from pipelines.orchestration.flow_runs import Hours, Seed, dated, left, operation, show_table
 from pipelines.papers.carry_out import folder_of, run_table
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.plan import Asked, plan
 
 
-@flow(name="paper-table")
+@flow(name="paper-table", **HOOKS)
 def paper_table(
     id: str,
     rows: list[str] | None = None,
     columns: list[str] | None = None,
-    seeds: list[int] | None = None,
-    partition_seeds: list[int] | None = None,
-    rounds_scale: float = 1.0,
+    seeds: list[Seed] | None = None,
+    partition_seeds: list[Seed] | None = None,
+    rounds_scale: Annotated[float, Field(gt=0)] = 1.0,
     assignments: list[str] | None = None,
-    max_hours: float | None = None,
+    max_hours: Hours | None = None,
     out: str | None = None,
     restart: bool = False,
+    limit_hours: Hours | None = None,
 ) -> str:
     """A table of a paper: what can be run here, our figures beside the printed ones.
 
     Args:
         id: of the table, such as ``fedpa.table2``.
-        rows, columns: their keys; None: all.
+        rows: their keys; None: all.
+        columns: their keys; None: all.
         seeds: of every cell; None: 0, 1, 2.
         partition_seeds: divisions, each with every seed; None: as the table has it.
         rounds_scale: share of the printed rounds.
@@ -38,6 +43,7 @@ def paper_table(
         max_hours: runs that are known to take longer on one core are refused; None: none.
         out: the table's folder; ``{date}`` as for ``federated-experiment``; None: ``runs/papers/<id>``.
         restart: throw away checkpoints that cannot be used.
+        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
 
     Returns:
         The table's folder.
@@ -54,7 +60,7 @@ def paper_table(
     planned = plan(table_named(id), asked)
     folder = folder_of(planned) if out is None else Path(dated(out))
     config = Config.from_mapping(planned.settings[0].parameters if planned.settings else {})
-    with _operation(config, f"paper {id}", ["paper", id.partition(".")[0]]) as operation:
-        outcome = run_table(planned, folder, operation, restart=restart)
-        _show_table(outcome)
-    return _left(outcome)
+    with operation(config, f"paper {id}", ["paper", id.partition(".")[0]], limit_hours=limit_hours) as how:
+        outcome = run_table(planned, folder, how, restart=restart)
+        show_table(outcome)
+    return left(outcome)

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipelines.orchestration.commands import as_flow, operation, say_table, uses_prefect
+from pipelines.orchestration.as_flow import as_flow, uses_prefect
+from pipelines.orchestration.commands import operation, say_table
 from pipelines.papers.carry_out import folder_of, run_table
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.plan import Asked, plan

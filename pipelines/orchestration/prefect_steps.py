@@ -26,8 +26,7 @@ from pipelines.execution.steps import Steps, Work
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_RETRIES = 2
-_RETRY_DELAYS_SECONDS = (2.0, 20.0)
+_RETRY_DELAYS_SECONDS = (2.0, 20.0, 200.0)
 """A full disk or a file system that is away may be back then."""
 
 
@@ -41,7 +40,7 @@ def _task(name: str, work: Callable[[], Result], run_name: str | None = None) ->
         work,
         name=name,
         task_run_name=(run_name or name).replace("{", "{{").replace("}", "}}"),  # else a name with a random ending
-        retries=_RETRIES,
+        retries=len(_RETRY_DELAYS_SECONDS),
         retry_delay_seconds=list(_RETRY_DELAYS_SECONDS),
         retry_condition_fn=_worth_retrying,
         cache_policy=NO_CACHE,

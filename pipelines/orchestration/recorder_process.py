@@ -141,7 +141,7 @@ class _Desk:
     def _stop(self, request: dict[str, Any]) -> None:
         tracker = self._trackers.pop(request["run"], None)
         if tracker is not None and _has_begun(request["run"]):
-            tracker.mark_stopped(failed=True)
+            tracker.mark_stopped(failed=request["failed"], reason=request["reason"])
 
     def _finish(self, request: dict[str, Any]) -> dict[str, Any]:
         from pipelines.orchestration.pages import runs_page
@@ -188,7 +188,7 @@ class _Desk:
 
         directory, facts = Path(request["directory"]), request["facts"]
         runs = [Path(run) for run in request["runs"]]
-        plan = grid.plan(request["config"], facts["vary"], facts["seeds"], facts["baselines"])
+        plan = grid.plan(request["config"], facts["vary"], facts["seeds"], facts["baselines"], facts["points"])
         swept = sweep_tables.collect(plan, runs, facts["metric"])
         figure = write_figure(swept, directory)
         sweep_tables.write(swept, directory)

@@ -1,4 +1,4 @@
-"""``protofl up``, ``status`` and ``down``: Prefect with a worker, MLflow and Optuna's dashboard, on loopback.
+"""``protofl up``, ``deploy``, ``status``, ``down``: Prefect with a worker, MLflow and Optuna's dashboard, on loopback.
 
 Prefect is started by ``prefect server start`` and not by its ``--background``, which remembers a process id alone:
 after a restart of the machine it may stop somebody else's process with it, or refuse to start. What runs is kept in
@@ -16,20 +16,23 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from flcore.errors import ConfigError, RunError
-from pipelines.orchestration import background, deployments
+from pipelines.orchestration import background, deployments, plans
+from pipelines.orchestration.address import configured, problem_with
 from pipelines.orchestration.background import Service
+from pipelines.orchestration.gpus import limit_name, visible_gpus
+from pipelines.orchestration.plans import HOST, Plan
 from pipelines.tracking.addresses import without_password
 
-_HOST = "127.0.0.1"
 _PORTS = {"prefect": 4200, "mlflow": 5000, "dashboard": 8080, "worker": 8090}
 _PORTS_TRIED = 50
 _SECONDS_TO_START = 240.0
 _PATIENCE_SECONDS = 2.0
+_LONG_PATIENCE_SECONDS = 20.0  # for one that must answer: on a machine that trains it may be slow
 _WHAT = {
     "prefect": "flows: what runs, what ran, what is scheduled",
     "mlflow": "runs: metrics, figures, models",
@@ -39,29 +42,20 @@ _WHAT = {
 _HEALTH = {"prefect": "/health", "mlflow": "/health", "dashboard": "/api/meta", "worker": "/health"}
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """How a service is started.
-
-    Attributes:
-        url: where it will answer.
-        arguments: of the Python interpreter.
-        environment: variables beside those of this process.
-        shows: of MLflow, the store, without a password.
-    """
-
-    url: str
-    arguments: Sequence[str]
-    environment: dict[str, str] = field(default_factory=dict)
-    shows: str = ""
-
-
-def up(*, prefect: bool = True, mlflow: bool = True, dashboard: bool = True, worker: bool = True) -> None:
+def up(
+    *,
+    prefect: bool = True,
+    mlflow: bool = True,
+    dashboard: bool = True,
+    worker: bool = True,
+    flows_per_gpu: int = 1,
+) -> None:
     """Start what does not run yet, wait until it answers, and print where.
 
     Args:
         prefect: the server that shows flows. mlflow: the one that shows runs. dashboard: the one that shows studies.
-        worker: what carries out scheduled flows; needs ``prefect``.
+        worker: what carries out scheduled flows; needs ``prefect``. One for the queue ``cpu``, one for each GPU.
+        flows_per_gpu: how many flows share a GPU, whoever starts them.
 
     Raises:
         ConfigError: no free port, or settings that cannot be read.
@@ -71,28 +65,52 @@ def up(*, prefect: bool = True, mlflow: bool = True, dashboard: bool = True, wor
     with background.one_command_at_a_time():
         running = _forget_what_has_ended()
         notes = []
-        plans: dict[str, Callable[[int], _Plan]] = {"prefect": _prefect, "dashboard": _dashboard}
-        store = _store()
+        known: dict[str, Callable[[int], Plan]] = {"prefect": plans.prefect, "dashboard": plans.dashboard}
+        store = plans.store()
         if store.startswith(("http://", "https://")):
             wanted["mlflow"] = False
             notes.append(f"mlflow      not started: runs are logged to {without_password(store)}")
         else:
-            plans["mlflow"] = lambda port: _mlflow(port, store)
+            known["mlflow"] = partial(plans.mlflow, address=store)
         names = [name for name in ("prefect", "mlflow", "dashboard") if wanted[name] and name not in running]
-        running |= _start({name: plans[name] for name in names}, running)
+        running |= _start({name: known[name] for name in names}, running)
         if wanted["worker"]:
-            api = running["prefect"].url
-            if "worker" not in running or deployments.changed_after(running["worker"].started):
+            api, gpus = running["prefect"].url, visible_gpus()
+            wanted_workers = plans.workers(api, gpus, flows_per_gpu)
+            workers = {name: plan for name, plan in wanted_workers.items() if name not in running}
+            there = [service for name, service in running.items() if _kind(name) == "worker"]
+            is_new = bool(workers or os.environ.get(deployments.WEBHOOK))
+            if is_new or deployments.changed_after(min(service.started for service in there)):
                 with _waiting("deployments"):
-                    deployments.register(api, background.LOGS / "deployments.log")
-            if "worker" not in running:
+                    deployments.register(api, background.LOGS, {limit_name(gpu): flows_per_gpu for gpu in gpus})
+            if not there:
                 deployments.settle(api)
-                running |= _start({"worker": lambda port: _worker(port, api)}, running)
+            running |= _start(workers, running)
             notes += [f"scheduled   {line}" for line in deployments.schedules(api)]
-    for name in _PORTS:
-        if name in running:
-            print(f"{name:<10}  {_page(running[name]):<29}  {_WHAT[name]}")
+    for name in sorted(running, key=_order):
+        print(f"{name:<12}  {_page(running[name]):<29}  {_WHAT[_kind(name)]}")
     print("\n".join([*notes, _hint()]))
+
+
+def deploy(*, flows_per_gpu: int = 1) -> None:
+    """Tell the configured server what ``up`` tells its own; for a server that others use too.
+
+    Args:
+        flows_per_gpu: how many flows share a GPU of this machine.
+
+    Raises:
+        ConfigError: no server is configured. RunError: it does not answer, or does not take something.
+    """
+    address = configured()
+    if address is None:
+        raise ConfigError("no Prefect server is configured: set PREFECT_API_URL, or start one with `protofl up`")
+    problem = problem_with(address, _LONG_PATIENCE_SECONDS)
+    if problem is not None:
+        raise RunError(f"the Prefect server at {address.shown} (from {address.source}) cannot be used: {problem}")
+    limits = {limit_name(gpu): flows_per_gpu for gpu in visible_gpus()}
+    with _waiting("deployments"):
+        deployments.register(address.url, background.LOGS, limits)
+    print("\n".join(f"scheduled   {line}" for line in deployments.schedules(address.url)))
 
 
 def status(*, as_json: bool = False) -> None:
@@ -131,12 +149,12 @@ def down() -> None:
         if not services:
             print("nothing to stop: nothing runs here that `protofl up` has started")
             return
-        for service in sorted(services, key=lambda service: list(_PORTS)[::-1].index(service.name)):
+        for service in sorted(services, key=lambda service: _order(service.name), reverse=True):
             was_running = background.is_running(service)
             background.stop(service.name)
             services.remove(service)
             background.record(services)
-            if service.name == "worker":
+            if _kind(service.name) == "worker" and not any(_kind(left.name) == "worker" for left in services):
                 _settle(services)
             print(f"{service.name}: " + (f"stopped (pid {service.pid})" if was_running else "had ended by itself"))
 
@@ -165,11 +183,11 @@ def _forget_what_has_ended() -> dict[str, Service]:
     return running
 
 
-def _start(plans: dict[str, Callable[[int], _Plan]], running: dict[str, Service]) -> dict[str, Service]:
+def _start(wanted: dict[str, Callable[[int], Plan]], running: dict[str, Service]) -> dict[str, Service]:
     """Start services side by side, and wait for all of them."""
     started: dict[str, Service] = {}
     taken = {int(service.url.split(":")[2].split("/")[0]) for service in running.values()}
-    for name, plan_at in plans.items():
+    for name, plan_at in wanted.items():
         port = _free_port(name, taken)
         taken.add(port)
         plan = plan_at(port)
@@ -198,84 +216,41 @@ def _start(plans: dict[str, Callable[[int], _Plan]], running: dict[str, Service]
     return started
 
 
-def _prefect(port: int) -> _Plan:
-    environment = {
-        "PREFECT_HOME": os.environ.get("PREFECT_HOME") or str((background.HOME / "prefect").absolute()),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        # Many small writes at once: the default is a transaction for every change of every task.
-        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
-        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
-        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-    }
-    api = f"http://{_HOST}:{port}/api"
-    arguments = ["-m", "prefect", "server", "start", "--host", _HOST, "--port", str(port)]
-    return _Plan(api, arguments, {**environment, **deployments.environment(api)})
-
-
-def _worker(port: int, api: str) -> _Plan:
-    environment = {"PREFECT_WORKER_WEBSERVER_HOST": _HOST, "PREFECT_WORKER_WEBSERVER_PORT": str(port)}
-    # One flow at a time, since one flow uses all cores.
-    arguments = ["-m", "prefect", "worker", "start", "--pool", deployments.POOL, "--type", "process", "--limit", "1"]
-    arguments += ["--with-healthcheck", "--install-policy", "never"]
-    return _Plan(f"http://{_HOST}:{port}", arguments, {**environment, **deployments.environment(api)})
-
-
-def _mlflow(port: int, store: str) -> _Plan:
-    from pipelines.tracking.store import sqlite_file
-
-    database = sqlite_file(store)
-    home = Path("mlruns").absolute() if database is None else database.parent
-    home.mkdir(parents=True, exist_ok=True)
-    arguments = ["-m", "mlflow", "server", "--host", _HOST, "--port", str(port), "--workers", "1"]
-    environment = {
-        "MLFLOW_BACKEND_STORE_URI": store,  # an argument would show everybody a password in it
-        "MLFLOW_ARTIFACTS_DESTINATION": str(home / "artifacts"),
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # processes for features that nothing here uses
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "DO_NOT_TRACK": "true",
-    }
-    return _Plan(f"http://{_HOST}:{port}", arguments, environment, without_password(store))
-
-
-def _dashboard(port: int) -> _Plan:
-    return _Plan(f"http://{_HOST}:{port}", ["-m", "pipelines.tuning.dashboard", "--port", str(port)])
-
-
-def _store() -> str:
-    """Where runs that are begun here are logged."""
-    from pipelines.config.files import read_params
-    from pipelines.tracking.store import resolve_uri
-
-    section = read_params(None).get("tracking")
-    uri = section.get("uri") if isinstance(section, dict) else None
-    return resolve_uri(uri if isinstance(uri, str) else None)
-
-
 def _free_port(name: str, taken: set[int]) -> int:
     """The service's usual port, or the next one that is free.
 
     Raises:
         ConfigError: there is none.
     """
-    first = _PORTS[name]
+    first = _PORTS[_kind(name)]
     for port in range(first, first + _PORTS_TRIED):
         if port in taken:
             continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((_HOST, port))
+                probe.bind((HOST, port))
             except OSError:
                 continue
             return port
     raise ConfigError(f"{name}: no free port from {first} to {first + _PORTS_TRIED - 1}; stop what holds them")
 
 
+def _kind(name: str) -> str:
+    """What a service is: there may be several workers."""
+    return name.partition("-")[0]
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Where a service stands in a list: servers before the workers that need them."""
+    return list(_PORTS).index(_kind(name)), name
+
+
 # ---- what is shown -----------------------------------------------------------------------------------------------
 
 
 def _answers(service: Service) -> bool:
-    request = urllib.request.Request(service.url + _HEALTH[service.name])
+    request = urllib.request.Request(service.url + _HEALTH[_kind(service.name)])
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=_PATIENCE_SECONDS):
             return True
@@ -291,7 +266,7 @@ def _state(service: Service) -> str:
 
 def _page(service: Service) -> str:
     """What to open in a browser."""
-    return service.url + "/health" if service.name == "worker" else service.url.removesuffix("/api")
+    return service.url + "/health" if _kind(service.name) == "worker" else service.url.removesuffix("/api")
 
 
 def _last_line(service: Service) -> str:

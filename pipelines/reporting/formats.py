@@ -52,6 +52,24 @@ def format_summary(summary: Summary) -> str:
     return format_percent(summary.mean) + spread + partial
 
 
+def format_number(summary: Summary) -> str:
+    """Mean and spread of what is no share: `12.3 ± 0.4`, four figures."""
+    if summary.mean is None:
+        return MISSING
+    spread = "" if summary.std is None else f" ± {summary.std:.4g}"
+    partial = f" (n = {summary.n})" if summary.n < len(summary.by_seed) else ""
+    return f"{summary.mean:.4g}{spread}{partial}"
+
+
+def format_number_difference(difference: PairedDifference) -> str:
+    """Paired difference of what is no share, with its interval where there is one."""
+    if difference.mean is None:
+        return MISSING
+    if difference.low is None or difference.high is None:
+        return f"{difference.mean:+.4g}"
+    return f"{difference.mean:+.4g} [{difference.low:+.4g}, {difference.high:+.4g}]"
+
+
 def format_difference(difference: PairedDifference) -> str:
     """Paired difference with its interval: `+2.00 [-0.48, +4.48]`; for one seed the mean and why no interval."""
     mean = format_percent(difference.mean, signed=True)

@@ -24,6 +24,7 @@ from pipelines.reporting.figures.sets import Drawing
 from pipelines.reporting.figures.style import DARK
 from pipelines.reporting.formats import listed
 from pipelines.reporting.tables import TIED_SIGN, Table
+from pipelines.runs.layout import write_text
 from pipelines.runs.record import RunRecord, load_compared_by
 
 
@@ -258,8 +259,7 @@ def write_page(
     text = _template().render(
         {"tiles": (), **page}, lead=lead, sections=sections, keys=colours, dark=DARK, tied_sign=TIED_SIGN
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", newline="")
+    write_text(path, text)
     return path
 
 

@@ -40,6 +40,7 @@ def run_tiles(run: RunRecord) -> tuple[tuple[str, str, str], ...]:
         (HEADINGS["mean_local"], percent(run.mean_local), "accuracy on own test data"),
         (HEADINGS["client_std"], percent(run.client_std), "spread of that accuracy"),
         ("traffic", format_bytes(traffic), "up + down, all clients, whole run"),
+        *((row[0], row[2], "of what is told under all values") for row in _privacy(run)[:1]),
     )
     return tuple(tile for tile in candidates if tile[1] != MISSING)
 
@@ -58,10 +59,42 @@ def run_values(run: RunRecord) -> Table:
         ("down / round", "bytes_down_per_round", format_bytes(run.bytes_down_per_round)),
         ("scalars up / round", "scalars_up_per_round", format_count(run.scalars_up_per_round)),
         ("parameters", "num_parameters", format_count(run.num_parameters)),
+        *_privacy(run),
+        *_poisoned(run),
     )
     what, names, values = zip(*rows, strict=True)
     columns = (Column("value", "value", what, WORDS), Column("name", "name", names, WORDS))
     return Table("All values", (*columns, Column("of", run.method, values)))
+
+
+def _privacy(run: RunRecord) -> tuple[tuple[str, str, str], ...]:
+    """Rows of the privacy account, ε first; none where nothing is differentially private."""
+    if not run.privacy:
+        return ()
+    told = run.privacy
+    rows = (
+        ("privacy spent, ε", "epsilon", f"{told['epsilon']:.2f} at δ = {told['delta']:g}"),
+        ("what it hides", "unit", f"one {told['unit']}, over {told['releases']} rounds"),
+        ("noise multiplier", "noise_multiplier", told.get("noise_multiplier")),
+        ("clipping norm", "clip", told.get("clip")),
+        ("sampling of clients", "sampling", told.get("sampling")),
+        ("what it covers", "covers", told["covers"]),
+    )
+    return tuple((name, f"privacy.{key}", str(value)) for name, key, value in rows if value is not None)
+
+
+def _poisoned(run: RunRecord) -> tuple[tuple[str, str, str], ...]:
+    """Rows of a simulated attack; none where there is none."""
+    if not run.poisoned:
+        return ()
+    told = run.poisoned
+    attack = told["attack"] if told["attack_scale"] is None else f"{told['attack']} × {told['attack_scale']:g}"
+    who = ", ".join(map(str, told["clients"]))
+    return (
+        ("simulated attack", "poisoned.attack", attack),
+        ("poisoned clients", "poisoned.clients", who),
+        ("the other clients' mean", "poisoned.honest_mean_local", percent(told["honest_mean_local"])),
+    )
 
 
 def traffic_by_kind(comparison: Comparison) -> Table | None:

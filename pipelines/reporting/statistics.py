@@ -136,6 +136,11 @@ def lower_is_better(name: str) -> bool:
     return not _COSTS.isdisjoint(name.replace(".", "_").split("_"))
 
 
+def is_share(name: str) -> bool:
+    """Whether people read a figure in percent: it is neither a cost, nor a number of something."""
+    return name == "client_std" or not lower_is_better(name) or name.rpartition(".")[2].endswith("forgetting")
+
+
 def marks(summaries: Sequence[Summary], lower_is_better: bool = False) -> list[str]:
     """Say for each cell of a column whether its mean is "best", "tied" with the best, or "" (neither).
 

@@ -23,6 +23,8 @@ from pipelines.reporting.statistics import (
     CONFIDENCE,
     PairedDifference,
     Summary,
+    is_share,
+    lower_is_better,
     marks,
     paired_differences,
     summarise_runs,
@@ -31,6 +33,8 @@ from pipelines.reporting.tables import (
     DIFFERENCE,
     MEAN_BYTES,
     MEAN_COUNT,
+    NUMBER_DIFFERENCE,
+    NUMBER_SUMMARY,
     SCORE,
     SPREAD,
     WORDS,
@@ -120,7 +124,7 @@ def summarise(
         points: each with its finished runs; those of the grid first, in its order, then baselines.
         configured: the values of the varied keys in the configuration.
         seeds: that were asked for.
-        metric: the score of the table and the figure: ``top1_global``, ``mean_local`` or ``pooled_local``.
+        metric: the figure of the table and the picture: any number of ``metrics.json``.
         subject: method, dataset, partition and clients, for titles.
 
     Returns:
@@ -130,7 +134,8 @@ def summarise(
     keys = tuple(points[0][0].values)
     everything = [run for _, runs in points for run in runs]
     scores = (*SCORES, *TASK_SCORES) if any(run.tasks for run in everything) else SCORES
-    rows = [_row(point, runs, points, configured, scores) for point, runs in points]
+    scores = tuple(dict.fromkeys((*scores, metric)))
+    rows = [_row(point, runs, points, configured, scores, metric) for point, runs in points]
     title = f"{subject}, {lengths_and_seeds(everything)}" if everything else subject
     notes = tuple(_notes(rows, configured, seeds, metric))
     return Sweep(title, keys, configured, metric, tuple(seeds), tuple(rows), notes)
@@ -142,6 +147,7 @@ def _row(
     points: Sequence[tuple[Point, Sequence[RunRecord]]],
     configured: Mapping[str, Any],
     scores: Sequence[str],
+    metric: str,
 ) -> Row:
     wanted = {**configured, **{key: value for key, value in point.values.items() if key.startswith("partition.")}}
     is_reference = not point.is_baseline and point.values == wanted
@@ -151,7 +157,7 @@ def _row(
         is_reference,
         tuple(sorted(runs, key=lambda run: run.seed)),
         summarise_runs(runs, scores),
-        paired_differences(runs, () if is_reference else reference, HEADLINE_METRICS),
+        paired_differences(runs, () if is_reference else reference, dict.fromkeys((*HEADLINE_METRICS, metric))),
         summarise_runs(runs, COMMUNICATION),
     )
 
@@ -202,8 +208,10 @@ def sweep_table(sweep: Sweep) -> Table:
             if key != "method.name"
         ),
     ]
+    share = is_share(metric)
+    what = "Accuracy in %" if metric in HEADINGS else f"{metric} in %" if share else metric
     return Table(
-        "Accuracy in %, mean ± std over n seeds; Δ to the configured values [95 % interval]",
+        f"{what}, mean ± std over n seeds; Δ to the configured values [95 % interval]",
         (
             *point,
             Column("num_seeds", "n", [len(row.runs) for row in rows]),
@@ -217,9 +225,9 @@ def sweep_table(sweep: Sweep) -> Table:
             ),
             Column(
                 metric,
-                f"Δ {HEADINGS[metric]}",
+                f"Δ {HEADINGS.get(metric, metric)}",
                 [row.differences[metric] for row in rows],
-                DIFFERENCE,
+                DIFFERENCE if share else NUMBER_DIFFERENCE,
                 _DIFFERENCE,
                 instead=reference,
             ),
@@ -232,7 +240,8 @@ def sweep_table(sweep: Sweep) -> Table:
 
 
 def _score(sweep: Sweep, key: str, marked: Sequence[str]) -> Column:
-    return Column(key, HEADINGS[key], [row.scores[key] for row in sweep.rows], SCORE, DEFINITIONS[key], marked)
+    values, form = [row.scores[key] for row in sweep.rows], SCORE if is_share(key) else NUMBER_SUMMARY
+    return Column(key, HEADINGS.get(key, key), values, form, DEFINITIONS.get(key, ""), marked)
 
 
 def _marks(rows: Sequence[Row], metric: str) -> list[str]:
@@ -242,7 +251,8 @@ def _marks(rows: Sequence[Row], metric: str) -> list[str]:
     marked = [""] * len(rows)
     for shared in dict.fromkeys(tuple(partition(row)) for row in rows):
         places = [place for place, row in enumerate(rows) if tuple(partition(row)) == shared]
-        for place, mark in zip(places, marks([rows[place].scores[metric] for place in places]), strict=True):
+        ranked = marks([rows[place].scores[metric] for place in places], lower_is_better=lower_is_better(metric))
+        for place, mark in zip(places, ranked, strict=True):
             marked[place] = mark
     return marked
 
@@ -303,7 +313,10 @@ def _run_values(sweep: Sweep, row: Row, run: RunRecord) -> dict[str, Any]:
 def _document(sweep: Sweep) -> dict[str, Any]:
     columns = [
         *(Column(key, "", [row.scores[key] for row in sweep.rows], SCORE) for key in sweep.rows[0].scores),
-        *(Column(key, "", [row.differences[key] for row in sweep.rows], DIFFERENCE) for key in HEADLINE_METRICS),
+        *(
+            Column(key, "", [row.differences[key] for row in sweep.rows], DIFFERENCE)
+            for key in sweep.rows[0].differences
+        ),
         *(Column(key, "", [row.costs[key] for row in sweep.rows], MEAN_COUNT) for key in COMMUNICATION),
     ]
     rows = [

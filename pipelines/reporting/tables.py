@@ -21,15 +21,19 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from flcore.files import sweep
 from pipelines.reporting.formats import (
     MISSING,
     format_bytes,
     format_count,
     format_difference,
+    format_number,
+    format_number_difference,
     format_percent,
     format_summary,
 )
 from pipelines.reporting.statistics import BEST, TIED, PairedDifference, Summary
+from pipelines.runs.layout import write_text
 
 TIED_SIGN = "≈"
 MARKS_MEAN = (
@@ -88,6 +92,9 @@ BYTES = Format(format_bytes)
 SCORE = Format(format_summary, _score_fields)
 SPREAD = Format(lambda summary: format_percent(summary.mean), _score_fields)
 DIFFERENCE = Format(format_difference, _difference_fields)
+NUMBER_SUMMARY = Format(format_number, _score_fields)
+NUMBER_DIFFERENCE = Format(format_number_difference, _difference_fields)
+"""Of figures that are no shares."""
 MEAN_BYTES, MEAN_COUNT = of_mean(format_bytes), of_mean(format_count)
 
 
@@ -313,8 +320,7 @@ def _rounded(value: Any) -> Any:
 
 def write_texts(contents: Mapping[str, str], directory: Path) -> tuple[Path, ...]:
     """Write files by name into a folder, which is made if it is not there; returns their paths."""
-    directory.mkdir(parents=True, exist_ok=True)
+    sweep(directory)
     for name, text in contents.items():
-        # newline="" keeps the bytes the same on every platform.
-        (directory / name).write_text(text, encoding="utf-8", newline="")
+        write_text(directory / name, text)
     return tuple(directory / name for name in contents)

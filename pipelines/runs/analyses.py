@@ -17,8 +17,10 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from flcore import disk
 from flcore.errors import DataError
 from flcore.evaluation.analyses import SUMMARIES
+from flcore.files import replace_file, sweep
 from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
 
 if TYPE_CHECKING:
@@ -132,14 +134,14 @@ def _index(files: RunFiles, run: str) -> dict[str, Any]:
 
 def _store(files: RunFiles, name: str, result: Result) -> None:
     """Write what there is of arrays and rows, and drop what an earlier analysis left."""
-    files.analyses.mkdir(parents=True, exist_ok=True)
+    sweep(files.analyses)
     array_file, table_file = files.analyses / f"{name}.npz", files.analyses / f"{name}.csv"
-    array_file.unlink(missing_ok=True)
-    table_file.unlink(missing_ok=True)
+    disk.remove(array_file, missing_ok=True)
+    disk.remove(table_file, missing_ok=True)
     if result.arrays:
-        temporary = files.analyses / f".{name}.tmp.npz"
-        np.savez(temporary, **dict(sorted(result.arrays.items())))  # type: ignore[arg-type]
-        temporary.replace(array_file)
+        content = io.BytesIO()
+        np.savez(content, **dict(sorted(result.arrays.items())))  # type: ignore[arg-type]
+        replace_file(array_file, lambda file: file.write(content.getvalue()))
     if result.rows:
         out = io.StringIO()
         writer = csv.DictWriter(out, list(result.rows[0]), lineterminator="\n")

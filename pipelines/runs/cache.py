@@ -16,19 +16,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flcore import disk
 from flcore.config import Config
 from flcore.data.dataset import Dataset
 from flcore.data.partition import Partition
 from flcore.engine.pool.workers import worker_count
 from flcore.errors import DataError
-from flcore.files import read_json, write_json
+from flcore.files import make_durable, read_json, replace_file, write_json
 from flcore.locks import take_lock
 from flcore.provenance import division_fingerprint, preparation_fingerprint
 from flcore.run_folder import RunFiles, described
@@ -120,28 +120,29 @@ class Cache:
         entry = self.root / "index" / kind / f"{name}.json"
         with self._alone(entry):
             if entry.exists():
-                place = self.root / kind / str(read_json(entry, _CURE)["fingerprint"])[:_DIGITS]
-                with suppress(DataError):  # damaged, or somebody has deleted it: made again
+                with suppress(DataError, KeyError):  # damaged, or somebody has deleted it: made again
+                    place = self.root / kind / str(read_json(entry, _CURE)["fingerprint"])[:_DIGITS]
                     load(place)
                     return place
             unfinished = self.root / kind / f".{name[:_DIGITS]}"
-            unfinished.mkdir(parents=True, exist_ok=True)
+            disk.remove_tree(unfinished)  # what a process that was killed has left would be part of the data
+            disk.make_folder(unfinished)
             fingerprint = make(unfinished)
             place = self.root / kind / fingerprint[:_DIGITS]
             try:
                 load(place)  # another request gave the same, which somebody may be reading
-                shutil.rmtree(unfinished)
+                disk.remove_tree(unfinished)
             except DataError:
-                shutil.rmtree(place, ignore_errors=True)
-                unfinished.replace(place)
+                disk.remove_tree(place)
+                disk.rename(unfinished, place)
             write_json(entry, {"fingerprint": fingerprint, "request": dict(request)})
         return place
 
     @contextmanager
     def _alone(self, entry: Path) -> Iterator[None]:
         """Let one process at a time answer a request."""
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        with entry.with_suffix(".lock").open("w") as file:
+        disk.make_folder(entry.parent)
+        with disk.open_lock(entry.with_suffix(".lock")) as file:
             take_lock(file, wait=True)
             yield
 
@@ -202,28 +203,53 @@ def has_finished(directory: Path, run_hash: str, code: str) -> bool:
 
 
 def _results(directory: Path) -> str:
-    """A fingerprint of what a finished run gave."""
+    """A fingerprint of what a finished run gave; whoever deletes or alters some of it has no whole run to share."""
     files = RunFiles(directory)
-    return hashlib.sha256(files.metrics.read_bytes() + files.history.read_bytes()).hexdigest()
+    kept = [path for folder in (files.clients, files.before) for path in sorted(folder.glob("*.safetensors"))]
+    digests = []
+    for path in (files.metrics, files.history, files.model, files.server, *kept):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digests.append([path.relative_to(directory).as_posix(), digest])
+    return _digest(digests)
 
 
-def place(source: Path, target: Path) -> None:
+def place(source: Path, target: Path, add: Callable[[Path], object] = lambda folder: None) -> None:
     """Put what lies in one folder into another, sharing the large files' bytes on disk where that is possible.
+
+    All of it appears at once: half a run would look like a whole one.
 
     Args:
         source: stays as it is; its files are never written to, only replaced.
         target: replaced if it is there.
+        add: is called with the copy before it appears, and may change it.
     """
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, target, copy_function=_link_or_copy, ignore=shutil.ignore_patterns(".running"))
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    disk.remove_tree(unfinished)
+    _copy(source, unfinished)
+    add(unfinished)
+    make_durable(path for path in sorted(unfinished.rglob("*")) if path.is_file())
+    disk.make_folder(target)
+    disk.empty_folder(target)
+    disk.rename(unfinished, target)
 
 
-def _link_or_copy(source: str, target: str) -> None:
-    if source.endswith(".safetensors"):
+def _copy(source: Path, target: Path) -> None:
+    disk.make_folder(target)
+    for path in sorted(source.iterdir()):
+        if path.is_dir():
+            _copy(path, target / path.name)
+        elif not path.name.startswith("."):  # the mark of a run under way, what a killed process has left
+            _link_or_copy(path, target / path.name)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    if source.suffix == ".safetensors":
         with suppress(OSError):  # another disk, or one without links
-            os.link(source, target)
+            disk.link(source, target)
             return
-    shutil.copyfile(source, target)
+    replace_file(target, lambda file: file.write(source.read_bytes()))
 
 
 def _state_of(path: Path | None) -> Any:

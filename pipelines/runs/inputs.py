@@ -26,11 +26,17 @@ class Inputs:
     partition: Path
 
 
-def write_inputs(directory: Path, inputs: Inputs) -> None:
-    """Remember where a run's data lie, seen from its folder."""
+def write_inputs(directory: Path, inputs: Inputs, into: Path | None = None) -> None:
+    """Remember where a run's data lie, seen from its folder.
+
+    Args:
+        directory: of the run. inputs: its data.
+        into: the folder that will be the run's; None: it is.
+    """
     home = directory.absolute()
     places = {"prepared": inputs.prepared, "partition": inputs.partition}
-    write_json(home / "inputs.json", {key: os.path.relpath(path.absolute(), home) for key, path in places.items()})
+    seen = {key: os.path.relpath(path.absolute(), home) for key, path in places.items()}
+    write_json((into or home) / "inputs.json", seen, durable=True)
 
 
 def inputs_of(directory: Path) -> Inputs:

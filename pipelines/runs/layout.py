@@ -7,22 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from flcore.errors import DataError
-from flcore.run_folder import RunFiles
+from flcore.run_folder import RunFiles, write_text
+from flcore.run_folder import write_result as write_json
 
 __all__ = ["RunFiles", "read_json", "write_json", "write_text"]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old or the new content, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON with sorted keys and a newline at the end."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def read_json(path: Path) -> Any:

@@ -16,7 +16,12 @@ from flcore import training
 from flcore.config import Config
 from pipelines.runs.compared import compared_by
 
-_ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
+"""The project's folder, or where its packages are installed."""
+
+LOCK = ROOT / "infra" / "requirements.lock"
+"""The lock of all packages; not there outside a checkout."""
+
 _PACKAGES = ("prefect", "mlflow", "dvc", "optuna")
 
 
@@ -28,8 +33,8 @@ def environment(config: Config) -> dict[str, Any]:
     known = training.environment(config)
     return known | {
         "versions": known["versions"] | training.package_versions(_PACKAGES),
-        "code_version": _git_commit(),
-        "lock_hash": _lock_hash(),
+        "code_version": git_commit(),
+        "lock_hash": lock_hash(),
         "source": source(sys.argv, os.environ),
         "compared_by": compared_by(config),
     }
@@ -53,16 +58,16 @@ def source(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, st
     }
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     """The commit of the code, with ``-dirty`` for changes since; None outside a checkout."""
     try:
-        command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
 
 
-def _lock_hash() -> str | None:
-    lock = _ROOT / "infra" / "requirements.lock"
-    return hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else None
+def lock_hash() -> str | None:
+    """SHA-256 of :data:`LOCK`; None where there is none."""
+    return hashlib.sha256(LOCK.read_bytes()).hexdigest() if LOCK.exists() else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,8 +92,11 @@ class RoundRecord:
 class RunRecord:
     """What one finished run says about itself; `directory` only says where to look and is never printed.
 
-    `draw` is the seed of its division where each seed is compared on several. Of runs on a stream of tasks `tasks` has the figures of :data:`TASK_SCORES`, `block_ends` the last round on each
-    task of a blocked schedule.
+    `draw` is the seed of its division where each seed is compared on several. `figures` are all numbers of its
+    ``metrics.json``, dotted where they are nested. Of runs on a stream of tasks `tasks` has the figures of
+    :data:`TASK_SCORES`, `block_ends` the last round on each task of a blocked schedule. `privacy` is the account of what
+    is differentially private, `poisoned` says who simulates an attack and how the others fare; both are empty for most
+    runs.
     """
 
     method: str
@@ -125,9 +128,12 @@ class RunRecord:
     scalars_up_per_round: float | None
     num_parameters: float | None
     history: tuple[RoundRecord, ...] = ()
+    privacy: Mapping[str, Any] = field(default_factory=dict)
+    poisoned: Mapping[str, Any] = field(default_factory=dict)
     tasks: Mapping[str, float | None] = field(default_factory=dict)
     block_ends: tuple[int, ...] = ()
     directory: Path = field(default=Path(), compare=False)
+    figures: Mapping[str, float | None] = field(default_factory=dict, compare=False, repr=False)
     draw: int | None = None
 
     @property
@@ -179,10 +185,13 @@ def load_run(directory: Path) -> RunRecord:
         bytes_up_by_kind=_byte_counts(metrics.get("bytes_up_by_kind"), f"{path}: bytes_up_by_kind"),
         bytes_down_by_kind=_byte_counts(metrics.get("bytes_down_by_kind"), f"{path}: bytes_down_by_kind"),
         history=tuple(sorted(history, key=lambda record: record.round)),
+        privacy=metrics.get("privacy") or {},
+        poisoned=metrics.get("poisoned") or {},
         tasks=_task_values(metrics.get("tasks"), f"{path}: tasks"),
         block_ends=tuple(end["round"] for end in (metrics.get("tasks") or {}).get("stage_ends", ())),
         directory=directory,
         draw=None,
+        figures=dict(numbers_in(metrics)),
         **numbers,
     )
 
@@ -311,9 +320,23 @@ def group_by_method(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
 
 
 def score(run: RunRecord, key: str) -> float | None:
-    """A figure of a run by its name, of a field or in :data:`TASK_SCORES`; None where the run has no such figure."""
-    value: float | None = run.tasks.get(key) if key in TASK_SCORES else getattr(run, key)
+    """A figure of a run by its name: a field, in :data:`TASK_SCORES`, or any number; None where it has no such one."""
+    if key in TASK_SCORES:
+        return run.tasks.get(key)
+    value: float | None = getattr(run, key) if hasattr(run, key) else run.figures.get(key)
     return value
+
+
+def numbers_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
+    """The numbers of a record by name, dotted where they are nested, lists by position; null is None."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from numbers_in(value, f"{name}.")
+        elif isinstance(value, list):
+            yield from numbers_in({str(place): item for place, item in enumerate(value)}, f"{name}.")
+        elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+            yield name, value
 
 
 def is_measured(run: RunRecord, metric: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from flcore import disk
 from flcore.config import Config
 from flcore.data.partition import Partition
 from flcore.data.summary import summarise
@@ -36,11 +37,9 @@ def partition_folder(directory: Path, config: Config) -> Path:
 
 def remove_others(directory: Path, names: Sequence[str]) -> None:
     """Drop what an earlier configuration left in a folder: what lies there would be part of its hash."""
-    import shutil
-
     for path in directory.iterdir():
         if path.name not in names:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            disk.remove_tree(path) if path.is_dir() else disk.remove(path)
 
 
 def partition_table(division: Partition) -> list[str]:

@@ -11,17 +11,17 @@ know that before.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from flcore import disk
 from flcore.config import Config
 from flcore.errors import DataError, RunError
 from flcore.files import read_json, write_json
 from flcore.run_folder import RunFiles, described, write_result
 from pipelines.execution.bodies import Operation, carry_out_placed
-from pipelines.execution.one_run import PlacedRun, placed
+from pipelines.execution.one_run import PlacedRun, finished_by_other_code, placed
 from pipelines.runs.compared import compared_by
 from pipelines.runs.inputs import Inputs, write_inputs
 from pipelines.stages.partition import partition_folder, remove_others
@@ -58,16 +58,16 @@ def train(
         run = replace(placed(config, inputs, directory), directory=folder)
         runs.append(run)
     kept = {run.directory.name: _named(run) for run in runs if known.get(run.directory.name) == _named(run)}
-    write_json(ledger, kept)  # first: of what is stopped in the middle, it says nothing
+    write_json(ledger, kept, durable=True)  # first: of what is stopped in the middle, it says nothing
     for run in runs:
         if run.directory.name in kept:
             _describe_again(run)
-        elif run.directory.name in known or not _was_begun(run):
-            shutil.rmtree(run.directory, ignore_errors=True)
+        elif run.directory.name in known or not _was_begun(run) or finished_by_other_code(run):
+            disk.remove_tree(run.directory)
     if directory.exists():
         remove_others(directory, [run.directory.name for run in runs])
     failed = carry_out_placed(runs, operation, restart=restart)
-    write_json(ledger, {run.directory.name: _named(run) for run in runs if run.label not in failed})
+    write_json(ledger, {run.directory.name: _named(run) for run in runs if run.label not in failed}, durable=True)
     if failed:
         first, reason = next(iter(failed.items()))
         raise RunError(
@@ -98,8 +98,8 @@ def _describe_again(run: PlacedRun) -> None:
     if run.is_finished or not files.metrics.exists():
         return
     for path in (files.report, files.config):
-        path.unlink(missing_ok=True)
-    shutil.rmtree(files.figures, ignore_errors=True)
+        disk.remove(path, missing_ok=True)
+    disk.remove_tree(files.figures)
     config = run.config.to_mapping()
     config.pop("tracking")
     identity = run.config.identity()

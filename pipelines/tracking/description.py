@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 CONFIG_HASH_TAG = "protofl.config_hash"
 CODE_TAG = "protofl.code"
+STOPPED_TAG = "protofl.stopped"
+"""Why a run has not finished."""
 NOTE_TAG = "mlflow.note.content"
 """MLflow's own name of a description."""
 

@@ -62,6 +62,9 @@ SUMMARY_METRICS: Mapping[str, str] = {
     "tasks/final_<accuracy>": "tasks/<accuracy> as mean over the last ten epochs, or a figure of the whole run",
     "privacy/epsilon": "epsilon of the differentially private part of the messages, after all rounds",
     "privacy/delta": "its delta",
+    "privacy/noise_multiplier": "of noisy averages: standard deviation of the noise over the clipping norm",
+    "privacy/clip": "of noisy averages: the clipping norm",
+    "poisoned/honest_mean_local": "with simulated poisoned clients, final/mean_local over the others",
     "comm/total_bytes_up": "comm/bytes_up after the last round",
     "comm/total_bytes_down": "comm/bytes_down after the last round",
     "comm/bytes_up_per_round": "comm/total_bytes_up over the rounds",
@@ -270,7 +273,8 @@ def summary_metrics(metrics: Mapping[str, Any], timing: Mapping[str, Any]) -> di
     tasks, ways, privacy = (metrics.get(key) or {} for key in ("tasks", "alternatives", "privacy"))
     found = {name: metrics.get(key) for key, name in SUMMARY_FIGURES.items()}
     found |= {f"final/{way}/{key}": value for way, scores in ways.items() for key, value in scores.items()}
-    found |= {f"privacy/{key}": privacy.get(key) for key in ("epsilon", "delta")}
+    found |= {f"privacy/{key}": privacy.get(key) for key in ("epsilon", "delta", "noise_multiplier", "clip")}
+    found["poisoned/honest_mean_local"] = (metrics.get("poisoned") or {}).get("honest_mean_local")
     of_all = {name: tasks.get(name) for name in _TASK_FIGURES}
     found |= {f"tasks/final_{name}": value for name, value in {**of_all, **(tasks.get("last_epochs") or {})}.items()}
     for group, kind in (("time", "seconds"), ("energy", "joules")):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flcore import disk
 from flcore.errors import DataError, ProtoflError
 from flcore.locks import take_lock
 from pipelines.tracking.addresses import without_password, without_secrets
@@ -179,7 +180,7 @@ class Store:
         database = sqlite_file(self.uri)
         if database is None:
             return
-        database.parent.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(database.parent)
         if database.exists():
             with closing(sqlite3.connect(database, timeout=patience_seconds)) as connection:
                 connection.execute("BEGIN IMMEDIATE")

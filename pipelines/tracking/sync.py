@@ -28,6 +28,7 @@ from flcore.errors import DataError
 from flcore.run_folder import RunFiles
 from pipelines.runs.folder import RunFolder, read_folder
 from pipelines.tracking import description
+from pipelines.tracking.addresses import without_password
 from pipelines.tracking.artifacts import small_files, without_tracking
 from pipelines.tracking.metrics import Point, batches, marker, metrics_of, points_by_round, summary_points, times_of
 from pipelines.tracking.store import (
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from mlflow.tracking.client import MlflowClient
 
 PARENT_TAG = "mlflow.parentRunId"  # MLflow's own name: its pages fold children under the run it names
+
+_REASON = 1000  # characters: what a page shows of a tag
 
 logger = logging.getLogger(__name__)
 
@@ -126,17 +129,26 @@ class RunTracker:
             return False
         return self._attempt(lambda client, run: self._sync(client, run, final), patient=final)
 
-    def mark_stopped(self, *, failed: bool) -> bool:
-        """Log what is there and show the run as failed, or as interrupted; a later sync sets it running again."""
+    def mark_stopped(self, *, failed: bool, reason: str | None = None) -> bool:
+        """Log what is there and show the run as failed, or as interrupted; a later sync sets it running again.
+
+        Args:
+            failed: FAILED, else KILLED.
+            reason: kept in a tag until the run goes on. Who gives one waits for another process that logs the run.
+        """
 
         def stop(client: MlflowClient, run: RunFolder) -> None:
             self._sync(client, run, final=False)
             if self._target is not None and not self._target.is_finished:
+                if reason is not None:
+                    client.set_tag(self._target.run_id, description.STOPPED_TAG, without_password(reason)[:_REASON])
                 status = "FAILED" if failed else "KILLED"
                 client.set_terminated(self._target.run_id, status=status, end_time=times_of(run).ended)
                 self._target = None
 
-        return not self._store.outage.is_pausing(self._clock(), final=True) and self._attempt(stop, patient=False)
+        if self._store.outage.is_pausing(self._clock(), final=True):
+            return False
+        return self._attempt(stop, patient=reason is not None)
 
     def log_model(self, *, register: bool = False) -> str | None:
         """Log what the finished run answers with as a model, with signature and example; nothing is pickled.
@@ -252,6 +264,8 @@ class RunTracker:
         add_missing(client, found, tags | self._given_tags, description.parameters(run))
         if found.info.status != "RUNNING":
             client.update_run(target.run_id, status="RUNNING")
+        if description.STOPPED_TAG in found.data.tags:
+            client.delete_tag(target.run_id, description.STOPPED_TAG)
         return target
 
     def _finish(self, client: MlflowClient, run: RunFolder, target: _Target) -> None:

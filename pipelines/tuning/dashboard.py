@@ -182,10 +182,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m pipelines.tuning.dashboard", description=main.__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="who may ask (default: this machine only)")
     parser.add_argument("--port", type=int, default=8080)
+    about = "a database with the studies to show, such as PROTOFL_STORAGE of workers (default: those of this folder)"
+    parser.add_argument("--storage", metavar="URL", help=about)
     given = parser.parse_args()
     from optuna_dashboard import run_server  # type: ignore[import-untyped]
 
-    run_server(Studies(), host=given.host, port=given.port)
+    # Optuna's own command ends where a database has no tables, that is until the first study.
+    run_server(RDBStorage(given.storage) if given.storage else Studies(), host=given.host, port=given.port)
 
 
 if __name__ == "__main__":

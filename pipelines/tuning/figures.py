@@ -5,6 +5,7 @@ So they need neither the storage, which may be a server's, nor torch, and the sa
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from optuna.visualization import matplotlib as drawn
 
+from flcore import disk
+from flcore.files import replace_file, sweep
 from pipelines.runs.layout import read_json
 from pipelines.tuning.folder import StudyFiles
 
@@ -50,10 +53,11 @@ def write(directory: Path) -> tuple[Path, ...]:
     """
     files = StudyFiles(directory)
     described = read_json(files.results)
-    files.figures.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(files.figures)
+    sweep(files.figures)
     written: list[Path] = []
     for old in files.figures.glob("*.svg"):
-        old.unlink()
+        disk.remove(old)
     for name, draw in _drawings(study_of(described), described).items():
         with _clean_pyplot(), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -65,7 +69,9 @@ def write(directory: Path) -> tuple[Path, ...]:
             if name.startswith("slice"):  # so that names of choices stand apart
                 figure.set_figwidth(1.2 * figure.get_figwidth())
             path = files.figures / f"{name}.svg"
-            figure.savefig(path, bbox_inches="tight", metadata=_METADATA)
+            content = io.BytesIO()
+            figure.savefig(content, format="svg", bbox_inches="tight", metadata=_METADATA)
+            replace_file(path, lambda file, content=content: file.write(content.getvalue()))  # type: ignore[misc]
         written.append(path)
     return tuple(written)
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from flcore import disk
 from flcore.errors import ConfigError
+from flcore.files import sweep
 from flcore.locks import take_lock
 from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
 
@@ -84,7 +86,7 @@ class StudyFiles:
     def claim(self, number: int) -> Path:
         """Locked by the process that carries a trial out; outside of its folder, which may be made anew."""
         path = self.directory / ".claims" / f"{number:04d}"
-        path.parent.mkdir(exist_ok=True)
+        disk.make_folder(path.parent)
         return path
 
     @property
@@ -129,8 +131,8 @@ def alone(directory: Path) -> Iterator[None]:
         ConfigError: nothing can be written there.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        handle = (directory / ".lock").open("w")
+        disk.make_folder(directory)
+        handle = disk.open_lock(directory / ".lock")
     except OSError as error:
         raise ConfigError(f"{directory}: cannot write there ({error.strerror}); choose another --out") from error
     with handle:
@@ -142,6 +144,7 @@ def claim(problem: Problem, files: StudyFiles) -> None:
     """Mark a folder as a study's, with the given parameters beside."""
     from pipelines.runs.provenance import environment  # torch
 
+    sweep(files.record.directory)
     write_params(files.params, problem.parameters_with({}))
     mapping = {section: values for section, values in problem.config.to_mapping().items() if section != "tracking"}
     for dimension in problem.dimensions:
@@ -154,7 +157,7 @@ def claim(problem: Problem, files: StudyFiles) -> None:
         "identity": problem.identity,
         "environment": environment(problem.config),
     }
-    write_json(files.record.config, described)
+    write_json(files.record.config, described, durable=True)
 
 
 def write_params(path: Path, parameters: Mapping[str, Any]) -> None:

@@ -63,7 +63,6 @@ class StudyTracker:
         for path in (files.results, files.table, files.trials, files.best, *sorted(files.figures.glob("*.svg"))):
             content = path.read_bytes()  # where MLflow finds them
             target = files.record.directory / path.relative_to(files.directory)
-            target.parent.mkdir(exist_ok=True)
             replace_file(target, lambda file, content=content: file.write(content))  # type: ignore[misc]
         if not self.run.sync(final=True) or self.run.run_id is None:
             return False

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from flcore.errors import ConfigError, RunError
 from flcore.methods import Method
-from pipelines.reporting.statistics import lower_is_better
+from pipelines.runs.record import numbers_in
 
 PER_ROUND = ("top1_global", "mean_local", "pooled_local", "mean_local_own_classes", "client_std", "loss_global")
 """Every record of a history has these, which pruning needs; null where a method has no such figure."""
@@ -22,7 +22,7 @@ FIGURES = (
 """The other numbers of ``metrics.json`` that say what a run is worth."""
 
 NESTED = (
-    *("tasks", "alternatives", "privacy", "bytes_up_by_kind", "bytes_down_by_kind"),
+    *("tasks", "alternatives", "privacy", "poisoned", "bytes_up_by_kind", "bytes_down_by_kind"),
     *("class_acc", "class_acc_vote", "local_accuracy"),
 )
 """Beside them, what has numbers within: ``alternatives.nearest_prototype.top1_global``, ``class_acc.3``. Which ones,
@@ -63,7 +63,7 @@ def value_of(name: str, metrics: Mapping[str, Any], history: Sequence[Mapping[st
         ConfigError: there is no such figure; names those that there are, near misses first.
         RunError: it is null.
     """
-    there = dict(_numbers({**metrics, **{key: history[-1][key] for key in PER_ROUND}}))
+    there = dict(numbers_in({**metrics, **{key: history[-1][key] for key in PER_ROUND}}))
     if name not in there:
         names = [key for key in there if _can_be_asked(key) and not key.rpartition(".")[2].isdecimal()]
         raise ConfigError(f"--metric {name}: {_near(name, names)}this method's runs have {', '.join(sorted(names))}")
@@ -73,25 +73,9 @@ def value_of(name: str, metrics: Mapping[str, Any], history: Sequence[Mapping[st
     return value
 
 
-def is_share(name: str) -> bool:
-    """Whether people read a figure in percent: it is neither a cost, nor a number of something."""
-    return name == "client_std" or not lower_is_better(name) or name.rpartition(".")[2].endswith("forgetting")
-
-
 def _can_be_asked(name: str) -> bool:
     root, _, within = name.partition(".")
     return name in FIGURES or (root in NESTED and within != "")
-
-
-def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{name}.")
-        elif isinstance(value, list):
-            yield from _numbers({str(place): item for place, item in enumerate(value)}, f"{name}.")
-        elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-            yield name, value
 
 
 def _near(name: str, names: Iterable[str]) -> str:

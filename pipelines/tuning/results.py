@@ -16,7 +16,7 @@ from rich.console import Console
 
 from flcore.params import shown
 from pipelines.reporting.formats import MISSING, plural
-from pipelines.reporting.statistics import BEST
+from pipelines.reporting.statistics import BEST, is_share
 from pipelines.reporting.tables import (
     BYTES,
     PERCENT,
@@ -31,7 +31,6 @@ from pipelines.reporting.tables import (
 )
 from pipelines.runs.layout import write_json, write_text
 from pipelines.tuning.folder import StudyFiles, write_params
-from pipelines.tuning.metrics import is_share
 from pipelines.tuning.problem import Problem
 from pipelines.tuning.study import SAMPLER, best_trials, ended_trials, front
 

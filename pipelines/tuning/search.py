@@ -16,12 +16,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 from optuna.trial import Trial, TrialState
 
+from flcore import disk
 from flcore.config import Config
 from flcore.data.dataset import Dataset
 from flcore.data.partition import Partition
 from flcore.engine.pool.groups import StoppedError
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.experiment import Experiment
+from flcore.files import sweep
 from flcore.locks import sole_use, take_lock
 from pipelines.execution.admission import most_at_once
 from pipelines.execution.bodies import side_by_side
@@ -127,6 +129,7 @@ class Search:
         self._operation, self._prefix, self.wanted = operation, prefix, asked.trials
         refuse_other_study(self._problem, self._files)
         with alone(out), storage_errors():
+            sweep(out)
             self._found = Trials(self._problem, self._files, asked.storage, asked.at_once)
             self._runs = TrialRuns(self._problem, self._files, self._inputs(), Cache.here())
             claim(self._problem, self._files)
@@ -208,7 +211,7 @@ class Search:
         """Have a trial to ourselves; False if somebody carries it out."""
         if number in self._claims:
             return False
-        file = self._files.claim(number).open("w")
+        file = disk.open_lock(self._files.claim(number))
         if not take_lock(file, wait=False) or _is_in_use(self._files.trial(number).directory):
             file.close()
             return False

@@ -22,6 +22,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy.exc import SQLAlchemyError
 
+from flcore import disk
 from flcore.errors import ConfigError, RunError
 from flcore.rng import numpy_stream
 from pipelines.execution.one_run import NO_HURDLES, Hurdles
@@ -91,7 +92,7 @@ class Trials:
         if not waiting:  # else a killed process had chosen it
             self.study.enqueue_trial(chosen(self._problem, known, self.at_once))
         trial = self.study.ask()
-        self._files.trial(trial.number).directory.mkdir(parents=True, exist_ok=True)  # which makes it ours
+        disk.make_folder(self._files.trial(trial.number).directory)  # which makes it ours
         self._problem.suggest(trial)
         return True
 

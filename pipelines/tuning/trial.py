@@ -8,15 +8,16 @@ history, so that a study's results do not depend on what else was run.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from flcore import disk
 from flcore.config import Config
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.experiment import Experiment
+from flcore.files import sweep
 from flcore.locks import sole_use
 from flcore.provenance import code_fingerprint
 from flcore.run_folder import RunFiles, described
@@ -25,7 +26,7 @@ from pipelines.execution.one_run import GivenUpError, Hurdles, PlacedRun, fetch,
 from pipelines.runs.cache import Cache
 from pipelines.runs.folder import read_lines
 from pipelines.runs.inputs import Inputs
-from pipelines.runs.layout import read_json, write_json, write_text
+from pipelines.runs.layout import read_json, write_json
 from pipelines.tuning.folder import StudyFiles
 from pipelines.tuning.problem import Problem
 
@@ -92,6 +93,7 @@ class TrialRuns:
             RunError: another process is at work in the trial's folder. DataError: data are damaged.
         """
         files = self.files.trial(number)
+        sweep(files.directory)
         try:
             config = self.problem.config_of(values)
             if self.problem.max_steps is not None:
@@ -156,7 +158,7 @@ class TrialRuns:
     def _write(self, number: int, values: Mapping[str, Any], outcome: TrialOutcome) -> None:
         if outcome.state != "complete":
             _drop_weights(self.files.trial(number))
-        write_json(self.files.outcome(number), self._told(number, values) | asdict(outcome))
+        write_json(self.files.outcome(number), self._told(number, values) | asdict(outcome), durable=True)
 
     def _clear(self, config: Config, files: RunFiles) -> None:
         """Make room where other code has worked, or another trial had this number; what is to be gone on with stays."""
@@ -165,14 +167,17 @@ class TrialRuns:
         about = described(files.directory)
         experiment = Experiment.open(config, self.inputs.prepared, self.inputs.partition)
         if (about.get("code"), about.get("config_hash")) != (code_fingerprint(config), experiment.hash):
-            shutil.rmtree(files.directory)
-            files.directory.mkdir()  # by which a storage that several folders share knows whose trial it is
+            disk.empty_folder(
+                files.directory
+            )  # it stays: a storage that several folders share knows by it whose trial it is
 
 
 def _drop_weights(run: RunFiles) -> None:
     """Free what a trial that is not continued would need to continue; its history stays."""
-    kept = run.checkpoint / run.history.name
-    history = kept.read_text() if kept.exists() else ""
-    shutil.rmtree(run.checkpoint, ignore_errors=True)
-    if history:
-        write_text(kept, history)
+    history = run.checkpoint / run.history.name
+    if not history.exists():
+        disk.try_to_remove(run.checkpoint)
+        return
+    for path in sorted(run.checkpoint.iterdir()):
+        if path != history:
+            disk.try_to_remove(path)

@@ -11,7 +11,7 @@ import pytest
 from pipelines.cli.commands import _raw
 from pipelines.cli.parser import make_parser
 from pipelines.config.grid import plan
-from pipelines.runs.record import check_metric
+from pipelines.tuning.metrics import check_metric
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "sensitivity.md").read_text(encoding="utf-8")
@@ -50,7 +50,7 @@ def test_a_command_can_be_carried_out(name: str, monkeypatch: pytest.MonkeyPatch
     arguments = make_parser().parse_args(COMMANDS[name])
     method, keys, points = STUDIES[name]
     planned = plan(_raw(arguments), arguments.vary, arguments.seeds, arguments.baselines)
-    check_metric(arguments.metric)
+    check_metric(arguments.metric, planned.base.method)
     assert (planned.base.method.name, planned.keys) == (method, keys)
     assert len(planned.points) == points
     assert len(planned.runs) == 3 * points

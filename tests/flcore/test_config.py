@@ -29,8 +29,8 @@ def refusal(raw: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        ({"federatoin": {}}, "federatoin: unknown key; did you mean 'federation'? allowed here: compare, data,"),
-        ({"xyz": {}}, "xyz: unknown key; allowed here: compare,"),
+        ({"federatoin": {}}, "federatoin: unknown key; did you mean 'federation'? allowed here: aggregation, compare,"),
+        ({"xyz": {}}, "xyz: unknown key; allowed here: aggregation, compare,"),
         ({"federation": {"round": 3}}, "federation.round: unknown key; did you mean 'rounds'?"),
         ({"method": {"mu": 0.1}}, "method.mu: fedavg has no such parameter; it belongs to fedprox"),
         (
@@ -182,6 +182,11 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("partition", "ratio"): {"variant": "subsampled"},
     ("method", "proto_noise"): {"proto_clip": 1.0},
     ("engine", "stack_runs"): {"stack": True},
+    ("aggregation", "noise"): {"clip": 1.0},
+}
+# ... and of another section.
+NEEDS_ELSEWHERE: dict[tuple[str, str], dict[str, Any]] = {
+    ("aggregation", "prototype_clip"): {"method": {"name": "fedproto"}},
 }
 # ... and with one method only.
 NEEDS_OF: dict[tuple[str, str], dict[str, Any]] = {
@@ -220,6 +225,7 @@ def another(declared_as: Param, value: Any) -> Any:
         "bool": [not value],
         "int": [declared_as.low or 0, (declared_as.low or 0) + 1],
         "float": [share + int(declared_as.low or 0) for share in (0.25, 0.75)],
+        "float or str": [0.25],
         "str": [{"baseline": "local", "base": "fedprox"}.get(declared_as.name, "elsewhere")],
         "list of str": [["fedavg"]],
         "list of int": [[7]],
@@ -230,7 +236,7 @@ def another(declared_as: Param, value: Any) -> Any:
 
 @pytest.mark.parametrize(("name", "section", "key"), every_key())
 def test_a_run_is_named_by_what_can_change_its_result(name: str, section: str, key: str) -> None:
-    raw = json.loads(json.dumps(BASE))
+    raw = json.loads(json.dumps(BASE | NEEDS_ELSEWHERE.get((section, key), {})))
     if name:
         raw.setdefault(section, {})["name"] = name
     raw.setdefault(section, {}).update(NEEDS.get((section, key), {}) | NEEDS_OF.get((name, key), {}))

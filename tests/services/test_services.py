@@ -1,7 +1,8 @@
 """``protofl up`` to ``protofl down`` with the real servers: the only proof that they fit together.
 
 Wrong versions of FastAPI or SQLAlchemy leave a deployment that looks active and never fires; nothing else notices that.
-The deployment is ``weekly`` of ``infra/prefect.yaml`` with a schedule of every minute and a small configuration.
+The deployment is ``nightly-comparison`` of ``infra/prefect.yaml`` with a schedule of every minute and a small
+configuration.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +30,8 @@ import pytest
 import yaml
 
 PROJECT = Path(__file__).resolve().parents[2]
-SECONDS_TO_START = 500
-SECONDS_TO_RUN = 300
+SECONDS_TO_START = 1200
+SECONDS_TO_RUN = 1200
 
 PARAMS = {
     "data": {"name": "digits", "limit_per_class": 30},
@@ -84,15 +88,16 @@ def ask(address: str, body: object) -> Any:
 
 
 @contextmanager
-def made_in(path: Path) -> Iterator[Folder]:
-    """A configuration and deployments of its own, and nothing left running."""
+def made_in(path: Path, cron: str | None = None) -> Iterator[Folder]:
+    """A configuration and deployments of its own, of which one is due as ``cron`` says; and nothing left running."""
     outside = {
         name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "PROTOFL_"))
     }
     made = Folder(path, outside | {"PYTHONPATH": str(PROJECT)})
     specification = yaml.safe_load((PROJECT / "infra" / "prefect.yaml").read_text())
-    [weekly] = [each for each in specification["deployments"] if each["name"] == "weekly"]
-    weekly["schedules"][0]["cron"] = "* * * * *"
+    for each in specification["deployments"]:
+        each["schedules"][0]["active"] = cron is not None and each["name"] == "nightly-comparison"
+        each["schedules"][0]["cron"] = cron or each["schedules"][0]["cron"]
     (path / "infra").mkdir()
     (path / "infra" / "prefect.yaml").write_text(yaml.safe_dump(specification))
     (path / "params.yaml").write_text(yaml.safe_dump(PARAMS))
@@ -104,7 +109,7 @@ def made_in(path: Path) -> Iterator[Folder]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Folder]:
-    with made_in(tmp_path) as made:
+    with made_in(tmp_path, cron="* * * * *") as made:
         yield made
 
 
@@ -123,12 +128,12 @@ def test_a_schedule_fires_and_ends_in_a_comparison_and_down_leaves_nothing(folde
     assert set(first) == {"prefect", "mlflow", "dashboard", "worker"}
     assert {each["state"] for each in first.values()} == {"healthy"}, folder.logs()
     assert all(each["address"] in shown for each in first.values())
-    assert "weekly: * * * * *" in shown and "nightly: 0 3 * * *" in shown
+    assert "nightly-comparison: * * * * *" in shown and "weekly-tuning: * * * * * UTC (paused)" in shown
     api = first["prefect"]["address"] + "/api"
 
     run = the_first_that_ended(folder, api)
     assert run["state"]["type"] == "COMPLETED" and run["auto_scheduled"], f"{run['state']}\n{folder.logs()}"
-    [out] = (folder.path / "runs" / "weekly").iterdir()
+    [out] = (folder.path / "runs" / "nightly").iterdir()
     assert (out / "comparison.json").exists()
 
     artifacts = ask(f"{api}/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
@@ -301,3 +306,205 @@ def test_a_configured_server_that_is_away_costs_one_line(folder: Folder) -> None
     assert len(warnings) == 1 and "going on without it" in warnings[0]
     assert "Traceback" not in done.stderr
     assert (folder.path / "run" / "metrics.json").exists()
+
+
+# ---- deployments -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Receiver:
+    """A webhook on loopback: what was sent to it."""
+
+    address: str
+    told: list[str]
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    told: list[str] = []
+
+    class Takes(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *about: Any) -> None:
+            """Nothing on the terminal."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Takes)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield Receiver(f"http://127.0.0.1:{server.server_port}/hook", told)
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Folder]:
+    """A folder with a server and a worker whose deployments are started by hand."""
+    with made_in(tmp_path_factory.mktemp("deployed")) as made:
+        made.protofl("up", "--no-mlflow", "--no-dashboard", PROTOFL_WEBHOOK=receiver.address)
+        yield made
+
+
+def test_it_is_trained_anew_when_the_data_are_new(deployed: Folder) -> None:
+    """Thirty images of a class, the same thirty, then forty: trained, left alone, trained."""
+    folder, api = deployed, deployed.services()["prefect"]["address"] + "/api"
+    states = [
+        ended(folder, api, started(api, "retrain-on-new-data", overrides=[f"data.limit_per_class={size}"]))["state"]
+        for size in (30, 30, 40)
+    ]
+    assert [state["type"] for state in states] == ["COMPLETED"] * 3
+    assert [state["name"] for state in states] == ["Completed", "Unchanged", "Completed"]
+    said = [state["message"] for state in states]
+    assert "none has finished before" in said[0] and "nothing to train" in said[1] and "the last run had" in said[2]
+    home = folder.path / "runs" / "retrained"
+    runs = sorted(path.parent.name for path in home.glob("*/metrics.json"))
+    last = json.loads((home / "last.json").read_text())
+    assert len(runs) == 2 and last["run"] in runs and last["run"] == last["data_fingerprint"][:16]
+    [first] = [run for run in runs if run != last["run"]]
+    assert first in said[1] and first in said[2]
+
+
+@pytest.mark.parametrize(
+    ("way", "seed", "state", "status", "reason"),
+    [
+        ("limit", 1, "Failed", "FAILED", "limit_hours = 0.02: the time is up"),
+        ("kill", 2, "Crashed", "KILLED", "Crashed"),
+        ("cancel", 3, "Cancelled", "KILLED", "Cancel"),
+    ],
+)
+def test_a_flow_that_ends_badly_says_why_in_mlflow_and_to_the_webhook(
+    deployed: Folder, receiver: Receiver, way: str, seed: int, state: str, status: str, reason: str
+) -> None:
+    """A minute is the limit of the first; the process of the second is killed; a person cancels the third."""
+    folder, api = deployed, deployed.services()["prefect"]["address"] + "/api"
+    out = f"badly-{way}"
+    asked: dict[str, Any] = {"out": out, "overrides": ["federation.rounds=100000"], "methods": ["fedavg"]}
+    asked["seeds"] = [seed]  # the same run would be found again
+    limit = {"limit_hours": 0.02} if way == "limit" else {"limit_hours": None}
+    run = started(api, "nightly-comparison", **asked, **limit)
+    if way != "limit":
+        wait_until(folder, lambda: list(folder.path.glob(f"{out}/runs/*/checkpoint")))
+        wait_until(folder, lambda: mlflow_statuses(folder, out))
+    if way == "kill":
+        [process] = [each for each in psutil.process_iter() if is_flow(each, run)]
+        process.kill()
+    if way == "cancel":
+        ask(f"{api}/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+
+    found = ended(folder, api, run)
+    assert found["state"]["name"] == state, found["state"]
+    wait_until(folder, lambda: mlflow_statuses(folder, out) == {status})
+    wait_until(folder, lambda: any(reason in tag for tag in mlflow_reasons(folder, out)))
+    name = found["name"]
+    wait_until(folder, lambda: any(name in text and state in text for text in receiver.told))
+
+
+def test_the_form_refuses_what_no_flow_can_carry_out(deployed: Folder) -> None:
+    api = deployed.services()["prefect"]["address"] + "/api"
+    for parameters in ({"trials": 0}, {"objective": "beauty"}, {"limit_hours": "long"}):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            started(api, "weekly-tuning", **parameters)
+        assert caught.value.code in (409, 422), parameters
+
+
+HOLDER = """\
+import sys, time
+from prefect import flow
+from pipelines.orchestration import limits
+
+limits.visible_gpus = lambda: ["0"]  # this machine may have none
+
+@flow
+def holds():
+    with limits.gpus_held("cuda", print):
+        print("in", time.monotonic(), flush=True)
+        time.sleep(3)
+        print("out", time.monotonic(), flush=True)
+
+holds()
+"""
+
+
+def test_one_flow_at_a_time_holds_a_gpu(deployed: Folder) -> None:
+    """Two that begin together: the second is let in when the first, three seconds later, is out."""
+    from pipelines.orchestration.gpus import limit_name
+
+    folder, api = deployed, deployed.services()["prefect"]["address"] + "/api"
+    ask(f"{api}/v2/concurrency_limits/", {"name": limit_name("0"), "limit": 1})
+    (folder.path / "holder.py").write_text(HOLDER)
+    both = [
+        subprocess.Popen(
+            [sys.executable, "holder.py"],
+            cwd=folder.path,
+            env=folder.environment | {"PREFECT_API_URL": api},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=SECONDS_TO_RUN)[0] for process in both]
+    held = [[line.split() for line in text.splitlines() if line[:3] in ("in ", "out")] for text in said]
+    times = sorted([float(moment) for _, moment in lines] for lines in held)
+    (first_in, first_out), (second_in, _) = times
+    assert first_in + 3 <= first_out <= second_in
+    assert all(limit_name("0") in text for text in said)
+
+
+def started(api: str, deployment: str, **parameters: Any) -> str:
+    """Start a deployment by hand; returns the id of its flow run."""
+    [found] = ask(f"{api}/deployments/filter", {"deployments": {"name": {"any_": [deployment]}}})
+    asked = {"parameters": found["parameters"] | parameters}
+    return str(ask(f"{api}/deployments/{found['id']}/create_flow_run", asked)["id"])
+
+
+def ended(folder: Folder, api: str, run: str) -> dict[str, Any]:
+    """A flow run when it has ended."""
+    found: dict[str, Any] = {}
+
+    def has_ended() -> bool:
+        [now] = ask(f"{api}/flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+        found.update(now)
+        return now["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+    wait_until(folder, has_ended)
+    return found
+
+
+def wait_until(folder: Folder, holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS_TO_RUN
+    while time.monotonic() < deadline:
+        if holds():
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"not within {SECONDS_TO_RUN} s\n{folder.logs()}")
+
+
+def is_flow(process: psutil.Process, run: str) -> bool:
+    """Whether a process carries out a flow run; the servers and the worker only know of it."""
+    try:
+        return process.environ().get("PREFECT__FLOW_RUN_ID") == run and "prefect" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def mlflow_statuses(folder: Folder, out: str) -> set[str]:
+    return {status for status, _ in mlflow_rows(folder, out)}
+
+
+def mlflow_reasons(folder: Folder, out: str) -> list[str]:
+    return [reason for _, reason in mlflow_rows(folder, out) if reason]
+
+
+def mlflow_rows(folder: Folder, out: str) -> list[tuple[str, str | None]]:
+    """Status, and why it was stopped, of the runs whose folder lies in ``out``."""
+    names = [path.name for path in folder.path.glob(f"{out}/runs/*")]
+    database = folder.path / "mlruns" / "mlflow.db"
+    if not database.exists() or not names:
+        return []
+    asked = (
+        "SELECT status, tags.value FROM runs LEFT JOIN tags ON tags.run_uuid = runs.run_uuid "
+        f"AND tags.key = 'protofl.stopped' WHERE runs.name IN ({', '.join('?' * len(names))})"
+    )
+    with closing(sqlite3.connect(database)) as opened:
+        return list(opened.execute(asked, names))

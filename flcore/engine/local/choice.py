@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from flcore import disk
 from flcore.engine.client import TurnRunner
 from flcore.engine.client_data import ClientData
 from flcore.engine.cohort import leg_steps, select_cohort, stacks, taking_part
@@ -88,8 +89,8 @@ def decide(
     if engine.stack != "auto" and (engine.compile != "auto" or missing):
         return EngineDecision(engine.stack, engine.compile != "none" and not missing, reason=missing or "as configured")
     path = cache / f"{_key(experiment)}.json"
-    cache.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as file:
+    disk.make_folder(cache)
+    with disk.open_lock(path.with_suffix(".lock")) as file:
         take_lock(file, wait=True)
         if path.exists():
             return EngineDecision(**json.loads(path.read_text()))
@@ -98,10 +99,10 @@ def decide(
         before = json.loads(spent.read_text())["seconds"] if spent.exists() else 0.0
         decision, waiting = measure(experiment, clock, programs or default_folder(), before)
         if waiting is None:
-            write_json(path, vars(decision))
-            spent.unlink(missing_ok=True)
+            write_json(path, vars(decision), durable=True)
+            disk.remove(spent, missing_ok=True)
         else:
-            write_json(spent, {"seconds": before + waiting})
+            write_json(spent, {"seconds": before + waiting}, durable=True)
     return decision
 
 

@@ -24,7 +24,7 @@ from flcore.engine.local.program import Compiler, Maker, NotCompilableError, Pro
 from flcore.engine.local.serial import Outcome, SerialTrainer, Tables
 from flcore.engine.local.stacked import Noted, StackedTrainer
 from flcore.engine.local.stacked_inputs import Path, StackedBatches, StackedContext
-from flcore.engine.local.step import augmented, name_of, phase_moves
+from flcore.engine.local.step import added, augmented, in_its_pass, name_of, phase_moves
 from flcore.engine.local.step_function import StepFunction
 from flcore.experiment import Experiment
 from flcore.messages import Weights
@@ -130,7 +130,10 @@ class CompiledTrainer(StackedTrainer):
                 outputs.append(found[: len(program.terms)])
                 wanted = batches.noting(number, len(batches)) if noting else None
                 if wanted is not None:
-                    noted = self._note(noted, found[-1], dict(zip(paths, moment, strict=True)), wanted)
+                    own = self._noted(found[-1], dict(zip(paths, moment, strict=True)), wanted)
+                    if phase.note == "passes":
+                        own = in_its_pass(own, batches.pass_numbers(number, len(batches)), batches.passes)
+                    noted = added(noted, own)
                 number += 1
         assert program is not None
         program.finish()
@@ -201,13 +204,12 @@ class CompiledTrainer(StackedTrainer):
             "inputs": [list(path) for path in paths],
         }
 
-    def _note(self, noted: Noted | None, features: Tensor, moment: Mapping[Path, Tensor], wanted: Tensor) -> Noted:
-        """With what a step noted added, [A, C, d] and [A, C]."""
+    def _noted(self, features: Tensor, moment: Mapping[Path, Tensor], wanted: Tensor) -> Noted:
+        """What a step noted, [A, C, d] and [A, C]."""
         labels, weight = moment["labels",], moment["weight",]
         if not self.experiment.stacked:
             features, labels, weight = (tensor.unsqueeze(0) for tensor in (features, labels, weight))
-        found = class_sums(features, labels, self.experiment.setting.num_classes, wanted * weight)
-        return found if noted is None else (noted[0] + found[0], noted[1] + found[1])
+        return class_sums(features, labels, self.experiment.setting.num_classes, wanted * weight)
 
     def _sums(
         self, terms: Sequence[str], outputs: Sequence[Sequence[Tensor]], batches: StackedBatches

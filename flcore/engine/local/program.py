@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from flcore import disk
 from flcore.errors import RunError
 from flcore.files import replace_file, write_json
 from flcore.locks import take_lock
@@ -137,8 +138,8 @@ class Compiler:
         if not path.exists() and not self._new:
             raise NotThereError
         if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with path.with_suffix(".lock").open("w") as file:
+            disk.make_folder(self.folder)
+            with disk.open_lock(path.with_suffix(".lock")) as file:
                 take_lock(file, wait=True)
                 if not path.exists():
                     name = facts.get("method", {}).get("name", "a method")
@@ -169,10 +170,10 @@ class Compiler:
         try:
             library = _machine_code(flat, example)
         except NotCompilableError as error:
-            write_json(path, {"refused": str(error)})
+            write_json(path, {"refused": str(error)}, durable=True)
             return
-        replace_file(path.with_suffix(".so"), lambda file: file.write(library.read_bytes()))
-        write_json(path, {"terms": names, "seconds": self._clock() - begin})
+        replace_file(path.with_suffix(".so"), lambda file: file.write(library.read_bytes()), durable=True)
+        write_json(path, {"terms": names, "seconds": self._clock() - begin}, durable=True)
         self._forget_oldest()
 
     def _forget_oldest(self) -> None:
@@ -180,7 +181,7 @@ class Compiler:
         found = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for path in found[:-MOST_KEPT]:
             for suffix in (".json", ".so", ".lock"):
-                path.with_suffix(suffix).unlink(missing_ok=True)
+                disk.remove(path.with_suffix(suffix), missing_ok=True)
 
 
 # ---- on a GPU: a recording ---------------------------------------------------------------------------------------

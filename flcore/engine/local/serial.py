@@ -17,6 +17,7 @@ from flcore.engine.local.step import (
     Move,
     added,
     augmented,
+    in_its_pass,
     loss_context,
     phase_moves,
     precision,
@@ -48,6 +49,7 @@ class Outcome:
         steps: mini-batches trained on.
         drawn: int64 [C], how often a sample of each class was in a mini-batch.
         noted: sums of noted features by class, float64 [C, d], and how many they are, float64 [C]; None without any.
+            Where passes are noted, of the classes' means in mini-batches by pass, [P, C, d] and [P, C].
     """
 
     weights: Weights
@@ -158,6 +160,9 @@ class SerialTrainer:
                 terms = together(terms, self._make(move, params, batch, context))
                 if number == 0 and step >= tape.noted_from:
                     found = class_sums(model.take_noted(method.name), labels, turn.setting.num_classes)
+                    if phase.note == "passes":
+                        this = torch.tensor(tape.pass_numbers[step], device=labels.device)
+                        found = in_its_pass(found, this, tape.pass_numbers[-1] + 1)
                     totals.noted = added(totals.noted, found)
             totals.counts.update(terms.keys())
             for name, term in terms.items():

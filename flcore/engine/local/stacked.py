@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,16 +25,16 @@ from flcore.engine.local.samples import drawn_labels, phase_samples
 from flcore.engine.local.serial import Outcome, Tables
 from flcore.engine.local.stacked_inputs import StackedBatch, StackedBatches, StackedContext
 from flcore.engine.local.step import (
-    Move,
+    Asked,
     added,
     augmented,
+    gradients,
+    in_its_pass,
     loss_context,
     phase_moves,
     precision,
-    probed,
     set_mode,
     together,
-    total_of,
 )
 from flcore.engine.local.tape import record_tape
 from flcore.errors import ConfigError
@@ -44,7 +45,8 @@ from flcore.optim import clip_gradients
 from flcore.prototypes.class_means import class_sums
 
 Noted = tuple[Tensor, Tensor]
-"""Sums of noted features by client and class, float64 [A, C, d], and how many they are, [A, C]."""
+"""Sums of noted features by client and class, float64 [A, C, d], and how many they are, [A, C]; or [A, P, …] of those
+that :func:`flcore.engine.local.step.in_its_pass` makes of them."""
 
 
 class StackedTrainer:
@@ -146,6 +148,7 @@ class StackedTrainer:
         """
         config, device = self.experiment.config, self.experiment.config.engine.device
         moves = phase_moves(self.experiment, self.module, phase, round_number)
+        buffers = [name for name, _ in self.module.named_buffers()]
         sums: dict[str, Tensor] = {}
         noted: Noted | None = None
         active = len(batches)
@@ -164,7 +167,8 @@ class StackedTrainer:
             for number, move in enumerate(moves):
                 going = {name: value[:active] for name, value in values.items()}
                 wanted = noting is not None and number == 0
-                found, noted_features, grads = self._gradients(move, going, batch, context, active, noting=wanted)
+                ask = partial(self._losses, move.loss, batch, context, active)
+                found, noted_features, grads = gradients(move, going, buffers, ask, stacked=True, noting=wanted)
                 if config.local.clip is not None:
                     clip_gradients(grads, config.local.clip, stacked=True)
                 move.optimizer.step([going[name] for name in move.names], grads)
@@ -177,65 +181,38 @@ class StackedTrainer:
                 weight = noting if not batch["weight"] else noting * batch["weight"][0]
                 classes = self.experiment.setting.num_classes
                 totals, counts = class_sums(features[0], batch["labels"], classes, weight)
+                if phase.note == "passes":
+                    numbers = batches.pass_numbers(step, active)
+                    totals, counts = in_its_pass((totals, counts), numbers, batches.passes)
                 if noted is None:
-                    everybody = (len(batches), *totals.shape[1:])
-                    noted = totals.new_zeros(everybody), counts.new_zeros(everybody[:2])
+                    noted = (
+                        totals.new_zeros(len(batches), *totals.shape[1:]),
+                        counts.new_zeros(len(batches), *counts.shape[1:]),
+                    )
                 noted[0][:active] += totals
                 noted[1][:active] += counts
         return {name: total.tolist() for name, total in sums.items()}, noted
 
-    def _gradients(
-        self,
-        move: Move,
-        values: Mapping[str, Tensor],
-        batch: StackedBatch,
-        context: StackedContext,
-        active: int,
-        *,
-        noting: bool,
-    ) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
-        """Loss terms, noted features and the gradients that an update moves by; running statistics move in place."""
-
-        def taken(
-            leaves: Mapping[str, Tensor], *, noting: bool
-        ) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
-            with precision(self.experiment):
-                terms, features = self._losses(move.loss, leaves, batch, context, active, noting=noting)
-            asked = [leaves[name] for name in move.names]
-            grads = torch.autograd.grad(total_of(terms), asked, allow_unused=True, materialize_grads=True)
-            return terms, features, list(grads)
-
-        leaves = {name: value.detach().requires_grad_(name in move.names) for name, value in values.items()}
-        if move.probe is not None:
-            statistics = {name: leaves[name].clone() for name, _ in self.module.named_buffers()}
-            _, _, grads = taken({**leaves, **statistics}, noting=False)
-            leaves |= probed(move, leaves, grads, stacked=True)
-        return taken(leaves, noting=noting)
-
     def _losses(
         self,
         loss: Loss,
-        values: Mapping[str, Tensor],
         batch: StackedBatch,
         context: StackedContext,
         active: int,
-        *,
+        values: Mapping[str, Tensor],
         noting: bool,
-    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+    ) -> Asked:
         """Every loss term of one step, [A], and if asked the features that were noted, [A, B, d].
 
         Running statistics in ``values`` move in place.
         """
 
-        def one_client(
-            values: Mapping[str, Tensor], batch: StackedBatch, own: Sequence[Tensor]
-        ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        def one_client(values: Mapping[str, Tensor], batch: StackedBatch, own: Sequence[Tensor]) -> Asked:
             return self.loss(loss, values, batch, context.rebuild(own), noting=noting)
 
         try:
-            found: tuple[dict[str, Tensor], list[Tensor]] = torch.vmap(one_client)(
-                values, batch, context.stacked(active)
-            )
+            with precision(self.experiment):
+                found: Asked = torch.vmap(one_client)(values, batch, context.stacked(active))
         except (RuntimeError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise

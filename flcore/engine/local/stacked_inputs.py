@@ -38,6 +38,9 @@ class StackedBatches:
         sizes = [list(tape.sizes) + [0] * (self.steps - len(tape)) for tape in tapes]
         self._sizes = torch.tensor(sizes, dtype=torch.int64).reshape(len(tapes), -1)
         self._noted_from = torch.tensor([tape.noted_from for tape in tapes])
+        numbers = [list(tape.pass_numbers) + [0] * (self.steps - len(tape)) for tape in tapes]
+        self._pass_numbers = torch.tensor(numbers, dtype=torch.int64).reshape(len(tapes), -1).to(self._device)
+        self.passes = 1 + max((tape.pass_numbers[-1] for tape in tapes if len(tape)), default=-1)
         self._rows = _padded([tape.positions + offset for tape, offset in zip(tapes, offsets, strict=True)])
         self._drops = {site: _padded([tape.drops[site] for tape in tapes]) for site in tapes[0].drops}
         self._draws = {name: _padded([tape.draws[name] for tape in tapes]) for name in tapes[0].draws}
@@ -115,6 +118,10 @@ class StackedBatches:
     def going_on(self) -> Tensor:
         """Bool [S, A]: who still has which step."""
         return (self._sizes > 0).t().contiguous().to(self._device)
+
+    def pass_numbers(self, step: int, clients: int) -> Tensor:
+        """Int64 [clients]: of which pass this step is, for each of the first ones; there are ``passes`` at most."""
+        return self._pass_numbers[:clients, step]
 
     def noting(self, step: int, clients: int) -> Tensor | None:
         """Float [clients, 1], 1 for those of the first ones whose features of this step are averaged; or None."""

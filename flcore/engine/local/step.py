@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -16,6 +16,9 @@ from flcore.models.base import Backbone
 from flcore.optim import Adam, Optimizer, Sgd
 from flcore.schedules import Constant, Cosine, Exponential, Schedule
 from flcore.sections import LocalConfig
+
+Asked = tuple[dict[str, Tensor], list[Tensor]]
+"""Loss terms by name, and the features that were noted if any: a list of one tensor or none."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,37 @@ def probed(move: Move, leaves: Mapping[str, Tensor], grads: Sequence[Tensor], *,
     with torch.no_grad():
         point = probe({name: leaves[name].detach() for name in move.names}, dict(zip(move.names, grads, strict=True)))
     return {name: point[name].detach().requires_grad_() for name in move.names}
+
+
+def gradients(
+    move: Move,
+    values: Mapping[str, Tensor],
+    buffers: Collection[str],
+    ask: Callable[[Mapping[str, Tensor], bool], Asked],
+    *,
+    stacked: bool,
+    noting: bool,
+) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
+    """Loss terms, noted features, and the gradients that an update moves by; running statistics move in place.
+
+    Args:
+        move: the update. values: parameters and buffers by name. buffers: which of them are.
+        ask: the loss of weights by name, and whether features are to be noted.
+        stacked: whether all have a leading dimension for clients. noting: whether features are asked for.
+    """
+
+    def taken(leaves: Mapping[str, Tensor], *, noting: bool) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
+        terms, features = ask(leaves, noting)
+        asked = [leaves[name] for name in move.names]
+        grads = torch.autograd.grad(total_of(terms), asked, allow_unused=True, materialize_grads=True)
+        return terms, features, list(grads)
+
+    leaves = {name: value.detach().requires_grad_(name in move.names) for name, value in values.items()}
+    if move.probe is not None:
+        apart = {name: leaves[name].clone() for name in buffers}
+        _, _, grads = taken({**leaves, **apart}, noting=False)
+        leaves |= probed(move, leaves, grads, stacked=stacked)
+    return taken(leaves, noting=noting)
 
 
 def name_of(function: object) -> str:
@@ -141,6 +175,22 @@ def precision(experiment: Experiment) -> AbstractContextManager[object]:
     if engine.precision == "bf16":
         return torch.autocast(engine.device, dtype=torch.bfloat16)
     return nullcontext()
+
+
+def in_its_pass(found: tuple[Tensor, Tensor], number: Tensor, passes: int) -> tuple[Tensor, Tensor]:
+    """What a mini-batch notes, where passes are averaged by themselves: means of its classes, at the row of its pass.
+
+    Args:
+        found: sums of features ``[..., C, d]`` and how many they are ``[..., C]``.
+        number: int64 ``[...]``, the mini-batch's pass. passes: P, how many there are.
+
+    Returns:
+        Means ``[..., P, C, d]`` and how many they are ``[..., P, C]``, 1 for a class that the mini-batch has.
+    """
+    sums, counts = found
+    means, present = sums / counts.clamp_min(1).unsqueeze(-1), (counts > 0).to(counts.dtype)
+    row = (number.unsqueeze(-1) == torch.arange(passes, device=number.device)).to(counts.dtype)
+    return row[..., None, None] * means.unsqueeze(-3), row.unsqueeze(-1) * present.unsqueeze(-2)
 
 
 def added(first: tuple[Tensor, Tensor] | None, second: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from flcore.engine.local.client_loss import ClientLoss
 from flcore.engine.local.stacked_inputs import Path, nested
-from flcore.engine.local.step import Move, precision, probed, together, total_of
+from flcore.engine.local.step import Asked, Move, gradients, precision, together
 from flcore.optim import clip_gradients
 
 Inputs = Mapping[Path, Tensor]
@@ -45,7 +46,7 @@ class StepFunction:
     stacked: bool
     noting: bool
 
-    def __call__(self, inputs: Inputs) -> tuple[dict[str, Tensor], list[Tensor]]:
+    def __call__(self, inputs: Inputs) -> Asked:
         """Make one step.
 
         Returns:
@@ -58,8 +59,16 @@ class StepFunction:
         terms: dict[str, Tensor] = {}
         noted: list[Tensor] = []
         limit = self.loss.experiment.config.local.clip
+        buffers = [name for name, _ in self.loss.module.named_buffers()]
         for number, move in enumerate(self.moves):
-            found, features, grads = self._gradients(move, work, inputs, noting=self.noting and number == 0)
+            found, features, grads = gradients(
+                move,
+                work,
+                buffers,
+                partial(self._ask, move, inputs),
+                stacked=self.stacked,
+                noting=self.noting and number == 0,
+            )
             own = [tensor for (owner, _), tensor in kept.items() if owner == str(number)]
             with torch.no_grad():
                 if limit is not None:
@@ -73,48 +82,24 @@ class StepFunction:
                 _replace(list(values.values()), list(work.values()), alive)
         return {name: term.detach() for name, term in terms.items()}, noted
 
-    def _gradients(
-        self, move: Move, work: Mapping[str, Tensor], inputs: Inputs, *, noting: bool
-    ) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
-        """Loss terms, noted features and the gradients that an update moves by; running statistics move in place."""
-        asked_of = self._of_all if self.stacked else self._of_one
+    def _ask(self, move: Move, inputs: Inputs, leaves: Mapping[str, Tensor], noting: bool) -> Asked:
+        with precision(self.loss.experiment):
+            return (self._of_all if self.stacked else self._of_one)(move, leaves, inputs, noting=noting)
 
-        def taken(
-            leaves: Mapping[str, Tensor], *, noting: bool
-        ) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
-            with precision(self.loss.experiment):
-                terms, noted = asked_of(move, leaves, inputs, noting=noting)
-            asked = [leaves[name] for name in move.names]
-            grads = torch.autograd.grad(total_of(terms), asked, allow_unused=True, materialize_grads=True)
-            return terms, noted, list(grads)
-
-        leaves = {name: value.detach().requires_grad_(name in move.names) for name, value in work.items()}
-        if move.probe is not None:
-            statistics = {name: leaves[name].clone() for name, _ in self.loss.module.named_buffers()}
-            _, _, grads = taken({**leaves, **statistics}, noting=False)
-            leaves |= probed(move, leaves, grads, stacked=self.stacked)
-        return taken(leaves, noting=noting)
-
-    def _of_one(
-        self, move: Move, leaves: Mapping[str, Tensor], inputs: Inputs, *, noting: bool
-    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+    def _of_one(self, move: Move, leaves: Mapping[str, Tensor], inputs: Inputs, *, noting: bool) -> Asked:
         context = nested({**self.plain, **kind(inputs, "shared", "number")})
         return self.loss(move.loss, leaves, _batch(inputs), context, noting=noting)
 
-    def _of_all(
-        self, move: Move, leaves: Mapping[str, Tensor], inputs: Inputs, *, noting: bool
-    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+    def _of_all(self, move: Move, leaves: Mapping[str, Tensor], inputs: Inputs, *, noting: bool) -> Asked:
         common = {**self.plain, **kind(inputs, "shared", "number")}
         mine = {path: tensor for path, tensor in inputs.items() if path[0] in _BY_CLIENT}
 
-        def one_client(
-            leaves: Mapping[str, Tensor], tensors: Sequence[Tensor]
-        ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        def one_client(leaves: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> Asked:
             own = dict(zip(mine, tensors, strict=True))
             context = nested({**common, **kind(own, "own")})
             return self.loss(move.loss, leaves, _batch(own), context, noting=noting)
 
-        found: tuple[dict[str, Tensor], list[Tensor]] = torch.vmap(one_client)(leaves, list(mine.values()))
+        found: Asked = torch.vmap(one_client)(leaves, list(mine.values()))
         return found
 
 

@@ -31,6 +31,7 @@ class Tape:
         augmentation: draws of `flcore.data.augment`, each [S, B, ...]; empty without augmentation.
         draws: of the method, each [S, ...].
         noted_from: first step whose features are averaged by class (:attr:`Phase.note`); S for none.
+        pass_numbers: of which pass over the samples each step is, from 0.
     """
 
     positions: Tensor
@@ -39,6 +40,7 @@ class Tape:
     augmentation: Mapping[str, Tensor]
     draws: Mapping[str, Tensor]
     noted_from: int
+    pass_numbers: tuple[int, ...]
 
     def __len__(self) -> int:
         """S, the number of steps."""
@@ -62,7 +64,8 @@ def record_tape(
     batch_size, device = config.local.batch_size, config.engine.device
     generator = torch_stream(seed, "batches", *keys)
     laid_out = list(batch_positions(size, batch_size, *passes(config.local, phase), generator))
-    before = {"none": len(laid_out), "all": 0, "last_pass": max(0, len(laid_out) - -(-size // batch_size))}[phase.note]
+    a_pass = -(-size // batch_size)
+    before = {"none": len(laid_out), "last_pass": max(0, len(laid_out) - a_pass)}.get(phase.note, 0)
     kept = [len(row) > 1 or not skip_single for row in laid_out]
     rows = [row for row, keep in zip(laid_out, kept, strict=True) if keep]
     positions = torch.zeros(len(rows), batch_size, dtype=torch.int64)
@@ -80,7 +83,7 @@ def record_tape(
         flat = draw_augmentation(steps * batch_size, config.data.augmentation, augment_generator)
         augmentation = {name: draw.reshape(steps, batch_size, *draw.shape[1:]) for name, draw in flat.items()}
     single = skip_single and size % batch_size == 1
-    planned = replace(turn, steps_per_pass=-(-size // batch_size) - single)
+    planned = replace(turn, steps_per_pass=a_pass - single)
     draws = experiment.method.draws(planned, steps, torch_stream(seed, "draws", *keys))
     return Tape(
         positions=positions.to(device),
@@ -89,6 +92,7 @@ def record_tape(
         augmentation={name: draw.to(device) for name, draw in augmentation.items()},
         draws={name: draw.to(device) for name, draw in draws.items()},
         noted_from=sum(kept[:before]),
+        pass_numbers=tuple(step // a_pass for step, keep in enumerate(kept) if keep),
     )
 
 

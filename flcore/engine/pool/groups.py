@@ -47,7 +47,8 @@ def train_group(
         hold: keep results in memory until the leg is committed, instead of on the disk.
 
     Raises:
-        RunError: a client failed and ``federation.on_client_error`` is ``stop``. StoppedError: nobody waits.
+        RunError: a client failed and ``federation.on_client_error`` is ``stop``, or the system refused a file.
+        StoppedError: nobody waits.
     """
     leg, run, drop = state.legs + 1, state.run.digest, drops_failures(runner.experiment)
     results: dict[int, Reply | Failure] = {}
@@ -89,7 +90,7 @@ def _turns(
             with turn_part(state.place, leg_name(experiment, state), waiting, ""):
                 return results | runner.train(state.place, waiting, state.server, memories)
         except TurnError as error:
-            if not drops_failures(experiment):
+            if not drops_failures(experiment) or isinstance(error.__cause__, OSError):  # a full disk is no client's
                 raise
             blamed = [client for client in waiting if client in error.clients] or waiting
             for client in blamed:

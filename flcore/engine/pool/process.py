@@ -24,7 +24,7 @@ from flcore.engine.client import TurnRunner
 from flcore.engine.failures import located, packed, unpacked
 from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
 from flcore.engine.pool.groups import Group, StoppedError, train_group
-from flcore.engine.pool.workers import worker_count
+from flcore.engine.pool.workers import device_of, worker_count
 from flcore.engine.run_state import RunState
 from flcore.evaluation.scoring import Part, Request, Scorer
 from flcore.experiment import EngineChoice, Experiment
@@ -212,5 +212,6 @@ def prepare_process(place: int, precision: str) -> None:
     """One intra-op thread; and of several GPUs the one that falls to this worker."""
     torch.set_num_threads(1)
     set_numerics(precision)
-    if torch.cuda.is_available() and torch.cuda.device_count() > 1:
-        torch.cuda.set_device(place % torch.cuda.device_count())
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if devices > 1:
+        torch.cuda.set_device(device_of(place, devices))

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flcore import disk
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
@@ -219,7 +220,7 @@ class RayWorker:
                 name = path.relative_to(self._checkpoint.directory).as_posix()
                 if name not in memories:
                     files[name] = path.read_bytes()
-                path.unlink()  # the next group brings its own
+                disk.remove(path)  # the next group brings its own
         return error, files
 
     def _opened(self) -> TurnRunner:
@@ -245,7 +246,7 @@ class RayWorker:
             self._state = self._checkpoint.read_state()
             for path in directory.glob("server.*"):
                 if path.name not in references:
-                    path.unlink()
+                    disk.remove(path)
         return self._state
 
 

@@ -17,6 +17,16 @@ def worker_count(engine: EngineConfig) -> int:
     return max(count, 1) if engine.name == "ray" else count
 
 
+def device_of(place: int, devices: int) -> int | None:
+    """The CUDA device that a worker is bound to; workers take turns, so that several share one where they are more.
+
+    Args:
+        place: of the worker in its pool, from 0.
+        devices: how many there are; with 0 the answer is None.
+    """
+    return place % devices if devices else None
+
+
 def physical_cores() -> int:
     """Physical cores that this process may use; logical ones where the machine does not say."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

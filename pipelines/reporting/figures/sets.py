@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from flcore import disk
+from flcore.files import sweep
 from pipelines.reporting.comparison import Comparison
 from pipelines.reporting.figures import charts
 from pipelines.reporting.figures.data import (
@@ -27,6 +29,7 @@ from pipelines.reporting.figures.partition import PartitionTable, draw_partition
 from pipelines.reporting.figures.style import house_style, svg_text, write_svg
 from pipelines.reporting.figures.tasks import by_task_data, draw_by_task, draw_stream, stream_data
 from pipelines.reporting.figures.tradeoff import draw_tradeoff
+from pipelines.runs.layout import write_text
 from pipelines.runs.record import RunRecord
 
 _KINDS = (".svg", ".csv", ".png")
@@ -139,7 +142,8 @@ def write_drawings(drawings: Iterable[Drawing], directory: Path) -> tuple[Path, 
     Returns:
         The files: `<name>.svg`, or `<name>-<panel>.svg` for each of several panels, and `<name>.csv`.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(directory)
+    sweep(directory)
     written = []
     for each in drawings:
         written += [write_svg(svg, directory / f"{stem}.svg") for stem, svg in each.panels.items()]
@@ -149,10 +153,10 @@ def write_drawings(drawings: Iterable[Drawing], directory: Path) -> tuple[Path, 
             written.append(path)
     for path in directory.iterdir():
         if path.suffix in _KINDS and path not in written:
-            path.unlink()
+            disk.remove(path)
     return tuple(written)
 
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:
     """Write a table; floats to twelve decimals, since the last bits of a mean may differ between machines."""
-    path.write_text(table.round(12).to_csv(index=False, lineterminator="\n"), encoding="utf-8", newline="")
+    write_text(path, table.round(12).to_csv(index=False, lineterminator="\n"))

@@ -27,6 +27,9 @@ from matplotlib.layout_engine import LayoutEngine
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import Bbox
 
+from flcore.files import replace_file
+from pipelines.runs.layout import write_text
+
 # Inches at 72 points: a whole line of the page, and a panel, of which two stand side by side or, on a narrow screen,
 # one below the other.
 WIDTH = 9.4
@@ -243,7 +246,7 @@ def svg_text(figure: Figure, prefix: str = "figure") -> str:
 
 def write_svg(svg: str, path: Path) -> Path:
     """Write an `<svg>` element as a file of its own."""
-    path.write_text(f'<?xml version="1.0" encoding="utf-8"?>\n{svg}', encoding="utf-8", newline="")
+    write_text(path, f'<?xml version="1.0" encoding="utf-8"?>\n{svg}')
     return path
 
 
@@ -257,6 +260,8 @@ def save(figure: Figure, path: Path) -> Path:
         return write_svg(svg_text(figure), path)
     if path.suffix != ".png":
         raise ValueError(f"{path.name}: figures are written as .svg or .png")
+    content = io.BytesIO()
     with house_style():
-        figure.savefig(path, format="png", metadata={"Software": None})
+        figure.savefig(content, format="png", metadata={"Software": None})
+    replace_file(path, lambda file: file.write(content.getvalue()))
     return path

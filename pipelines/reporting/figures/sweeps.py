@@ -23,10 +23,10 @@ from pipelines.config.grid import short_names, show
 from pipelines.reporting.figures.parts import percent_axis
 from pipelines.reporting.figures.scales import round_values, scale_of, set_scale
 from pipelines.reporting.figures.style import INK, MUTED, WIDTH, LineStyle, house_style, method_styles, save
-from pipelines.reporting.formats import format_bytes, format_count, format_percent
-from pipelines.reporting.statistics import Summary, summarise
+from pipelines.reporting.formats import MISSING, format_bytes, format_count, format_percent
+from pipelines.reporting.statistics import Summary, is_share, summarise
 from pipelines.reporting.sweep_tables import NO, YES, Row, Sweep
-from pipelines.runs.record import RunRecord
+from pipelines.runs.record import RunRecord, score
 
 _BASELINES = (
     *(LineStyle("#444444", (0, (5, 2))), LineStyle("#8a6d3b", (0, (2, 1.5)))),
@@ -298,11 +298,18 @@ def _mark(value: Any) -> str:
 
 
 def _quantities(sweep: Sweep) -> tuple[_Quantity, _Quantity, _Quantity]:
+    text = format_percent if is_share(sweep.metric) else _four_figures
+    name = "Accuracy" if sweep.metric in _METRIC_NAMES else sweep.metric
+    label = _METRIC_NAMES.get(sweep.metric, "mean over seeds")
     return (
-        _Quantity("Accuracy", _METRIC_NAMES[sweep.metric], attrgetter(sweep.metric), format_percent),
+        _Quantity(name, label, lambda run: score(run, sweep.metric), text),
         _Quantity("Uplink scalars", "per round, all clients", attrgetter("scalars_up_per_round"), format_count),
         _Quantity("Bytes up + down", "per round, all clients", _bytes_per_round, format_bytes),
     )
+
+
+def _four_figures(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.4g}"
 
 
 def _bytes_per_round(run: RunRecord) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from flcore import provenance
+from flcore import disk, provenance
 from flcore.engine import rounds
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.orchestrator import InlineOrchestrator
@@ -400,6 +401,55 @@ def test_a_leg_that_is_committed_leaves_no_replies(tmp_path: Path) -> None:
     checkpoint.start(RunState(0, Record()), replace=True)
     assert list((tmp_path / "c" / "clients").iterdir()) == []
     assert checkpoint.records("timing.jsonl") == []
+
+
+@pytest.mark.parametrize("refused", ["state.json", "timing.jsonl"])
+def test_a_commit_that_failed_and_is_tried_again_leaves_one_line(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where an orchestrator repeats a round in the same process: the history has each round once."""
+    checkpoint = Checkpoint(tmp_path / "c")
+    checkpoint.start(RunState(0, Record()))
+    states = [RunState(number, Record(), legs=number, evaluated=number) for number in (1, 2)]
+    checkpoint.commit(states[0], {"round": 1}, {"round": 1})
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fails(original: Any) -> Any:
+        def operation(*paths: Path) -> Any:
+            if paths[-1].name == refused:
+                raise full
+            return original(*paths)
+
+        return operation
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "rename", fails(disk.rename))
+        patch.setattr(disk, "open_end", fails(disk.open_end))
+        with pytest.raises(OSError, match="No space left"):
+            checkpoint.commit(states[1], {"round": 2}, {"round": 2})
+    (tmp_path / "c" / "history.jsonl").open("a").write('{"rou')  # and one torn in the middle
+    checkpoint.commit(states[1], {"round": 2}, {"round": 2})
+    for name in ("history.jsonl", "timing.jsonl"):
+        assert checkpoint.records(name) == [{"round": 1}, {"round": 2}]
+
+
+def test_a_disk_that_keeps_what_is_done_with_stops_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leg that is committed is committed: to try it again because of litter would count it twice."""
+    checkpoint = Checkpoint(tmp_path / "c")
+    checkpoint.start(RunState(0, Record({"n": Count(5)})))
+
+    def busy(path: Path, *, missing_ok: bool = False) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "remove", busy)
+        checkpoint.commit(RunState(1, Record({"n": Count(6)}), legs=1), None, {"round": 1})
+    assert {path.name for path in (tmp_path / "c").glob("server.*")} == {
+        "server.0000.safetensors",
+        "server.0001.safetensors",
+    }
+    checkpoint.commit(RunState(2, Record({"n": Count(7)}), legs=2), None, {"round": 2})
+    assert [path.name for path in (tmp_path / "c").glob("server.*")] == ["server.0002.safetensors"]
 
 
 # ---- what is written, and when it is durable ---------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.client import TurnRunner
 from flcore.engine.failures import LocatedError, TurnError, located, packed, turn_part, unpacked
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
@@ -234,6 +237,20 @@ def test_a_failure_on_the_disk_is_not_tried_again(lab: Any, tmp_path: Path) -> N
     assert isinstance(again, Failure) and again.cause.startswith("as it was")
 
 
+def test_a_disk_that_fails_drops_no_client(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where clients that fail are left out: what the system refuses is no failure of theirs."""
+
+    def refused(*arguments: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TurnRunner, "train", refused)
+        with pytest.raises(RunError, match=r"round 1, client 0 .*No space left on device"):
+            lab.run(dropping(lab, FedAvg()), tmp_path / "run")
+    run = lab.run(dropping(lab, FedAvg()), tmp_path / "run")
+    assert run.bytes == lab.run(dropping(lab, FedAvg()), tmp_path / "whole").bytes
+
+
 @pytest.mark.parametrize("choice", ["stop", "drop"])
 def test_a_round_in_which_everybody_fails_stops_the_run(lab: Any, choice: str, tmp_path: Path) -> None:
     """Else a run in which nothing works would end well, with the initial model."""
@@ -258,6 +275,56 @@ def test_after_a_round_in_which_everybody_failed_all_are_tried_again(lab: Any, t
     finally:
         Erring.mended = False
     assert run.history[-1]["participants"] == [0, 1, 2, 3]
+
+
+@dataclass(frozen=True)
+class Misfit(FedAvg):
+    """FedAvg whose client 2 answers other arrays than it was sent: one is changed, left out, or another is there."""
+
+    name = "misfit"
+    kind: str = "one-value"
+
+    def reply(self, turn: Turn, trained: Any) -> Any:
+        message, kept = super().reply(turn, trained)
+        params = dict(message["model"].params)
+        first = next(iter(params))
+        if turn.client == 2:
+            if self.kind == "one-value":
+                params[first] = params[first].flatten()[:1]
+            elif self.kind == "double":
+                params[first] = params[first].double()
+            elif self.kind == "too-few":
+                del params[first]
+            else:
+                params["more"] = torch.zeros(3)
+        return {**message, "model": Weights(params, message["model"].buffers)}, kept
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (
+            "one-value",
+            r"has head\.weight of shape \[1\] and torch\.float32, and was sent \[6, 256\] and torch\.float32",
+        ),
+        (
+            "double",
+            r"has head\.weight of shape \[6, 256\] and torch\.float64, and was sent \[6, 256\] and torch\.float32",
+        ),
+        ("too-few", r"has other arrays than it was sent: head\.weight"),
+        ("more", r"has other arrays than it was sent: more"),
+    ],
+)
+def test_an_answer_that_does_not_fit_what_was_sent_is_not_folded(
+    lab: Any, kind: str, said: str, tmp_path: Path
+) -> None:
+    """One value would be added to each of the mean; nothing of it is kept, so that the run goes on when it fits."""
+    experiment = lab.experiment(algorithm=Misfit(kind=kind), spec=lab.ToySpec())
+    with pytest.raises(TurnError, match=rf"^round 1, client 2 \(train-clients, reply\): its model {said}$"):
+        lab.run(experiment, tmp_path / "run")
+    assert not Checkpoint(tmp_path / "run").reply_file(1, 2).exists()
+    dropped = lab.run(dropping(lab, Misfit(kind=kind)), tmp_path / "dropped")
+    assert [record["participants"] for record in dropped.history] == [[0, 1, 3]] * 3
 
 
 # ---- errors in a method's code -----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flcore.aggregation.account import client_epsilon
 from flcore.evaluation.scoring import Scores
 from flcore.evaluation.summaries import best_round, mean_of_best, summarise
 
@@ -91,3 +92,26 @@ def test_the_headline_is_the_final_score_never_the_best(lab: Any) -> None:
     assert found["clients_without_test"] == 1
     assert (found["num_clients"], found["num_parameters"]) == (4, 3094)
     json.dumps(found, allow_nan=False)
+
+
+def test_a_simulated_attack_is_told_with_how_the_others_fare(lab: Any) -> None:
+    """Client 1 has no test data and 0 is poisoned: the mean of the others is client 2's, 1.0."""
+    experiment = lab.experiment(federation={"rounds": 1, "poisoned_clients": [0, 3]})
+    told = summarise(experiment, FINAL, history(0.5))
+    assert told["poisoned"] == {
+        "attack": "sign_flip", "attack_scale": 10.0, "clients": [0, 3], "honest_mean_local": 1.0
+    }  # fmt: skip
+    labels = lab.experiment(federation={"rounds": 1, "poisoned_clients": [0, 2], "attack": "random_labels"})
+    told = summarise(labels, FINAL, history(0.5))
+    assert (told["poisoned"]["attack_scale"], told["poisoned"]["honest_mean_local"]) == (None, None)
+    assert "poisoned" not in summarise(lab.experiment(federation__rounds=1), FINAL, history(0.5))
+
+
+def test_noise_on_the_average_has_its_account(lab: Any) -> None:
+    """Of four clients two are asked in each of three rounds; the method's own account is of prototypes."""
+    changes = {"federation": {"rounds": 3, "participation": 0.5}, "model": {"name": "fedcspc_cnn"}}
+    told = summarise(lab.experiment(**changes, aggregation={"clip": 2, "noise": 8}), FINAL, history(0.1, 0.2, 0.3))
+    assert told["privacy"]["epsilon"] == client_epsilon(8.0, 3, 1e-5, cohort=2, clients=4)
+    assert (told["privacy"]["noise_multiplier"], told["privacy"]["clip"]) == (8, 2)
+    json.dumps(told, allow_nan=False)
+    assert summarise(lab.experiment(**changes), FINAL, history(0.1, 0.2, 0.3))["privacy"] is None

@@ -18,7 +18,7 @@ from flcore.methods.class_prototypes import (
 )
 from flcore.methods.fedproc import FedProc
 from flcore.methods.fedproto import FedProto
-from flcore.methods.vocabulary import PROTOTYPES, Leg, Replies, Turn
+from flcore.methods.vocabulary import PROTOTYPES, Exchange, Leg, Replies, Turn
 from flcore.prototypes.release import privacy_spent
 from flcore.records import Payloads, Record
 
@@ -141,7 +141,7 @@ def test_what_the_server_holds_at_the_start(lab: Any) -> None:
     assert (start.means.shape, start.present.any().item()) == ((6, 8), False)
 
 
-def test_uploads_into_one_prototype_per_class() -> None:
+def test_uploads_into_one_prototype_per_class(lab: Any) -> None:
     """Classes 0 and 1 of two clients: (1 + 5)/2, or 1 and 5 as 1:3, 4; client 1's 8. Class 2 was 6: kept, or not."""
     server = Record({PROTOTYPES: row(9, 9, 6)})
     uploads = {0: row(1, None, None), 1: row(5, 8, None)}
@@ -152,8 +152,10 @@ def test_uploads_into_one_prototype_per_class() -> None:
     }
     replies[2] = {}  # sent none
 
+    exchange = Exchange(lab.experiment().setting, 2)
+
     def fused(*arguments: Any, **options: Any) -> Prototypes:
-        return fused_prototypes(server, Replies(replies), *arguments, **options)[PROTOTYPES]
+        return fused_prototypes(server, Replies(replies), exchange, *arguments, **options)[0][PROTOTYPES]
 
     told = counts_of_uploads(Replies(replies))
     assert {client: found.tolist() for client, found in told.items()} == {0: [1, 0, 0], 1: [3, 2, 0]}
@@ -161,4 +163,4 @@ def test_uploads_into_one_prototype_per_class() -> None:
     assert fused(told).means.flatten().tolist() == [4, 8, 6]
     assert fused(keep=False).present.tolist() == [True, True, False]
     assert fused(keep=False).means.flatten().tolist() == [3, 8, 0]
-    assert fused_prototypes(server, Replies({3: {}}))[PROTOTYPES] is server[PROTOTYPES]
+    assert fused_prototypes(server, Replies({3: {}}), exchange) == (server, {})

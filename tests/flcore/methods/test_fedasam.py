@@ -137,14 +137,15 @@ def test_a_run_answers_with_the_mean(lab: Any, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["ccvr", "fedcspc"])
-def test_as_a_base(lab: Any, name: str, tmp_path: Any) -> None:
-    """CCVR[FedASAM] trains what FedASAM trains, to the bit; FedCSPC[FedASAM] takes its own loss through its steps."""
-    own = {"ccvr": {"per_class": 5, "epochs": 1}, "fedcspc": {"cal_epochs": 1, "n_aug": 1, "clusters": 2}}[name]
-    changes = {"model": CSPC, "federation": {"rounds": 2}}
-    found = lab.run(lab.experiment(method={"name": name, "base": "fedasam", **own}, **changes), tmp_path / "found")
-    plain = lab.run(lab.experiment(method={"name": "fedasam"}, **changes), tmp_path / "plain")
-    assert (serialise({MODEL: found.state.server[MODEL]}) == serialise({MODEL: plain.state.server[MODEL]})) == (
-        name == "ccvr"
-    )
-    flat = lab.run(lab.experiment(method={"name": name, **own}, **changes), tmp_path / "flat")
-    assert serialise({MODEL: flat.state.server[MODEL]}) != serialise({MODEL: found.state.server[MODEL]})
+def test_as_a_base(lab: Any, name: str) -> None:
+    """CCVR[FedASAM] and FedCSPC[FedASAM], which has nothing to align yet, take FedASAM's first turn, to the bit."""
+    turns = {
+        base: lab.train(lab.experiment(method=method, model=CSPC))[0].message[MODEL]
+        for base, method in {
+            "found": {"name": name, "base": "fedasam"},
+            "fedasam": {"name": "fedasam"},
+            "flat": {"name": name},
+        }.items()
+    }
+    assert serialise({MODEL: turns["found"]}) == serialise({MODEL: turns["fedasam"]})
+    assert serialise({MODEL: turns["flat"]}) != serialise({MODEL: turns["fedasam"]})

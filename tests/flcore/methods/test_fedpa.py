@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from flcore.aggregation.settings import Aggregation
 from flcore.engine.client import TurnRunner
 from flcore.errors import ConfigError
 from flcore.messages import Arrays, Count, Prototypes, Weights
@@ -247,7 +249,8 @@ def uploads(*clients: tuple[list[list[float]], list[bool], list[int]]) -> dict[i
 
 
 def fused(previous: Prototypes, replies: dict[int, Record]) -> Prototypes:
-    after, _ = fuse_prototypes(Record({PROTOTYPES: previous}), Replies(replies), None)  # type: ignore[arg-type]
+    exchange: Any = SimpleNamespace(setting=SimpleNamespace(aggregation=Aggregation()))
+    after, _ = fuse_prototypes(Record({PROTOTYPES: previous}), Replies(replies), exchange)
     return after[PROTOTYPES]
 
 

@@ -84,13 +84,13 @@ def after_a_round(lab: Any, present: tuple[bool, ...] = (True,) * 6, **changes: 
 # ---- prototypes ----------------------------------------------------------------------------------------------------
 
 
-def test_prototypes_are_means_over_clients() -> None:
+def test_prototypes_are_means_over_clients(lab: Any) -> None:
     """Fact 1: (1,0,2), (3,2,0) → (2,1,1); one client's own → itself; nobody's: absent, whatever there was before."""
     first = Prototypes(torch.tensor([[1.0, 0, 2], [4, 4, 4], [0, 0, 0]]), torch.tensor([True, True, False]))
     second = Prototypes(torch.tensor([[3.0, 2, 0], [0, 0, 0], [0, 0, 0]]), torch.tensor([True, False, False]))
     before = Record({PROTOTYPES: Prototypes(torch.full((3, 3), 9.0), torch.tensor([True, True, True]))})
     replies = Replies({0: {PROTOTYPES: first}, 1: {PROTOTYPES: second}, 2: {}})
-    after = aggregate_prototypes(before, replies, None)[0][PROTOTYPES]  # type: ignore[arg-type]
+    after = aggregate_prototypes(before, replies, Exchange(lab.experiment().setting, 2))[0][PROTOTYPES]
     assert after.means.tolist() == [[2, 1, 1], [4, 4, 4], [0, 0, 0]]
     assert after.present.tolist() == [True, True, False]
 

@@ -182,7 +182,7 @@ def test_parameters_are_handed_on_unchecked(asked: list[tuple[Any, ...]], capsys
     grid = ["--vary", "a.b=1,2", "--vary", "c.d=3", "--baselines", "local", "--metric", "top1_global"]
     assert main(["sweep", *grid, *more]) == 0
     told = (["a.b=1,2", "c.d=3"], None, ("local",), "top1_global", Path("runs/sweep"))
-    assert asked.pop() == ("sweep", raw, *told, HOW)
+    assert asked.pop() == ("sweep", raw, *told, {"points": [], **HOW})
     assert main(["tune", "--method", "moon", "--trials", "3", "--storage", "sqlite:///x", *more]) == 0
     how = {"orchestrator": "auto", "wait": True}
     assert asked.pop() == ("tune", moon, Asked(3, storage="sqlite:///x"), Path("runs/tune-moon"), how)
@@ -242,5 +242,5 @@ def test_the_best_run_is_asked_for_by_a_metric(
 def test_servers_are_started_but_for_those_that_are_not_wanted(asked: list[tuple[Any, ...]]) -> None:
     for words in (["up", "--no-mlflow", "--no-worker"], ["status"], ["status", "--json"], ["down"]):
         assert main(words) == 0
-    wanted = {"prefect": True, "mlflow": False, "dashboard": True, "worker": False}
+    wanted = {"prefect": True, "mlflow": False, "dashboard": True, "worker": False, "flows_per_gpu": 1}
     assert asked == [("up", wanted), ("status", {"as_json": False}), ("status", {"as_json": True}), ("down", {})]

@@ -22,6 +22,20 @@ def test_all_combinations_in_the_order_given_each_with_every_seed() -> None:
     assert planned.runs[2].label == "method.mu = 0.1, local.epochs = 2"
 
 
+def test_points_of_a_list_are_run_as_they_stand() -> None:
+    """A point that leaves out a key has it as configured; epochs are 1 by default."""
+    listed = [{"method.mu": 0.1}, {"method.mu": 1, "local.epochs": 2}]
+    planned = plan(PROX, [], seeds=[0], listed=listed)
+    assert planned.keys == ("method.mu", "local.epochs")
+    assert [tuple(point.values.values()) for point in planned.points] == [(0.1, 1), (1.0, 2)]
+    with pytest.raises(ConfigError, match="--rows: names whole points; leave out --vary"):
+        plan(PROX, ["local.lr=1"], seeds=[0], listed=listed)
+    with pytest.raises(ConfigError, match="--rows: point 1: expected dotted keys with values"):
+        plan(PROX, [], seeds=[0], listed=["method.mu"])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="--rows seed: every point is run with every seed"):
+        plan(PROX, [], seeds=[0], listed=[{"seed": 1}])
+
+
 def test_values_are_yaml_and_are_told_as_the_configuration_reads_them() -> None:
     """1e-3 is text in YAML, and 1 is no float: both come back as what the run has."""
     planned = plan({}, ["local.lr=1e-3,1", "local.clip=null,5"], seeds=[0])

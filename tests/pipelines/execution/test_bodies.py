@@ -150,15 +150,28 @@ def test_a_folder_of_another_run_is_refused_before_data_are_read() -> None:
     assert steps.names == []
 
 
-def test_other_code_trains_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison of results of two versions of the code would compare the versions."""
+def test_results_of_other_code_stay_until_restart_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison of results of two versions of the code would compare the versions; which goes is for people to say.
+
+    Neither training nor the same run elsewhere, by today's code, takes their place.
+    """
     experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
-    before = digests(Path("one"))
     monkeypatch.setattr(one_run, "code_fingerprint", lambda config: "another")
-    how, told = operation()
-    assert not experiment(Config.from_mapping(SMALL), Path("one"), how).was_finished
-    assert told.watched == ["one"]
-    assert digests(Path("one")) == before
+    experiment(Config.from_mapping(SMALL), Path("two"), operation()[0])
+    before = every_result(Path("one"))
+    with pytest.raises(RunError, match=r"^one: holds this run as other code finished it.*; choose .* or --restart"):
+        experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    assert every_result(Path("one")) == before
+    assert not experiment(Config.from_mapping(SMALL), Path("one"), operation()[0], restart=True).was_finished
+    assert every_result(Path("one")) == before
+
+
+def test_results_of_which_nothing_says_whose_they_are_stay() -> None:
+    experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    Path("one/config.json").unlink()
+    with pytest.raises(ConfigError, match=r"^one: holds results without config\.json"):
+        experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    assert Path("one/metrics.json").exists() and Path("one/history.jsonl").exists()
 
 
 def test_analyses_that_are_asked_for_later_are_done_and_shown() -> None:

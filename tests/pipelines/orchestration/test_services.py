@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -17,7 +18,7 @@ import pytest
 import yaml
 
 from flcore.errors import RunError
-from pipelines.orchestration import background, services
+from pipelines.orchestration import background, plans, services
 from pipelines.orchestration.background import Service
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -45,16 +46,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     (tmp_path / "server.py").write_text(SERVER)
     plan = _plan(str(tmp_path / "server.py"))
-    for name in ("_prefect", "_dashboard"):
-        monkeypatch.setattr(services, name, plan)
-    monkeypatch.setattr(services, "_mlflow", lambda port, store: plan(port))
+    for name in ("prefect", "dashboard"):
+        monkeypatch.setattr(plans, name, plan)
+    monkeypatch.setattr(plans, "mlflow", lambda port, address: plan(port))
     yield tmp_path
     for name in ("prefect", "mlflow", "dashboard", "sleeper"):
         background.stop(name)
 
 
 def _plan(script: str):
-    return lambda port: services._Plan(f"http://127.0.0.1:{port}", [script, str(port)])
+    return lambda port: plans.Plan(f"http://127.0.0.1:{port}", [script, str(port)])
 
 
 def helper_of(name: str) -> psutil.Process:
@@ -118,7 +119,7 @@ def test_a_taken_port_is_left_to_who_has_it(capsys: pytest.CaptureFixture[str]) 
 
 def test_one_that_does_not_start_is_named_and_the_others_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "broken.py").write_text("raise SystemExit('no such table: runs')")
-    monkeypatch.setattr(services, "_dashboard", _plan(str(folder / "broken.py")))
+    monkeypatch.setattr(plans, "dashboard", _plan(str(folder / "broken.py")))
     with pytest.raises(RunError, match=r"dashboard did not start; .*dashboard\.log says why: no such table: runs"):
         services.up(prefect=False, worker=False)
     assert [service.name for service in background.recorded()] == ["mlflow"]
@@ -182,7 +183,7 @@ def test_a_damaged_record_is_none() -> None:
 def test_a_password_of_the_store_is_no_argument(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arguments are seen by everybody on the machine."""
     monkeypatch.undo()
-    plan = services._mlflow(5000, "postgresql://me:hidden@host/runs")
+    plan = plans.mlflow(5000, "postgresql://me:hidden@host/runs")
     assert "hidden" not in " ".join(plan.arguments)
     assert plan.environment["MLFLOW_BACKEND_STORE_URI"] == "postgresql://me:hidden@host/runs"
 
@@ -192,12 +193,39 @@ def test_the_committed_deployments_are_scheduled_in_utc_and_name_no_path() -> No
     text = (PROJECT / "infra" / "prefect.yaml").read_text()
     found = {each["name"]: each for each in yaml.safe_load(text)["deployments"]}
     assert {name: each["entrypoint"].rsplit(".", 1)[1] for name, each in found.items()} == {
-        "nightly": "federated_experiment",
-        "weekly": "compare",
+        "nightly-comparison": "compare",
+        "weekly-tuning": "tune",
+        "retrain-on-new-data": "retrain_on_new_data",
+        "paper-table": "paper_table",
     }
     schedules = [schedule for each in found.values() for schedule in each["schedules"]]
     assert [(schedule["cron"], schedule["timezone"]) for schedule in schedules] == [
         ("0 3 * * *", "UTC"),
-        ("0 4 * * 0", "UTC"),
+        ("0 4 * * 6", "UTC"),
+        ("0 2 * * *", "UTC"),
+        ("0 6 1 * *", "UTC"),
     ]
     assert str(PROJECT) not in text
+
+
+def test_a_worker_for_the_cpu_and_one_for_each_gpu_that_sees_no_other() -> None:
+    """Two GPUs: the worker of the queue ``cpu`` sees neither, or a flow of it would train beside those of ``gpu``."""
+    api = "http://127.0.0.1:4200/api"
+    found = {name: plan(8090) for name, plan in plans.workers(api, ["0", "3"], 2).items()}
+    assert {name: plan.environment["CUDA_VISIBLE_DEVICES"] for name, plan in found.items()} == {
+        "worker": "",
+        "worker-gpu-0": "0",
+        "worker-gpu-3": "3",
+    }
+    queues = {name: words_after("--work-queue", plan.arguments) for name, plan in found.items()}
+    assert queues == {"worker": ["cpu", "default"], "worker-gpu-0": ["gpu"], "worker-gpu-3": ["gpu"]}
+    limits = {name: words_after("--limit", plan.arguments) for name, plan in found.items()}
+    assert limits == {"worker": ["1"], "worker-gpu-0": ["2"], "worker-gpu-3": ["2"]}
+    [shown] = words_after("--name", found["worker-gpu-3"].arguments)
+    assert shown == f"{socket.gethostname()}-gpu-3-8090"
+    [alone] = plans.workers(api, [], 1).values()
+    assert "CUDA_VISIBLE_DEVICES" not in alone(8090).environment
+
+
+def words_after(option: str, arguments: Sequence[str]) -> list[str]:
+    return [word for before, word in pairwise(arguments) if before == option]

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from flcore.errors import ConfigError, DataError, ProtoflError
@@ -167,6 +169,21 @@ def test_one_method_one_seed_and_no_baseline(tmp_path: Path) -> None:
     assert comparison.notes[0].startswith("No run of the baseline fedavg")
     text = markdown(comparison)
     assert "| moon | 1 | 70.00 | 80.00 |" in text and "| **" not in text
+
+
+@given(order=st.permutations(range(6)))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_figure_of_a_method_depends_on_where_its_runs_stand(order: list[int], tmp_path: Path) -> None:
+    """Three methods with two seeds, as ``--methods`` and ``--seeds`` may name them in any order: equal to the bit."""
+    if not tmp_path.joinpath("a-0").exists():
+        for method, start in (("fedavg", 0.1), ("a", 0.3), ("b", 0.7)):
+            for seed in (0, 1):
+                make_run(tmp_path, method, seed, [start, start / 3 + seed / 7])
+    runs = [load_run(tmp_path / f"{method}-{seed}") for method in ("fedavg", "a", "b") for seed in (0, 1)]
+    expected = {row.method: row for row in compare(runs).methods}
+    found = compare([runs[place] for place in order])
+    assert {row.method: row for row in found.methods} == expected
+    assert [row.method for row in found.methods] == list(dict.fromkeys(runs[place].method for place in order))
 
 
 def test_seeds_are_sorted_and_methods_keep_their_order(tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ SUBJECT = "fedprox on digits"
 def run(seed: int, accuracy: float | None, method: str = "fedprox", **changes: Any) -> RunRecord:
     """A run of 4 rounds with 100 scalars, 400 bytes up and 800 bytes down in each."""
     values: dict[str, Any] = {
-        **dict.fromkeys(set(RunRecord.__dataclass_fields__) - {"directory", "history", "tasks", "block_ends"}),
+        **dict.fromkeys(
+            set(RunRecord.__dataclass_fields__) - {"directory", "history", "tasks", "block_ends", "figures"}
+        ),
         "method": method,
         "dataset": "digits",
         "partition": "iid",
@@ -87,6 +89,24 @@ def test_means_spreads_differences_and_costs() -> None:
     assert rows[3][:6] == ["fedavg", "–", "3", "50.00 ± 0.00", "5.00", "−21.33 [−25.13, −17.54]"]
     assert rows[0][6:] == ["100", "1.60 kB", "3.20 kB"]
     assert rows[3][6] == "1\N{NARROW NO-BREAK SPACE}000"
+
+
+def test_any_number_of_a_run_can_be_the_metric_and_of_costs_less_is_best() -> None:
+    """Seconds 10, 12 against 4, 4: 11 ± 1.414 and 4 ± 0; differences -6 and -8, mean -7, half-width
+    12.706 · √2 / √2 = 12.71.
+    """
+    slow, fast = points_of("method.mu", (0.1, 1.0), 0.1)
+    seconds = [
+        [run(seed, 0.5, figures={"timing.seconds": value}) for seed, value in enumerate(each)]
+        for each in ((10.0, 12.0), (4.0, 4.0))
+    ]
+    sweep = summarise([(slow, seconds[0]), (fast, seconds[1])], {"method.mu": 0.1}, (0, 1), "timing.seconds", SUBJECT)
+    header, _, first, second = table(markdown(sweep))
+    assert header[2:5] == ["timing.seconds", "std over clients", "Δ timing.seconds"]
+    assert (first[2], first[4]) == ("11 ± 1.414 ≈", "reference")  # the interval below holds 0
+    assert (second[2], second[4]) == ("**4 ± 0**", "-7 [-19.71, +5.706]")
+    draw_sweep(sweep)
+    assert "timing.seconds, mean ± std over n seeds" in sweeping.sweep_table(sweep).title
 
 
 def test_what_is_missing_or_uneven_is_said() -> None:

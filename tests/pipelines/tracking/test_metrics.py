@@ -94,7 +94,8 @@ def test_a_summary_adds_up_seconds_and_joules() -> None:
         "top5_pooled_local": 0.6,
         "mean_local_own_classes": 0.7,
         "bytes_up": 300,
-        "privacy": {"epsilon": 19.05, "delta": 1e-5},
+        "privacy": {"epsilon": 19.05, "delta": 1e-5, "noise_multiplier": 1.5, "clip": 0.5, "covers": "models"},
+        "poisoned": {"clients": [1], "honest_mean_local": 0.8},
         "alternatives": {"ncm": {"top1_global": 0.4}},
     }
     timing = {"seconds": {"train-clients": 2.0, "evaluate": 0.5}, "joules": {"train-clients": 30.0}}
@@ -106,6 +107,9 @@ def test_a_summary_adds_up_seconds_and_joules() -> None:
         "comm/total_bytes_up": 300.0,
         "privacy/epsilon": 19.05,
         "privacy/delta": 1e-5,
+        "privacy/noise_multiplier": 1.5,
+        "privacy/clip": 0.5,
+        "poisoned/honest_mean_local": 0.8,
         "final/ncm/top1_global": 0.4,
         "time/total": 2.5,
         "time/total_train-clients": 2.0,

@@ -121,6 +121,24 @@ def test_a_growing_run_is_continued_by_other_processes(
     assert run.data.tags["partition_hash"] == f"{3:x>64}", "known only when it has finished"
 
 
+def test_why_a_run_was_stopped_is_a_tag_until_it_goes_on(tmp_path: Path, reader: Any, write_run: Write) -> None:
+    """With no password in it, and no longer than a page shows; a run that has finished says nothing of the kind."""
+    run_dir = write_run(tmp_path / "run", rounds=1, finished=False)
+    address = "postgresql://me:hidden@host/runs"
+    assert RunTracker(run_dir, uri=reader.uri).mark_stopped(failed=True, reason=f"Failed: {address} " + "x" * 2000)
+    [stopped] = reader.runs()
+    said = stopped.data.tags["protofl.stopped"]
+    assert stopped.info.status == "FAILED"
+    assert said.startswith("Failed: postgresql://***@host/runs xxx") and len(said) == 1000
+    write_run(run_dir, rounds=2, finished=True)
+    assert RunTracker(run_dir, uri=reader.uri).sync(final=True)
+    [finished] = reader.runs()
+    assert finished.info.status == "FINISHED" and "protofl.stopped" not in finished.data.tags
+    assert RunTracker(run_dir, uri=reader.uri).mark_stopped(failed=True, reason="late")
+    [same] = reader.runs()
+    assert same.info.status == "FINISHED" and "protofl.stopped" not in same.data.tags
+
+
 def test_more_rounds_than_one_request_takes(
     tmp_path: Path, reader: Any, write_run: Write, expected_points: Expected
 ) -> None:

@@ -1,0 +1,86 @@
+"""Client-level differential privacy of the global model: the account of noisy averages.
+
+Protects: one client with all its samples, against whoever sees the global models of all rounds. Neighbours differ in
+what *one* client holds; their number K is public. Replacing a client moves the sum of updates clipped to C by at most
+2C, so that noise of z·C is z/2 times what it is to hide.
+
+Sampling: a round asks m of K clients, drawn without replacement and of fixed size, which amplifies (Wang, Balle,
+Kasiviswanathan, AISTATS 2019); who drops out of it, by chance or by failing, only sends nothing. Whoever sees who takes
+part cannot be promised that: for them the account with m = K holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from flcore.aggregation.settings import Aggregation
+
+COVERS = (
+    "the global models of all rounds, against who sees nothing else; the server sees each update as it is, facts of "
+    "rounds and scores are not covered"
+)
+
+
+def account(how: Aggregation, rounds: int, *, cohort: int, clients: int) -> Mapping[str, Any] | None:
+    """What ``metrics.json`` says under ``privacy``; None without noise.
+
+    Args:
+        how: the section ``aggregation``.
+        rounds: that took place.
+        cohort: m, clients asked in a round. clients: K.
+    """
+    if how.noise == 0:
+        return None
+    return {
+        "epsilon": client_epsilon(how.noise, rounds, how.delta, cohort=cohort, clients=clients),
+        "delta": how.delta,
+        "unit": "client",
+        "releases": rounds,
+        "covers": COVERS,
+        "noise_multiplier": how.noise,
+        "clip": how.clip,
+        "sampling": f"{cohort} of {clients} clients a round, without replacement",
+    }
+
+
+def client_epsilon(noise: float, rounds: int, delta: float, *, cohort: int, clients: int) -> float:
+    """ε after so many noisy averages, by Rényi differential privacy (``dp-accounting``).
+
+    The smaller of two bounds, both valid: with amplification by sampling, which near m = K is the worse one, and
+    without.
+
+    Args:
+        noise: z, standard deviation of the noise on the sum in units of the clipping norm.
+        rounds: noisy averages. delta: δ.
+        cohort: m. clients: K.
+
+    Returns:
+        ε ≥ 0; infinite without noise.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    if not noise >= 0 or rounds < 0 or not 0 < delta < 1 or not 1 <= cohort <= clients:
+        raise ValueError(
+            "an account needs noise >= 0, rounds >= 0, 0 < delta < 1 and 1 <= cohort <= clients, "
+            f"got {noise}, {rounds}, {delta}, {cohort}, {clients}"
+        )
+    if rounds == 0:
+        return 0.0
+    if noise == 0:
+        return math.inf
+    import dp_accounting  # not one of the packages that flcore itself needs
+    from dp_accounting import rdp
+
+    release = dp_accounting.GaussianDpEvent(noise / 2)
+    events = [release]
+    if cohort < clients:
+        events.append(dp_accounting.SampledWithoutReplacementDpEvent(clients, cohort, release))
+    found = []
+    for event in events:
+        accountant = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+        accountant.compose(event, rounds)
+        found.append(float(accountant.get_epsilon(delta)))
+    return min(found)

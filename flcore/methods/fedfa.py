@@ -1,0 +1,172 @@
+"""FedFA (Zhou, Zhang, Tsang, IEEE TMC 2023): anchors for features, common to all clients, on which heads train too.
+
+Not the federated feature augmentation of the same name (ICLR 2023). Client, per mini-batch, with anchors a_c that stand
+still through its turn:
+
+1. a step on CE + λ·L_a,  L_a = (1/C)·Σ_i ‖f(x_i) − a_{y_i}‖² / n_{y_i}, n_c the samples of class c in it;
+2. a step of the head alone on the mean of CE(h(a_c), c) over *all* C anchors, by an Adam of its own.
+
+After its turn, once for each pass over its data and for the classes that it holds, a_c ← m·a_c + (1 − m)·f̄_c, f̄_c the
+mean over the pass's mini-batches of the class's mean feature, as it was while the weights moved. Server: weights and
+anchors averaged with n_k; who lacks a class sends its anchor as it came, and counts (``anchor_mean: holders``: does
+not).
+
+Anchors start as distinct unit vectors along the axes, or where there are fewer dimensions than classes as random
+directions. Deviation from the authors' code: f̄_c is the mean over the mini-batches that have the class; theirs is
+divided by the number of all, so that the anchor of a rare class shrinks.
+
+Privacy: the anchor of a class of which a client has one sample is a mix of what came down and that sample's feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from flcore.conditions import on
+from flcore.losses.basic import anchor_distance, cross_entropy
+from flcore.losses.vectors import unit_vectors
+from flcore.messages import Arrays
+from flcore.methods.fedavg import FedAvg, sample_counts
+from flcore.methods.vocabulary import (
+    Batch,
+    Context,
+    Exchange,
+    Facts,
+    LocalModel,
+    Phase,
+    Replies,
+    Setting,
+    Stage,
+    TrainedClient,
+    Turn,
+    Update,
+)
+from flcore.optim import Adam
+from flcore.params import Search, param
+from flcore.records import Payloads, Record, Slot
+from flcore.rng import torch_stream
+
+ANCHORS = Slot("anchors", Arrays)
+"""``anchors`` float32 [C, d]; with ``anchor_mean: holders`` also, on its way up, ``held`` bool [C]."""
+
+
+@dataclass(frozen=True)
+class FedFA(FedAvg):
+    """FedAvg with feature anchors."""
+
+    name: ClassVar[str] = "fedfa"
+    summary: ClassVar[str] = (
+        "FedAvg whose features are drawn to common anchors, on which heads are trained in every step"
+    )
+    citation: ClassVar[str] = "Zhou et al., IEEE TMC 2023"
+
+    lambda_anchor: float = param(
+        0.1, "weight λ of the distance to anchors", low=0, search=Search(choices=(0.01, 0.1, 1.0))
+    )
+    use_calibration: bool = param(True, "train the head on the anchors after each step", switch=True)
+    calibration_lr: float = param(
+        1e-3, "Adam's learning rate there", above=0, search=Search(1e-4, 1e-2, log=True, when=on("use_calibration"))
+    )
+    anchor_momentum: float = param(0.5, "m, what an anchor keeps of itself in each pass", low=0, high=1)
+    anchor_mean: Literal["all", "holders"] = param(
+        "all", "the server's mean of an anchor: over all clients of the round, or those that hold the class"
+    )
+
+    @property
+    def has_anchors(self) -> bool:
+        """Whether anything reads them."""
+        return self.lambda_anchor > 0 or self.use_calibration
+
+    def start_server(self, setting: Setting) -> Payloads:
+        """The initial model and anchors."""
+        server = super().start_server(setting)
+        return {**server, ANCHORS: Arrays({"anchors": first_anchors(setting)})} if self.has_anchors else server
+
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """The global model and the anchors."""
+        message = super().broadcast(server, client, exchange)
+        return {**message, ANCHORS: server[ANCHORS]} if self.has_anchors else message
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Steps of one or two updates, whose features are averaged by pass."""
+        if not self.has_anchors:
+            return super().phases()
+        own = Update(loss=self.calibration, trainable=("head.",), optimizer=self.calibration_optimizer)
+        return (Phase(note="passes", updates=(Update(), own) if self.use_calibration else (Update(),)),)
+
+    def context(self, turn: Turn) -> Context:
+        """The anchors."""
+        return {"anchors": turn.inbox[ANCHORS]["anchors"]} if self.has_anchors else {}
+
+    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """Cross-entropy and the distance to anchors."""
+        features = model.features(batch.images)
+        terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
+        if self.has_anchors:
+            model.note(features)
+        if self.lambda_anchor > 0:
+            distance = anchor_distance(features, batch.labels, context["anchors"], batch.weight)
+            terms["anchors"] = self.lambda_anchor * distance
+        return terms
+
+    def calibration(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """What the head says of the anchors, whatever the mini-batch is."""
+        anchors = context["anchors"]
+        labels = torch.arange(len(anchors), device=anchors.device)
+        return {"calibration": cross_entropy(model.beside().classify(anchors), labels)}
+
+    def calibration_optimizer(self) -> Adam:
+        """A fresh one for each turn."""
+        return Adam(self.calibration_lr)
+
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        """The trained weights with n_k, and the anchors as this client leaves them."""
+        message, memory = super().reply(turn, trained)
+        if not self.has_anchors:
+            return message, memory
+        means, present = trained.noted_passes()
+        anchors = moved_anchors(turn.inbox[ANCHORS]["anchors"], means, present, self.anchor_momentum)
+        upload = {"anchors": anchors}
+        if self.anchor_mean == "holders":
+            upload["held"] = turn.counts > 0
+        return {**message, ANCHORS: Arrays(upload)}, memory
+
+    def stages(self) -> Mapping[str, Stage]:
+        """FedAvg's, then the mean of the anchors."""
+        stages = super().stages()
+        return {**stages, "average-anchors": average_anchors} if self.has_anchors else stages
+
+
+def first_anchors(setting: Setting) -> Tensor:
+    """Unit vectors [C, d], distinct axes where there are enough."""
+    classes, dim = setting.num_classes, setting.feature_dim
+    if dim >= classes:
+        return torch.eye(classes, dim)
+    return unit_vectors(torch.randn(classes, dim, generator=torch_stream(setting.seed, "anchors")))
+
+
+def moved_anchors(anchors: Tensor, means: Tensor, present: Tensor, momentum: float) -> Tensor:
+    """Anchors [C, d] after passes with means [P, C, d]; one stays where its class is not ``present``, bool [P, C]."""
+    for mean, held in zip(means, present, strict=True):
+        anchors = torch.where(held.unsqueeze(1), momentum * anchors + (1 - momentum) * mean, anchors)
+    return anchors
+
+
+def average_anchors(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    """a_c ← Σ_k n_k·a_{k,c} / Σ_k n_k, over those that say they hold c where that is said; nobody: it stays."""
+    before, sizes = server[ANCHORS]["anchors"], sample_counts(replies)
+    total = torch.zeros_like(before, dtype=torch.float64)
+    weight = torch.zeros(len(before), 1, dtype=torch.float64)
+    for client, upload in replies.of(ANCHORS).items():
+        counts = sizes[client] * (
+            upload["held"].double() if "held" in upload.named else torch.ones(len(before)).double()
+        )
+        total += counts.unsqueeze(1) * upload["anchors"]
+        weight += counts.unsqueeze(1)
+    mean = torch.where(weight > 0, total / weight.clamp_min(1), before.double())
+    return server | {ANCHORS: Arrays({"anchors": mean.float()})}, {}

@@ -1,0 +1,134 @@
+"""``protofl archive`` and ``protofl reproduce``: what they are given, and what they print."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flcore.errors import ConfigError, RunError, listed
+from pipelines.cli.arguments import Parser, names
+
+ARCHIVE_EPILOG = """\
+protofl archive runs/first --out first.zip     a run
+protofl archive runs/comparison                a comparison, with all its runs
+protofl archive artifacts                      what make run left
+
+The same folder gives the same bytes. Of the data there are name, source, licence and fingerprint, never an image.
+"""
+REPRODUCE_EPILOG = """\
+protofl reproduce first.zip --check            0: all the same; 3: the archive is damaged; 4: a result is another
+protofl reproduce first.zip --check --set data.root=FOLDER     data that do not come with the packages
+protofl reproduce --golden                     every method on digits, in about a minute
+"""
+
+
+def archive_options(parser: Parser) -> None:
+    """Of ``protofl archive``."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="of a finished run or comparison; or artifacts")
+    parser.add_argument("--out", type=Path, metavar="X.zip", help="the file (default: the folder's name, with .zip)")
+    parser.add_argument(
+        "--licence",
+        default="Apache-2.0",
+        metavar="SPDX",
+        help="of the results, as the SPDX list calls it (default: Apache-2.0)",
+    )
+
+
+def reproduce_options(parser: Parser) -> None:
+    """Of ``protofl reproduce``."""
+    parser.add_argument("archive", nargs="?", type=Path, metavar="X.zip", help="as protofl archive wrote it")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="assignments",
+        help="of this machine, such as data.root=FOLDER or engine.workers=2; nothing that makes it another run",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (default: runs/<archive>)")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare every result with the archive: by hash, on another class of processor to a tolerance",
+    )
+    parser.add_argument(
+        "--trust-plugins",
+        action="store_true",
+        help="run code that the archive brings; read it first, it may do anything",
+    )
+    golden = parser.add_argument_group("without an archive")
+    golden.add_argument(
+        "--golden",
+        action="store_true",
+        help="carry out every method on digits and compare with the hashes that are kept with the code",
+    )
+    golden.add_argument("--methods", type=names, metavar="A,B,...", help="with --golden: only these")
+    golden.add_argument(
+        "--record",
+        action="store_true",
+        help="with --golden: keep what comes out as the hashes of this class of processor",
+    )
+
+
+def archive(arguments: argparse.Namespace) -> int:
+    """``protofl archive``: a run or comparison as a file from which anybody repeats it."""
+    from pipelines.proof.archive import archive as write
+
+    out = arguments.out or Path(f"{arguments.directory.resolve().name}.zip")
+    digest = write(arguments.directory, out, licence=arguments.licence)
+    print(
+        f"{out}: {out.stat().st_size / 1e6:.1f} MB, SHA-256 {digest}\nrepeat it with  protofl reproduce {out} --check"
+    )
+    return 0
+
+
+def reproduce(arguments: argparse.Namespace) -> int:
+    """``protofl reproduce``: carry out what an archive holds, or every method against its recorded hashes.
+
+    Raises:
+        ConfigError: options that do not go together.
+        RunError: something that came out is not what was recorded.
+    """
+    _check_together(arguments)
+    if arguments.golden:
+        return _golden(arguments)
+    from pipelines.proof.reproduce import report
+    from pipelines.proof.reproduce import reproduce as carry_out
+
+    path: Path = arguments.archive
+    findings = carry_out(
+        path, arguments.out, arguments.assignments, check=arguments.check, trust_plugins=arguments.trust_plugins
+    )
+    if findings is None:
+        return 0
+    print("\n".join(report(path, findings)))
+    if findings.other:
+        raise RunError(f"{path}: {len(findings.other)} results are not what it says; they are named above")
+    return 0
+
+
+def _check_together(arguments: argparse.Namespace) -> None:
+    of_archives = [f"--{name}" for name, value in (("set", arguments.assignments), ("out", arguments.out),
+                   ("check", arguments.check), ("trust-plugins", arguments.trust_plugins)) if value]  # fmt: skip
+    if arguments.golden and (arguments.archive or of_archives):
+        raise ConfigError(f"--golden: goes without {of_archives[0] if of_archives else 'an archive'}")
+    if not arguments.golden and (arguments.methods or arguments.record):
+        raise ConfigError(f"{'--methods' if arguments.methods else '--record'}: goes with --golden")
+    if not arguments.golden and arguments.archive is None:
+        raise ConfigError("reproduce: name an archive, or give --golden")
+
+
+def _golden(arguments: argparse.Namespace) -> int:
+    from pipelines.proof import golden
+
+    if arguments.record:
+        print(golden.record(arguments.methods))
+        return 0
+    outcome = golden.check(arguments.methods)
+    print("\n".join(outcome.lines))
+    if outcome.different:
+        raise RunError(
+            f"golden: {len(outcome.different)} of {outcome.checked} methods are not as recorded: "
+            f"{listed(outcome.different)}\nwhere that is meant, protofl reproduce --golden --record keeps what came out"
+        )
+    return 0

@@ -1,0 +1,77 @@
+"""A command carried out as a flow of Prefect, in the command's own process.
+
+Prefect's server shows what happens; nothing that counts is kept by it. One that is lost on the way costs pages, and at
+worst the flow, which the same command takes up where it stopped: never a result.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flcore.errors import RunError
+
+if TYPE_CHECKING:
+    from pipelines.execution.bodies import Operation
+
+
+def uses_prefect(orchestrator: str, how: Operation) -> bool:
+    """Whether a command is carried out as a flow: what is asked for, and whether a server answers."""
+    from pipelines.orchestration.address import choose
+
+    choice = choose(orchestrator)
+    if choice.warning:
+        how.watcher.say(choice.warning)
+    if choice.uses_prefect:
+        choice.apply()
+    return choice.uses_prefect
+
+
+def as_flow(operation: Operation, body: Callable[..., str], *, hidden: str | None = None, **parameters: Any) -> Any:
+    """Run a flow in this process, with this operation; returns the outcome of its body.
+
+    Its heartbeat is off: a thread that sleeps in whole seconds and is waited for at the end of every flow.
+
+    Args:
+        operation: how the body is carried out.
+        body: the flow.
+        hidden: a study's storage, which is no parameter because Prefect would keep it.
+        parameters: of the flow.
+
+    Raises:
+        RunError: Prefect's server was lost before the body had ended.
+    """
+    from httpx import HTTPError  # what Prefect's client raises, when it has tried for half a minute
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    from pipelines.orchestration.flow_runs import CURRENT, Call
+
+    _log_on_the_page()
+    call = Call(operation, hidden)
+    token = CURRENT.set(call)
+    try:
+        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+            body(**parameters)
+    except HTTPError as error:
+        lost = f"the Prefect server was lost on the way ({type(error).__name__})"
+        if call.outcome is None:
+            raise RunError(
+                f"{lost}; what is done is on disk, and the same command goes on, without the server while it is away"
+            ) from error
+        operation.watcher.say(f"{lost}; results are complete, its pages are not")
+    finally:
+        CURRENT.reset(token)
+    assert call.outcome is not None
+    return call.outcome
+
+
+def _log_on_the_page() -> None:
+    """Let what a flow logs reach its page, and not the terminal a second time, unless somebody wants to see it there.
+
+    Prefect's level is one for both, and the command line has set it so that the terminal stays quiet.
+    """
+    logger = logging.getLogger("prefect.flow_runs")
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
+        logger.propagate = False

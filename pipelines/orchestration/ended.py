@@ -1,0 +1,85 @@
+"""What a flow that did not end well leaves in MLflow: the state of its runs, and why.
+
+A flow's recorder marks its runs as it can, but does not know why the flow ended, and may have been killed with it. So
+these hooks of Prefect mark them once more: in the flow's own process where it failed, in the worker's where it was
+killed or cancelled. Flows that a command has started tell the command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.logging.loggers import flow_run_logger
+
+from flcore.config import Config
+from flcore.run_folder import RunFiles
+from pipelines.execution.recorder import Recorder
+from pipelines.orchestration.flow_runs import parameters
+from pipelines.tuning.folder import StudyFiles
+
+
+def mark_runs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
+    """Mark the runs that a flow had begun and not finished: FAILED, or KILLED after a crash or a cancellation.
+
+    Args:
+        flow: whose run it was. flow_run: that has ended. state: in which.
+    """
+    if flow_run.deployment_id is None:
+        return
+    runs = unfinished_runs(flow.name, flow_run)
+    log = flow_run_logger(flow_run, flow)
+    if not runs:
+        log.info("no run had begun that MLflow could be told of")
+        return
+    given = flow_run.parameters
+    raw = parameters(given.get("params_file"), given.get("overrides"), given.get("config"))
+    tracking = Config.from_mapping(raw).to_mapping()["tracking"]
+    reason = f"{state.name}: {state.message}" if state.message else str(state.name)
+    with Recorder(tracking["enabled"], log.warning) as recorder:
+        recorder.configure(tracking)
+        for run in runs:
+            recorder.watch(run)
+            recorder.stop(run, reason, failed=state.is_failed())
+    log.info("told MLflow of %d unfinished runs: %s", len(runs), reason)
+
+
+HOOKS: Mapping[str, Any] = {name: [mark_runs] for name in ("on_failure", "on_crashed", "on_cancellation")}
+"""For the decorator of a flow."""
+
+
+def unfinished_runs(flow: str, flow_run: FlowRun) -> list[Path]:
+    """The folders of runs that a flow run has worked on and not finished.
+
+    Args:
+        flow: its name.
+        flow_run: of a deployment, whose parameters say where its results go.
+    """
+    given, began = flow_run.parameters.get("out"), flow_run.start_time
+    if given is None or began is None:
+        return []
+    due = flow_run.expected_start_time or began
+    out = Path(str(given).replace("{date}", due.astimezone(UTC).date().isoformat()))
+    return [run for run in _FOLDERS[flow](out) if _is_unfinished(run, since=began)]
+
+
+_FOLDERS: Mapping[str, Callable[[Path], list[Path]]] = {
+    "federated-experiment": lambda out: [out],
+    "federated-training": lambda out: [out],
+    "retrain-on-new-data": lambda out: sorted(out.glob("*")),
+    "compare": lambda out: sorted(out.glob("runs/*")),
+    "sweep": lambda out: sorted(out.glob("runs/*")),
+    "paper-table": lambda out: sorted(out.glob("*/runs/*")),
+    "tune": lambda out: [StudyFiles(out).record.directory],
+}
+"""Flow → the folders of its runs below its own; a study is logged as one run."""
+
+
+def _is_unfinished(run: Path, since: datetime) -> bool:
+    files = RunFiles(run)
+    if files.metrics.exists() or not files.config.exists():
+        return False
+    return any(path.stat().st_mtime >= since.timestamp() for path in run.iterdir())

@@ -1,0 +1,187 @@
+"""What is around the body of a flow: its parameters, name, tags, progress, results, limits and end.
+
+A flow that a command starts is given its :class:`Operation` by the command; one that a deployment starts makes its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from datetime import UTC
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from prefect import get_client, get_run_logger
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.runtime import flow_run
+from pydantic import Field, WithJsonSchema
+
+from flcore.config import Config
+from flcore.engine.pool.workers import worker_count
+from flcore.errors import ConfigError
+from flcore.run_folder import RunFiles
+from pipelines.config.files import read_params
+from pipelines.config.params import override
+from pipelines.config.schema import form
+from pipelines.execution.bodies import Operation, Outcome
+from pipelines.execution.progress import Lines
+from pipelines.execution.recorder import Recorder
+from pipelines.execution.steps import InlineSteps
+from pipelines.orchestration.artifacts import ProgressArtifact
+from pipelines.orchestration.gpus import visible_gpus, worker_devices
+from pipelines.orchestration.limits import gpus_held, time_limit
+from pipelines.orchestration.prefect_steps import PrefectSteps
+from pipelines.runs.layout import read_json
+
+if TYPE_CHECKING:
+    from pipelines.tuning.search import StudyOutcome
+
+
+Configuration = Annotated[dict[str, Any], WithJsonSchema(form())]
+"""A configuration, whose keys Prefect's parameter form offers."""
+Seed = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Hours = Annotated[float, Field(gt=0)]
+
+
+@dataclass
+class Call:
+    """A flow that a command calls: what Prefect would store if it were a parameter or a result.
+
+    Attributes:
+        operation: how the body is carried out.
+        storage: of a study, whose address may hold a password.
+        outcome: what came of it.
+    """
+
+    operation: Operation
+    storage: str | None = None
+    outcome: Outcome | StudyOutcome | None = None
+
+
+CURRENT: ContextVar[Call] = ContextVar("call")
+"""The command that calls the flow; none where a deployment does."""
+
+
+# ---- parameters --------------------------------------------------------------------------------------------------
+
+
+def parameters(
+    params_file: str | None, overrides: Sequence[str] | None, config: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The parameters of a flow, not yet checked.
+
+    Raises:
+        ConfigError: an override names a store: Prefect keeps what a flow is given, and an address may hold a password.
+    """
+    if config is not None:
+        return dict(config)
+    for assignment in overrides or ():
+        if assignment.startswith("tracking.uri"):
+            raise ConfigError(
+                "overrides: tracking.uri would be kept by Prefect, with a password that may be in it; put it into the "
+                "parameter file, or into MLFLOW_TRACKING_URI where the worker runs"
+            )
+    return override(read_params(None if params_file is None else Path(params_file)), overrides or ())
+
+
+def dated(out: str) -> str:
+    """A folder in whose name ``{date}`` is the day (UTC) for which the flow was scheduled."""
+    return out.replace("{date}", flow_run.scheduled_start_time.astimezone(UTC).date().isoformat())
+
+
+# ---- while it runs -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def operation(
+    config: Config,
+    name: str,
+    tags: Sequence[str],
+    *,
+    limit_hours: float | None = None,
+    experiment_of: Config | None = None,
+) -> Iterator[Operation]:
+    """How this flow is carried out, with its run named and tagged, its progress shown and its limits kept.
+
+    Args:
+        config: says where runs are logged, for a flow that no command has started, and on which device they train.
+        name: of the flow run. tags: of it, beside those that it has.
+        limit_hours: how long it may take; None: as long as it takes.
+        experiment_of: the configuration, where the flow is a single run.
+
+    Raises:
+        RunError: it took longer.
+    """
+    _name_flow_run(name, tags)
+    call, whole_rounds = CURRENT.get(None), experiment_of is None or worker_count(experiment_of.engine) == 0
+    with ExitStack() as stack:
+        stack.enter_context(time_limit(limit_hours))
+        # To the run's page; the terminal of a command has its own watcher, and a worker's log gets what the page gets.
+        log = Lines(get_run_logger().info)
+        if call is not None:
+            given = call.operation
+            watcher = ProgressArtifact(given.watcher, log)
+        else:
+            given = Operation(InlineSteps(), log, stack.enter_context(_recorder(config, log.say)))
+            watcher = ProgressArtifact(log)
+        stack.callback(watcher.end)
+        _show_workers(config)
+        stack.enter_context(gpus_held(config.engine.device, log.say))
+        yield replace(given, steps=PrefectSteps(whole_rounds=whole_rounds), watcher=watcher)
+
+
+@contextmanager
+def _recorder(config: Config, say: Any) -> Iterator[Recorder]:
+    with Recorder(config.tracking.enabled, say) as recorder:
+        recorder.configure(config.to_mapping()["tracking"])
+        yield recorder
+
+
+def _name_flow_run(name: str, tags: Sequence[str]) -> None:
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(flow_run.id, name=name, tags=sorted({*flow_run.tags, *tags}))
+
+
+def _show_workers(config: Config) -> None:
+    """Which worker has which device, as a table on the flow's page; nothing where this process trains on the CPU."""
+    devices = worker_devices(config.engine, visible_gpus())
+    if devices:
+        table = [{"worker": place, "device": device} for place, device in enumerate(devices)]
+        create_table_artifact(table, key="workers", description="which device each worker of a run is bound to")
+
+
+# ---- at its end --------------------------------------------------------------------------------------------------
+
+
+def left(outcome: Outcome | StudyOutcome) -> str:
+    """The folder of a flow's results, which is what Prefect keeps; the rest goes to the command that called it."""
+    call = CURRENT.get(None)
+    if call is not None:
+        call.outcome = outcome
+    return str(outcome.directory)
+
+
+def show_run(outcome: Outcome) -> None:
+    """The scores and costs of a finished run as an artifact, with where it is; the command knows of it before."""
+    left(outcome)
+    lines = [f"folder: `{outcome.directory}`", *([f"MLflow: `{outcome.store}`"] if outcome.store else [])]
+    create_markdown_artifact(_run_table(outcome.directory) + "\n\n" + "\n\n".join(lines), key="result")
+
+
+def show_table(outcome: Outcome | StudyOutcome) -> None:
+    """The table of many runs as an artifact; the command knows of it before."""
+    left(outcome)
+    create_markdown_artifact(outcome.markdown, key="table", description=f"of the runs in {outcome.directory}")
+
+
+def _run_table(directory: Path) -> str:
+    metrics = read_json(RunFiles(directory).metrics)
+    rows = [
+        f"| {key} | {value} |"
+        for key, value in metrics.items()
+        if isinstance(value, int | float | str) and "fingerprint" not in key and "hash" not in key
+    ]
+    return "\n".join(["| metric | value |", "| --- | ---: |", *rows])

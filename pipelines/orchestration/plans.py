@@ -1,0 +1,114 @@
+"""How each service is started: where it answers, by which arguments, and with what in its environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from flcore import disk
+from pipelines.orchestration import background, deployments
+from pipelines.orchestration.gpus import VISIBLE
+from pipelines.tracking.addresses import without_password
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a service is started.
+
+    Attributes:
+        url: where it will answer.
+        arguments: of the Python interpreter.
+        environment: variables beside those of this process.
+        shows: of MLflow, the store, without a password.
+    """
+
+    url: str
+    arguments: Sequence[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    shows: str = ""
+
+
+def prefect(port: int) -> Plan:
+    """Prefect's server."""
+    environment = {
+        "PREFECT_HOME": os.environ.get("PREFECT_HOME") or str((background.HOME / "prefect").absolute()),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # Many small writes at once: the default is a transaction for every change of every task.
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    }
+    api = f"http://{HOST}:{port}/api"
+    arguments = ["-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+    return Plan(api, arguments, {**environment, **deployments.environment(api)})
+
+
+def workers(api: str, gpus: Sequence[str], flows_per_gpu: int) -> dict[str, Callable[[int], Plan]]:
+    """A worker for flows on the CPU; and one for each GPU, which sees that one alone, as all that it starts does.
+
+    Args:
+        api: of the server.
+        gpus: of this machine, as CUDA_VISIBLE_DEVICES calls them.
+        flows_per_gpu: how many flows a worker of a GPU carries out at a time.
+    """
+    # One flow at a time, since one flow uses all cores. Deployments of one's own may be in the pool's first queue.
+    hidden = {VISIBLE: ""} if gpus else {}
+    found = {"worker": partial(_worker, api, ("cpu", "default"), 1, hidden)}
+    for gpu in gpus:
+        found[f"worker-gpu-{gpu}"] = partial(_worker, api, ("gpu",), flows_per_gpu, {VISIBLE: gpu})
+    return dict(found)
+
+
+def _worker(api: str, queues: Sequence[str], flows: int, environment: Mapping[str, str], port: int) -> Plan:
+    address = {"PREFECT_WORKER_WEBSERVER_HOST": HOST, "PREFECT_WORKER_WEBSERVER_PORT": str(port)}
+    device = f"gpu-{environment[VISIBLE]}" if environment.get(VISIBLE) else "cpu"
+    arguments = ["-m", "prefect", "worker", "start", "--pool", deployments.POOL, "--type", "process"]
+    # Its name is what Prefect's pages show: which machine, and which device.
+    arguments += ["--name", f"{socket.gethostname()}-{device}-{port}", "--limit", str(flows)]
+    arguments += [word for queue in queues for word in ("--work-queue", queue)]
+    arguments += ["--with-healthcheck", "--install-policy", "never"]
+    return Plan(f"http://{HOST}:{port}", arguments, {**address, **environment, **deployments.environment(api)})
+
+
+def mlflow(port: int, address: str) -> Plan:
+    """MLflow's server.
+
+    Args:
+        port: at which it answers.
+        address: of the store that it shows.
+    """
+    from pipelines.tracking.store import sqlite_file
+
+    database = sqlite_file(address)
+    home = Path("mlruns").absolute() if database is None else database.parent
+    disk.make_folder(home)
+    arguments = ["-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    environment = {
+        "MLFLOW_BACKEND_STORE_URI": address,  # an argument would show everybody a password in it
+        "MLFLOW_ARTIFACTS_DESTINATION": str(home / "artifacts"),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # processes for features that nothing here uses
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "true",
+    }
+    return Plan(f"http://{HOST}:{port}", arguments, environment, without_password(address))
+
+
+def dashboard(port: int) -> Plan:
+    """Optuna's dashboard."""
+    return Plan(f"http://{HOST}:{port}", ["-m", "pipelines.tuning.dashboard", "--port", str(port)])
+
+
+def store() -> str:
+    """Where runs that are begun here are logged."""
+    from pipelines.config.files import read_params
+    from pipelines.tracking.store import resolve_uri
+
+    section = read_params(None).get("tracking")
+    uri = section.get("uri") if isinstance(section, dict) else None
+    return resolve_uri(uri if isinstance(uri, str) else None)

@@ -1,0 +1,257 @@
+"""``protofl archive``: a finished run, or a comparison with all its runs, as a file from which anybody repeats it.
+
+It has everything but the data: of those what they are called, where they come from and their fingerprint. The same
+folder gives the same bytes (:mod:`pipelines.proof.stored_zip`), so the file's own SHA-256 is what there is to publish.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flcore.config import Config
+from flcore.errors import DataError
+from flcore.files import read_json
+from flcore.provenance import code_fingerprint, code_modules
+from flcore.run_folder import RunFiles, described, stored_config
+from pipelines.proof.contents import (
+    FINGERPRINT_DIGITS,
+    FORMAT,
+    METADATA,
+    PROOF,
+    README,
+    SHOWN,
+    VERSION,
+)
+from pipelines.proof.crate import Described, metadata, readme
+from pipelines.proof.results import COMPARED, digest_of, digests, result_files
+from pipelines.proof.stored_zip import Content, write_zip
+from pipelines.runs.inputs import inputs_of
+from pipelines.runs.provenance import LOCK, ROOT, git_commit, lock_hash
+
+_CURE = "carry it out again"
+_PLACES = (("data", "root"), ("data", "download"), ("partition", "path"), ("engine", "ray_address"))
+"""Keys that say where things lie, or who computes, on the machine that made a run."""
+
+_PACKAGED = ("pyproject.toml", "Makefile", "README.md", "LICENSE")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A finished run that is to be archived."""
+
+    directory: Path
+    name: str
+    config: Config
+    header: Mapping[str, Any]
+    files: Mapping[str, Path]
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A comparison that is to be archived: its folder, its ``comparison.json``, and the folders of its runs."""
+
+    directory: Path
+    document: Mapping[str, Any]
+    runs: Sequence[Path]
+
+
+def archive(directory: Path, out: Path, *, licence: str) -> str:
+    """Write the archive of a run or comparison.
+
+    Args:
+        directory: of a finished run; of a comparison, with its ``runs/``; or ``artifacts``, as DVC leaves them.
+        out: the file.
+        licence: SPDX identifier of the licence under which the results are handed on.
+
+    Returns:
+        The SHA-256 of the file.
+
+    Raises:
+        DataError: it is none of these, has not finished, is damaged, or this code or lock is not what made it.
+        ConfigError: it is too large for a plain zip file.
+    """
+    compared = _comparison_in(directory)
+    runs = [_run(folder) for folder in ([directory] if compared is None else compared.runs)]
+    contents: dict[str, Content] = _code()
+    runs_said: dict[str, Any] = {}
+    for run in runs:
+        runs_said[run.name] = _add_run(run, contents)
+    comparison = None if compared is None else _add_comparison(compared, runs, contents)
+    about = Described(
+        name=f"comparison {directory.resolve().name}" if compared is not None else runs[0].name,
+        runs=[run.name for run in runs],
+        sources=sorted(
+            {
+                (run.config.source.name, read_json(inputs_of(run.directory).prepared / "meta.json", _CURE)["licence"])
+                for run in runs
+            }
+        ),
+        environment=runs[0].header.get("environment") or {},
+        commit=git_commit(),
+        lock=lock_hash(),
+        day=max(map(_last_day, runs)),
+        licence=licence,
+        needs_root=any(run.config.data.root is not None for run in runs),
+        has_plugins=any(run.config.plugins for run in runs),
+        is_comparison=compared is not None,
+    )
+    contents[README] = readme(about, out.name).encode()
+    hashes = {name: _digest(content) for name, content in contents.items()}
+    sizes = {name: _size(content) for name, content in contents.items()}
+    contents[METADATA] = _json(metadata(about, hashes, sizes))
+    hashes[METADATA] = _digest(contents[METADATA])
+    contents[PROOF] = _json(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "code": {"commit": about.commit, "lock": about.lock},
+            "runs": runs_said,
+            "comparison": comparison,
+            "files": hashes,
+        }
+    )
+    write_zip(out, contents)
+    return digest_of(out)
+
+
+# ---- what is archived --------------------------------------------------------------------------------------------
+
+
+def _comparison_in(directory: Path) -> _Compared | None:
+    """The comparison in a folder, or in its folder ``comparison`` beside ``runs``; None where there is a run.
+
+    Raises:
+        DataError: there is neither.
+    """
+    if RunFiles(directory).config.is_file():
+        return None
+    folder = next(
+        (place for place in (directory, directory / "comparison") if (place / "comparison.json").is_file()), None
+    )
+    if folder is None:
+        raise DataError(
+            f"{directory}: no run (config.json) and no comparison (comparison.json) there; name the folder that "
+            "protofl run or compare wrote, or artifacts"
+        )
+    document = read_json(folder / "comparison.json", _CURE)
+    by_hash = {
+        described(path)["config_hash"]: path
+        for path in sorted((directory / "runs").glob("*"))
+        if RunFiles(path).config.is_file()
+    }
+    missing = [row for row in document["runs"] if row["config_hash"] not in by_hash]
+    if missing:
+        raise DataError(
+            f"{directory}: the run {missing[0]['method']} seed {missing[0]['seed']} of the comparison is not in "
+            f"{directory / 'runs'} any more; compare again"
+        )
+    return _Compared(folder, document, list(dict.fromkeys(by_hash[row["config_hash"]] for row in document["runs"])))
+
+
+def _run(directory: Path) -> _Run:
+    files, header = RunFiles(directory), described(directory)
+    if not (files.history.is_file() and files.metrics.is_file()):
+        raise DataError(f"{directory}: has not finished; the same command goes on with it")
+    config = stored_config(directory)
+    made_by = header.get("environment") or {}
+    version = made_by.get("code_version")
+    other = [
+        what
+        for what, is_same in (
+            ("code", header.get("code") == code_fingerprint(config)),
+            ("packages (infra/requirements.lock)", made_by.get("lock_hash") in (None, lock_hash())),
+        )
+        if not is_same
+    ]
+    if other:
+        cure = f"archive it with the code of commit {version}, or " if version else ""
+        raise DataError(f"{directory}: was made by other {' and '.join(other)} than what is here; {cure}{_CURE}")
+    name = f"{config.method.name}-s{config.seed}-{header['config_hash'][:8]}"
+    return _Run(directory, name, config, header, result_files(directory))
+
+
+def _add_run(run: _Run, contents: dict[str, Content]) -> dict[str, Any]:
+    """Put a run, its partition and what its data are into the archive; what the proof says of it."""
+    inputs = inputs_of(run.directory)
+    meta = read_json(inputs.prepared / "meta.json", _CURE)
+    data, partition = (
+        read_json(path, _CURE)["fingerprint"]
+        for path in (inputs.prepared / "meta.json", inputs.partition / "manifest.json")
+    )
+    contents[f"data/{data[:FINGERPRINT_DIGITS]}.json"] = _json(meta)
+    for name in ("manifest.json", "indices.safetensors"):
+        contents[f"partitions/{partition[:FINGERPRINT_DIGITS]}/{name}"] = inputs.partition / name
+    folder = f"runs/{run.name}"
+    stored = json.loads(json.dumps(dict(run.header["config"])))
+    for section, key in _PLACES:
+        stored[section].pop(key, None)
+    contents[f"{folder}/config.json"] = _json({**run.header, "config": stored})
+    for entry in stored.get("plugins", ()):
+        contents[f"{folder}/{entry['path']}"] = run.directory / entry["path"]
+    for name in SHOWN:
+        if name in run.files:
+            contents[f"{folder}/{name}"] = run.files[name]
+    return {
+        "data": data,
+        "partition": partition,
+        "modules": code_modules(run.config),
+        "results": digests(run.files),
+    }
+
+
+def _add_comparison(compared: _Compared, runs: Sequence[_Run], contents: dict[str, Content]) -> dict[str, Any]:
+    document = compared.document
+    names = {run.header["config_hash"]: run.name for run in runs}
+    files = {name: path for name in COMPARED if (path := compared.directory / name).is_file()}
+    for name, path in files.items():
+        contents[f"comparison/{name}"] = path
+    return {
+        "baseline": document["baseline"],
+        "target_fraction": document["target_fraction"],
+        "rows": [[names[row["config_hash"]], row["method"]] for row in document["runs"]],
+        "tuning": document["tuning"],
+        "failed": document["failed"],
+        "results": digests(files),
+    }
+
+
+def _code() -> dict[str, Content]:
+    """The code and the lock of its packages, from which its environment is made again; nothing outside a checkout."""
+    if not LOCK.is_file():
+        return {}
+    found = [ROOT / name for name in _PACKAGED] + [LOCK]
+    for package in ("flcore", "pipelines"):
+        found += [path for path in (ROOT / package).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    return {f"code/{path.relative_to(ROOT).as_posix()}": path for path in found}
+
+
+def _last_day(run: _Run) -> str:
+    """The day, in UTC, on which a run ended; of one that came by DVC and does not know, that of its files here."""
+    files = RunFiles(run.directory)
+    ended = read_json(files.timing, _CURE).get("ended_ms") if files.timing.is_file() else None
+    seconds = files.history.stat().st_mtime if ended is None else ended / 1000
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
+
+
+# ---- bytes -------------------------------------------------------------------------------------------------------
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def _digest(content: Content) -> str:
+    if isinstance(content, Path):
+        return digest_of(content)
+    import hashlib
+
+    return hashlib.sha256(content).hexdigest()
+
+
+def _size(content: Content) -> int:
+    return content.stat().st_size if isinstance(content, Path) else len(content)

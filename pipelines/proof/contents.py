@@ -1,0 +1,304 @@
+"""What stands in an archive, and reading one that somebody else has written: all of it is checked before any is used.
+
+::
+
+    ro-crate-metadata.json          for catalogues: what each file is (https://w3id.org/ro/crate/1.2)
+    README.md                       for people
+    proof.json                      for `protofl reproduce`: hashes of every file here and of every result
+    code/                           the code, with the lock of its packages
+    data/<fingerprint>.json         of the data: their name, source, licence, shape and fingerprint; never an image
+    partitions/<fingerprint>/       manifest.json, indices.safetensors
+    runs/<run>/                     config.json, metrics.json, history.jsonl, curves.csv, model.safetensors, plugins/
+    comparison/                     of a comparison, its tables as files
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flcore.errors import DataError
+from pipelines.proof.stored_zip import StoredZip, read_zip
+
+FORMAT = "protofl archive"
+VERSION = 1
+PROOF, METADATA, README = "proof.json", "ro-crate-metadata.json", "README.md"
+SHOWN = ("metrics.json", "history.jsonl", "curves.csv", "model.safetensors")
+"""Results of a run that lie in its archive; of the others, what clients and server held, it has the hashes."""
+
+FINGERPRINT_DIGITS = 16  # of a fingerprint, in names
+_MOST_JSON = 2**28  # bytes of a file that is read into memory as a whole
+_HASH = re.compile(r"[0-9a-f]{64}")
+_RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_PLUGIN = re.compile(r"plugins/[a-z][a-z0-9_]*\.py")
+
+
+@dataclass(frozen=True)
+class ArchivedRun:
+    """A run in an archive.
+
+    Attributes:
+        name: of its folder there.
+        config: resolved, without ``tracking`` and without places on the machine that made it.
+        identity: what of it can change a result. run_hash: its name: identity, data and partition.
+        code: SHA-256 of the sources that it uses. modules: of each of them.
+        data, partition: fingerprints.
+        environment: versions, CPU class and device that it was made with, as far as they are known.
+        decision: whether clients were trained in stacks, and by compiled steps; None where nobody has said.
+        plugins: files of its method from outside the package, by path in the archive's folder of the run.
+        results: SHA-256 by name of each file that it gave.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    identity: Mapping[str, Any]
+    run_hash: str
+    code: str
+    modules: Mapping[str, str]
+    data: str
+    partition: str
+    environment: Mapping[str, Any]
+    decision: Mapping[str, bool] | None
+    plugins: Sequence[str]
+    results: Mapping[str, str]
+
+    @property
+    def folder(self) -> str:
+        """Where it stands in the archive."""
+        return f"runs/{self.name}"
+
+    @property
+    def partition_folder(self) -> str:
+        """Where its partition stands in the archive."""
+        return f"partitions/{self.partition[:FINGERPRINT_DIGITS]}"
+
+
+@dataclass(frozen=True)
+class ArchivedComparison:
+    """How the runs of an archive were set against each other.
+
+    Attributes:
+        baseline, target_fraction: as in the section ``compare``.
+        rows: of each run, by its folder, what its method is called in the table, in the order of the table.
+        tuning: what studies found before. failed: why other runs have no result.
+        results: SHA-256 by name of each file of the comparison.
+    """
+
+    baseline: str
+    target_fraction: float
+    rows: Sequence[tuple[str, str]]
+    tuning: Sequence[Mapping[str, Any]]
+    failed: Mapping[str, str]
+    results: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An archive that was read and found whole.
+
+    Attributes:
+        file: where its files are read from.
+        commit: of the code's repository; None where it was not known. lock: SHA-256 of the lock of its packages.
+        runs: in order. comparison: of them; None where it is the archive of one run.
+    """
+
+    file: StoredZip
+    commit: str | None
+    lock: str | None
+    runs: Sequence[ArchivedRun]
+    comparison: ArchivedComparison | None
+
+    def read(self, name: str) -> bytes:
+        """A file of the archive.
+
+        Raises:
+            DataError: there is none of this name, or it is too large to be read as a whole.
+        """
+        return self.file.read(name, _MOST_JSON)
+
+    def json(self, name: str) -> dict[str, Any]:
+        """A JSON object of the archive.
+
+        Raises:
+            DataError: it is none.
+        """
+        return _json(self.file, name)
+
+
+def read_archive(path: Path) -> Archive:
+    """Read an archive and check all of it: every byte against its hash, and that it says what one must say.
+
+    Raises:
+        DataError: something is damaged, missing or not what is expected; names the file.
+    """
+    file = read_zip(path)
+    proof = _Values(f"{path}: {PROOF}", _json(file, PROOF))
+    if (proof.text("format"), proof.whole("version")) != (FORMAT, VERSION):
+        raise DataError(f"{path}: {PROOF} is of another version of archives; use the protofl that wrote it")
+    _check_hashes(file, proof.hashes("files"))
+    runs = proof.inner("runs")
+    names = list(runs.values)
+    if not names or not all(_RUN.fullmatch(name) for name in names):
+        raise DataError(f"{path}: {PROOF}: runs: expected one or more, by plain names")
+    compared = proof.inner("comparison") if proof.values.get("comparison") is not None else None
+    code = proof.inner("code")
+    archive = Archive(
+        file,
+        code.optional_text("commit"),
+        code.optional_text("lock"),
+        [_run(file, name, runs.inner(name)) for name in names],
+        None if compared is None else _comparison(compared, names),
+    )
+    wanted = [f"{run.folder}/{name}" for run in archive.runs for name in run.results if name in SHOWN]
+    wanted += [f"{run.folder}/{plugin}" for run in archive.runs for plugin in run.plugins]
+    wanted += [
+        f"{run.partition_folder}/{name}" for run in archive.runs for name in ("manifest.json", "indices.safetensors")
+    ]
+    wanted += [f"comparison/{name}" for name in (archive.comparison.results if archive.comparison else ())]
+    missing = next((name for name in wanted if name not in file.entries), None)
+    if missing is not None:
+        raise DataError(f"{path}: {PROOF} names {missing}, which is not there")
+    return archive
+
+
+def _check_hashes(file: StoredZip, hashes: Mapping[str, str]) -> None:
+    named, there = set(hashes) | {PROOF}, set(file.entries)
+    if named != there:
+        other = sorted(named ^ there)[0]
+        raise DataError(f"{file.path}: {other} is {'missing' if other in named else 'named nowhere in ' + PROOF}")
+    for name, expected in hashes.items():
+        digest = hashlib.sha256()
+        for piece in file.chunks(name):
+            digest.update(piece)
+        if digest.hexdigest() != expected:
+            raise DataError(
+                f"{file.path}: {name} was changed, its SHA-256 is not that of {PROOF}; get the archive again"
+            )
+
+
+def _run(file: StoredZip, name: str, said: _Values) -> ArchivedRun:
+    where = f"runs/{name}/config.json"
+    header = _Values(f"{file.path}: {where}", _json(file, where))
+    config = header.inner("config")
+    plugins = []
+    for entry in config.values.get("plugins") or []:
+        place = entry.get("path") if isinstance(entry, dict) else None
+        if not isinstance(place, str) or not _PLUGIN.fullmatch(place):
+            raise DataError(f"{header.where}: plugins: expected files such as plugins/mine.py with their SHA-256")
+        plugins.append(place)
+    decision = header.inner("decision") if header.values.get("decision") is not None else None
+    return ArchivedRun(
+        name=name,
+        config=config.values,
+        identity=header.inner("identity").values,
+        run_hash=header.hash("config_hash"),
+        code=header.hash("code"),
+        modules=said.hashes("modules"),
+        data=said.hash("data"),
+        partition=said.hash("partition"),
+        environment=header.inner("environment").values,
+        decision=None if decision is None else {key: decision.truth(key) for key in ("stack", "compile")},
+        plugins=plugins,
+        results=said.hashes("results"),
+    )
+
+
+def _comparison(said: _Values, runs: Sequence[str]) -> ArchivedComparison:
+    rows = said.values.get("rows")
+    if not isinstance(rows, list) or not all(
+        isinstance(row, list) and len(row) == 2 and row[0] in runs and isinstance(row[1], str) for row in rows
+    ):
+        raise DataError(f"{said.where}: rows: expected pairs of a run and what its method is called")
+    tuning = said.values.get("tuning")
+    if not isinstance(tuning, list) or not all(isinstance(entry, dict) for entry in tuning):
+        raise DataError(f"{said.where}: tuning: expected a list of objects")
+    failed = said.inner("failed")
+    return ArchivedComparison(
+        baseline=said.text("baseline"),
+        target_fraction=said.number("target_fraction"),
+        rows=[(run, row) for run, row in rows],
+        tuning=[_tuned(_Values(f"{said.where}: tuning", entry)) for entry in tuning],
+        failed={label: failed.text(label) for label in failed.values},
+        results=said.hashes("results"),
+    )
+
+
+def _tuned(said: _Values) -> Mapping[str, Any]:
+    """What a study found, with the keys and types of :class:`~pipelines.reporting.comparison.Tuned`."""
+    figures = {key: said.number(key) for key in ("given", "best") if said.values.get(key) is not None}
+    return {
+        **{key: said.text(key) for key in ("method", "metric")},
+        **{key: said.whole(key) for key in ("trials", "failed")},
+        **{"given": None, "best": None, **figures},
+        "values": said.inner("values").values,
+        "error": said.optional_text("error"),
+    }
+
+
+# ---- JSON of somebody else -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Values:
+    """A JSON object of which nothing is known yet: what is asked for is there and of its type, or it is a DataError."""
+
+    where: str
+    values: Mapping[str, Any]
+
+    def inner(self, key: str) -> _Values:
+        found = self.values.get(key)
+        if not isinstance(found, dict):
+            raise DataError(f"{self.where}: {key}: expected an object")
+        return _Values(f"{self.where}: {key}", found)
+
+    def text(self, key: str) -> str:
+        found = self.values.get(key)
+        if not isinstance(found, str):
+            raise DataError(f"{self.where}: {key}: expected text")
+        return found
+
+    def optional_text(self, key: str) -> str | None:
+        return None if self.values.get(key) is None else self.text(key)
+
+    def number(self, key: str) -> float:
+        found = self.values.get(key)
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise DataError(f"{self.where}: {key}: expected a number")
+        return found
+
+    def whole(self, key: str) -> int:
+        found = self.values.get(key)
+        if type(found) is not int:
+            raise DataError(f"{self.where}: {key}: expected a whole number")
+        return found
+
+    def truth(self, key: str) -> bool:
+        found = self.values.get(key)
+        if not isinstance(found, bool):
+            raise DataError(f"{self.where}: {key}: expected true or false")
+        return found
+
+    def hash(self, key: str) -> str:
+        found = self.values.get(key)
+        if not isinstance(found, str) or not _HASH.fullmatch(found):
+            raise DataError(f"{self.where}: {key}: expected a SHA-256 in 64 digits")
+        return found
+
+    def hashes(self, key: str) -> dict[str, str]:
+        inner = self.inner(key)
+        return {name: inner.hash(name) for name in inner.values}
+
+
+def _json(file: StoredZip, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read(name, _MOST_JSON))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file.path}: {name} is no JSON that can be read") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{file.path}: {name}: expected a JSON object")
+    return content

@@ -1,0 +1,198 @@
+"""Golden hashes: what every method gives on digits, to the byte, kept with the code for each class of processor.
+
+An edit that changes a number changes a hash here, whether it was meant or not: ``protofl reproduce --golden`` (in CI
+``make golden``) names the method and the file. Where it was meant, ``--record`` keeps what came out, and the change of
+``pipelines/proof/golden/<class>.json`` stands in the same commit as the code that made it.
+
+On a class of processor that nobody has recorded, bytes cannot be compared. The check then sets figures against those of
+another class, says so in its first line, and how to record this one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flcore.config import Config
+from flcore.errors import ConfigError
+from flcore.files import read_json, write_json
+from flcore.methods import METHODS
+from flcore.params import unknown_key
+from flcore.run_folder import RunFiles
+from flcore.running import divide, prepare, run
+from flcore.training import package_versions
+from pipelines.proof.results import beyond_tolerance, digest_of, result_files
+
+FOLDER = Path(__file__).with_name("golden")
+"""A file per class of processor."""
+
+COMMON: Mapping[str, Any] = {
+    "seed": 7,
+    "data": {"name": "digits", "limit_per_class": 30},
+    "partition": {"name": "dirichlet", "num_clients": 4, "alpha": 0.5, "min_size": 10},
+    "federation": {"rounds": 3, "participation": 0.75},
+    "local": {"lr": 0.05, "batch_size": 16, "momentum": 0.5},
+}
+"""Of every method: small, with a sample of the clients, so that some remember and some have never trained."""
+
+_GENERATOR = {"gen_steps": 5, "gen_batch": 16}
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "ccvr": {"method": {"per_class": 20, "epochs": 2}},
+    "creff": {"method": {"per_class": 10, "match_steps": 5, "retrain_epochs": 5}},
+    "fedcspc": {
+        "model": {"name": "fedgen_cnn", "feature_dim": 8, "projection_dim": 16},
+        "method": {"cal_epochs": 2, "n_aug": 1},
+    },
+    "fedgen": {"method": _GENERATOR},
+    "fedpa": {"method": _GENERATOR},
+    "fedpg": {"method": {**_GENERATOR, "n_virtual": 8, "virtual_batch": 16}},
+    "gfpl": {"method": {"interval": 1, "first_exchange": 1}},
+    "protolda": {"model": {"name": "patch_dictionary", "atoms": 6, "patch": 3, "grid": 2}},
+    "protolda_blocks": {"model": {"name": "patch_dictionary", "atoms": 6, "patch": 3, "grid": 2}},
+    "vhl": {"method": {"per_class": 20, "virtual_batch": 16}},
+}
+"""Of some: another model where they need one, and less of what takes long; every mechanism is at work all the same."""
+
+_MODEL = {"name": "fedgen_cnn", "feature_dim": 8}
+_FIGURES = ("top1_global", "top1_vote", "mean_local", "bytes_up", "bytes_down", "steps")
+_PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
+_CURE = "record it anew with protofl reproduce --golden --record"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check has found.
+
+    Attributes:
+        lines: for people; the first says whether it is the same.
+        checked: how many methods were carried out.
+        different: those that are not as recorded.
+    """
+
+    lines: Sequence[str]
+    checked: int
+    different: Sequence[str]
+
+
+def processor_class() -> str:
+    """What last bits depend on: the architecture, and the instructions that PyTorch uses."""
+    return f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}"
+
+
+def carried_out(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each method with the hashes of its results (``files``) and some figures (``figures``).
+
+    ``metrics.json`` is hashed without the name of the run, which an option more changes although no number does.
+    """
+    with tempfile.TemporaryDirectory(prefix="protofl-golden-") as place:
+        home = Path(place)
+        common = Config.from_mapping(COMMON)
+        prepare(common, home / "prepared")
+        divide(common, home / "prepared", home / "partition")
+        for name in names:
+            metrics = run(_config(name), home / name, prepared=home / "prepared", partition=home / "partition")
+            yield name, {"files": _hashes(home / name), "figures": {key: metrics[key] for key in _FIGURES}}
+
+
+def _config(name: str) -> dict[str, Any]:
+    own = OWN.get(name, {})
+    return {**COMMON, "model": own.get("model", _MODEL), "method": {"name": name, **own.get("method", {})}}
+
+
+def _hashes(directory: Path) -> dict[str, str]:
+    """By file; those of a folder together."""
+    files = result_files(directory)
+    found: dict[str, str] = {}
+    for name, path in files.items():
+        folder, _, rest = name.rpartition("/")
+        digest = digest_of(path)
+        if folder:
+            found[folder] = hashlib.sha256(f"{found.get(folder, '')}{rest} {digest}".encode()).hexdigest()
+        else:
+            found[name] = digest
+    metrics = read_json(RunFiles(directory).metrics, _CURE)
+    del metrics["config_hash"]
+    found["metrics.json"] = hashlib.sha256(json.dumps(metrics, sort_keys=True).encode()).hexdigest()
+    return found
+
+
+def check(names: Sequence[str] | None = None, folder: Path = FOLDER) -> Outcome:
+    """Carry methods out and compare them with what is recorded.
+
+    Args:
+        names: of methods; None: all.
+        folder: of the records.
+
+    Raises:
+        ConfigError: a name is no method's, or nothing is recorded.
+    """
+    chosen, here = _chosen(names), processor_class()
+    recorded = {path.stem: read_json(path, _CURE) for path in sorted(folder.glob("*.json"))}
+    if not recorded:
+        raise ConfigError(f"{folder}: nothing is recorded yet; {_CURE}")
+    is_known = here in recorded
+    other = here if is_known else next(iter(recorded))
+    against, versions = recorded[other]["methods"], recorded[other]["versions"]
+    different = {}
+    for name, found in carried_out(chosen):
+        problems = _problems(against.get(name), found, by_bytes=is_known)
+        if problems:
+            different[name] = "; ".join(problems)
+    agree = len(chosen) - len(different)
+    if is_known:
+        lines = [f"golden: {agree} of {len(chosen)} methods have the recorded bytes (class {here})"]
+    else:
+        lines = [
+            f"golden: NOT CHECKED BY BYTES: nobody has recorded the class {here}; figures are set against those of "
+            f"{other}, and {agree} of {len(chosen)} methods agree",
+            "protofl reproduce --golden --record keeps what comes out here, from then on to the byte",
+        ]
+    lines += [f"{name}: {problem}" for name, problem in different.items()]
+    installed = package_versions(_PACKAGES)
+    if different and installed != versions:
+        apart = [f"{name} {installed[name]} instead of {versions.get(name)}" for name in _PACKAGES
+                 if installed[name] != versions.get(name)]  # fmt: skip
+        lines.append(f"note: other packages than recorded: {', '.join(apart)}")
+    return Outcome(lines, len(chosen), list(different))
+
+
+def record(names: Sequence[str] | None = None, folder: Path = FOLDER) -> str:
+    """Carry methods out and keep what comes out for this class of processor; what others were is kept.
+
+    Returns:
+        What was done, for people.
+    """
+    chosen, here = _chosen(names), processor_class()
+    path = folder / f"{here}.json"
+    before = read_json(path, _CURE)["methods"] if path.is_file() else {}
+    found = dict(carried_out(chosen))
+    kept = {name: entry for name, entry in before.items() if name in METHODS}
+    write_json(path, {"versions": package_versions(_PACKAGES), "methods": {**kept, **found}})
+    changed = [name for name in found if before.get(name) != found[name]]
+    return f"{path}: {len(found)} methods recorded, of which {len(changed)} are new or other than before"
+
+
+def _chosen(names: Sequence[str] | None) -> list[str]:
+    for name in names or ():
+        if name not in METHODS:
+            raise ConfigError(f"--methods: {unknown_key(name, name, METHODS).replace('key', 'method', 1)}")
+    return list(METHODS) if names is None else list(names)
+
+
+def _problems(expected: Mapping[str, Any] | None, found: Mapping[str, Any], *, by_bytes: bool) -> list[str]:
+    if expected is None:
+        return [f"is not recorded; {_CURE}"]
+    figures = beyond_tolerance(expected["figures"], found["figures"])
+    if not by_bytes:
+        return figures
+    one, other = expected["files"], found["files"]
+    names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+    return [f"other bytes in {', '.join(names)}", *figures] if names else []

@@ -1,0 +1,326 @@
+"""``protofl reproduce``: carry out what an archive holds, and compare what comes out with what it says.
+
+Nothing of an archive is believed: it is read as strictly as :mod:`pipelines.proof.contents` says, its configuration is
+checked as anybody's, and code in it is run only where that is allowed by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flcore import disk
+from flcore.errors import ConfigError, DataError, RunError, listed
+from flcore.files import read_json, replace_file
+from flcore.plugin_places import located
+from flcore.run_folder import RunFiles, write_result
+from pipelines.config.params import override
+from pipelines.orchestration.commands import operation
+from pipelines.proof.contents import PROOF, SHOWN, Archive, ArchivedComparison, ArchivedRun, read_archive
+from pipelines.proof.results import (
+    ACCURACY_TOLERANCE,
+    COMPARED,
+    beyond_tolerance,
+    difference,
+    digests,
+    result_files,
+)
+from pipelines.runs.cache import Cache
+from pipelines.runs.inputs import Inputs
+
+if TYPE_CHECKING:
+    from flcore.config import Config
+    from pipelines.execution.bodies import Operation
+    from pipelines.execution.one_run import PlacedRun
+
+_CURE = "delete the folder, or name another with --out"
+_TOLD = 12  # differences that are printed
+
+
+@dataclass
+class Findings:
+    """What a check has found.
+
+    Attributes:
+        same: files that are the same bytes.
+        other: what is not as the archive says, each as a sentence.
+        classes: what kind of processor the archive was made on and what is here, where they differ.
+        tolerated: files with other bytes that were not counted as other, because of that.
+        remarks: what else is other here, each as a sentence.
+    """
+
+    same: int = 0
+    other: list[str] = field(default_factory=list)
+    classes: tuple[str, str] | None = None
+    tolerated: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+
+def reproduce(
+    path: Path, out: Path | None, assignments: Sequence[str], *, check: bool, trust_plugins: bool = False
+) -> Findings | None:
+    """Carry out the runs of an archive, or go on with them.
+
+    Args:
+        path: the archive.
+        out: where they go; None: ``runs/<name of the archive>``.
+        assignments: ``KEY=VALUE`` for this machine, such as ``data.root=...``; nothing that makes it another run.
+        check: compare what comes out.
+        trust_plugins: allow methods in the archive that are not part of the package to run.
+
+    Returns:
+        What the check has found; None without one.
+
+    Raises:
+        DataError: the archive is damaged, or the data here are not those that it was made from.
+        ConfigError: a value makes it another run, or code in the archive has not been allowed.
+        RunError: a run failed.
+    """
+    archive = read_archive(path)
+    home = out or Path("runs") / path.stem
+    _claim(home, archive)
+    brought = sorted({plugin for run in archive.runs for plugin in run.plugins})
+    if brought and not trust_plugins:
+        raise ConfigError(
+            f"{path}: brings code of its own ({listed(brought)}); read it, then allow it to run with --trust-plugins"
+        )
+    with operation({"tracking": {"enabled": False}}) as (how, _):
+        placed = [_place(archive, run, home, assignments, how) for run in archive.runs]
+        _carry_out(placed, how)
+        if archive.comparison is not None:
+            _compare(archive.comparison, home, how)
+        return _check(archive, placed, home, how) if check else None
+
+
+def _claim(home: Path, archive: Archive) -> None:
+    """Make a folder this archive's own; one that it has begun is gone on with."""
+    proof = home / PROOF
+    content = archive.read(PROOF)
+    if proof.is_file() and proof.read_bytes() == content:
+        return
+    if home.exists() and (not home.is_dir() or any(home.iterdir())):
+        raise ConfigError(f"{home}: holds something else than what this archive gives; name another folder with --out")
+    replace_file(proof, lambda file: file.write(content))
+
+
+# ---- carried out -------------------------------------------------------------------------------------------------
+
+
+def _place(archive: Archive, run: ArchivedRun, home: Path, assignments: Sequence[str], how: Operation) -> PlacedRun:
+    """A run with its configuration, data and partition, ready to begin or go on."""
+    from pipelines.execution.one_run import placed
+
+    folder = home / run.folder
+    for plugin in run.plugins:
+        _unpack(archive, f"{run.folder}/{plugin}", folder / plugin)
+    config = _config(archive, run, folder, assignments)
+    prepared = how.steps.call("prepare-data", Cache.here().prepared, config)
+    found = read_json(prepared / "meta.json", _CURE)["fingerprint"]
+    if found != run.data:
+        raise DataError(
+            f"{run.name}: the data {config.source.name} here are not the archive's (fingerprint {found[:8]}, not "
+            f"{run.data[:8]}): other files, or another version of them; name the right ones by --set data.root=FOLDER"
+        )
+    partition = home / run.partition_folder
+    for name in ("manifest.json", "indices.safetensors"):
+        _unpack(archive, f"{run.partition_folder}/{name}", partition / name)
+    ready = placed(config, Inputs(prepared, partition), home, label=run.name, directory=folder)
+    _begin(ready, run)
+    return ready
+
+
+def _config(archive: Archive, run: ArchivedRun, folder: Path, assignments: Sequence[str]) -> Config:
+    """The configuration of a run with what is said of this machine; trained here, whoever trained it before."""
+    from flcore.config import Config
+
+    raw = located(dict(run.config), folder)
+    engine = raw.get("engine")
+    if isinstance(engine, Mapping):
+        raw["engine"] = {**engine, "name": "local", "workers": 0}
+    try:
+        before = Config.from_mapping(raw)
+    except ConfigError as error:
+        raise DataError(f"{archive.file.path}: {run.folder}/config.json: {error}") from error
+    config = Config.from_mapping({**override(raw, assignments), "tracking": {"enabled": False}})
+    if config.identity() != before.identity():
+        raise ConfigError(
+            f"--set {' --set '.join(assignments)}: makes another run of it than the archive's; only what does not "
+            "change a result may be set, such as data.root, data.download or engine.workers"
+        )
+    return config
+
+
+def _begin(ready: PlacedRun, run: ArchivedRun) -> None:
+    """Leave a run as if it had just been begun by whoever made the archive.
+
+    It then trains as was decided there, where stacks or compiled steps were left to be measured; and results that lie
+    elsewhere on this machine, perhaps the very ones of the archive, are not taken for it.
+    """
+    files = RunFiles(ready.directory)
+    if files.config.exists():
+        return
+    mapping = ready.config.to_mapping()
+    del mapping["tracking"]
+    if "plugins" in mapping:
+        home = ready.directory.absolute()
+        mapping["plugins"] = [
+            {**entry, "path": Path(entry["path"]).relative_to(home).as_posix()} for entry in mapping["plugins"]
+        ]
+    disk.make_folder(files.checkpoint)
+    content = {
+        "config": mapping,
+        "identity": ready.config.identity(),
+        "config_hash": ready.hash,
+        "code": ready.code,
+        "environment": {},
+        "decision": None if run.decision is None else {**run.decision, "reason": "as in the archive"},
+    }
+    write_result(files.config, content)
+
+
+def _carry_out(placed: Sequence[PlacedRun], how: Operation) -> None:
+    """One run in this process, several side by side; what has finished here is not repeated.
+
+    Raises:
+        RunError: one failed; of several, the others are finished.
+    """
+    from pipelines.execution.bodies import carry_out_placed, experiment
+
+    if len(placed) == 1:
+        experiment(placed[0].config, placed[0].directory, how, inputs=placed[0].inputs)
+        return
+    failed = carry_out_placed(placed, how)
+    if failed:
+        label, reason = next(iter(failed.items()))
+        raise RunError(f"{len(failed)} of {len(placed)} runs failed; the first of them, {label}: {reason}")
+
+
+def _compare(comparison: ArchivedComparison, home: Path, how: Operation) -> None:
+    """Set the runs against each other as the archive says."""
+    baseline = comparison.baseline.removesuffix(" (tuned)") if comparison.tuning else comparison.baseline
+    section = {"baseline": baseline, "target_fraction": comparison.target_fraction}
+    asked = how.recorder.compare(
+        "comparison",
+        {"compare": section},
+        [home / "runs" / run for run, _ in comparison.rows],
+        home,
+        name=home.name,
+        rows=[row for _, row in comparison.rows],
+        tuning=list(comparison.tuning) or None,
+        failed=dict(comparison.failed),
+        **how.console,
+    )
+    print(asked.result()["table"], end="")
+
+
+def _unpack(archive: Archive, name: str, place: Path) -> None:
+    content = archive.read(name)
+    if not place.is_file() or place.read_bytes() != content:
+        replace_file(place, lambda file: file.write(content))
+
+
+# ---- compared ----------------------------------------------------------------------------------------------------
+
+
+def _check(archive: Archive, placed: Sequence[PlacedRun], home: Path, how: Operation) -> Findings:
+    findings = Findings()
+    for run, ready in zip(archive.runs, placed, strict=True):
+        _note_circumstances(archive, run, ready, findings)
+        _check_division(run, ready, how, findings)
+    of_classes: list[str] = []
+    for run, ready in zip(archive.runs, placed, strict=True):
+        apart = _check_files(archive, run.folder, run.results, result_files(ready.directory), findings, SHOWN)
+        if apart and findings.classes is not None:
+            metrics = f"{run.folder}/metrics.json"
+            found = read_json(RunFiles(ready.directory).metrics, _CURE)
+            of_classes += [f"{metrics}: {text}" for text in beyond_tolerance(archive.json(metrics), found)]
+    if archive.comparison is not None:
+        files = {name: path for name in COMPARED if (path := home / name).is_file()}
+        _check_files(archive, "comparison", archive.comparison.results, files, findings, COMPARED)
+    if findings.classes is not None:
+        findings.tolerated, findings.other = len(findings.other), of_classes
+    return findings
+
+
+def _check_files(
+    archive: Archive,
+    folder: str,
+    expected: Mapping[str, str],
+    files: Mapping[str, Path],
+    findings: Findings,
+    shown: Sequence[str],
+) -> bool:
+    """Compare files with their hashes; whether any differs."""
+    found = digests(files)
+    before = len(findings.other)
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in expected or name not in found:
+            findings.other.append(f"{folder}/{name}: {'was not written' if name in expected else 'is new'}")
+        elif expected[name] == found[name]:
+            findings.same += 1
+        elif name in shown:
+            text = difference(name, archive.read(f"{folder}/{name}"), files[name].read_bytes())
+            findings.other.append(f"{folder}/{name}: {text}")
+        else:
+            findings.other.append(f"{folder}/{name}: other bytes")
+    return len(findings.other) > before
+
+
+def _note_circumstances(archive: Archive, run: ArchivedRun, ready: PlacedRun, findings: Findings) -> None:
+    """What is other here than where the archive was made, and could be why bytes differ."""
+    from flcore.provenance import code_modules
+    from flcore.training import environment
+
+    here = environment(ready.config)
+    there = run.environment
+    kinds = [f"{about.get('cpu_capability') or 'unknown'}, {about.get('device') or 'cpu'}" for about in (there, here)]
+    if kinds[0] != kinds[1] and findings.classes is None:
+        findings.classes = (kinds[0], kinds[1])
+    if ready.code != run.code:
+        modules = code_modules(ready.config)
+        names = sorted(
+            name for name in modules.keys() | run.modules.keys() if modules.get(name) != run.modules.get(name)
+        )
+        _remark(findings, f"the code here is another than the archive's: {listed(names)}")
+    versions = there.get("versions")
+    known = versions if isinstance(versions, dict) else {}
+    other = [f"{name} {version} instead of {known[name]}" for name, version in here["versions"].items()
+             if name in known and known[name] != version]  # fmt: skip
+    if other:
+        _remark(findings, f"packages here are others than the archive's: {listed(other)}")
+
+
+def _check_division(run: ArchivedRun, ready: PlacedRun, how: Operation, findings: Findings) -> None:
+    """Divide the data anew: does it give the indices that the archive has?"""
+    if ready.config.partitioner.name == "imported":
+        return
+    division = how.steps.call("partition-data", Cache.here().partition, ready.config, ready.inputs.prepared)
+    if read_json(division / "manifest.json", _CURE)["fingerprint"] != run.partition:
+        text = "dividing the data as configured gives other indices"
+        if f"{run.partition_folder}: {text}" not in findings.other:
+            findings.other.append(f"{run.partition_folder}: {text}")
+
+
+def _remark(findings: Findings, text: str) -> None:
+    if text not in findings.remarks:
+        findings.remarks.append(text)
+
+
+def report(path: Path, findings: Findings) -> list[str]:
+    """What a check has found, in lines; the first says by what measure."""
+    lines = [f"{path}: {findings.same} files of results are the same to the byte"]
+    if findings.classes is not None:
+        there, here = findings.classes
+        lines = [f"{path}: ANOTHER CLASS OF PROCESSOR: {here} here, {there} in the archive", *lines]
+    if findings.tolerated:
+        lines.append(
+            f"{path}: {findings.tolerated} files have other bytes, as they may on another class; of each run were "
+            "compared rounds, clients, steps and bytes sent, which must be equal, and accuracies, which may be "
+            f"{ACCURACY_TOLERANCE} apart: {f'{len(findings.other)} are not so' if findings.other else 'all are so'}"
+        )
+    lines += findings.other[:_TOLD]
+    if len(findings.other) > _TOLD:
+        lines.append(f"and {len(findings.other) - _TOLD} more")
+    return [*lines, *(f"note: {text}" for text in findings.remarks)]

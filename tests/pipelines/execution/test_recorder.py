@@ -1,0 +1,44 @@
+"""The recorder's process dies, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from flcore import run
+from flcore.errors import RunError
+from pipelines.execution.recorder import Recorder
+
+TINY = {
+    "data": {"limit_per_class": 20},
+    "partition": {"num_clients": 3, "alpha": 1.0, "min_size": 5},
+    "federation": {"rounds": 1},
+}
+PATIENCE_SECONDS = 120
+
+
+def kill(recorder: Recorder) -> None:
+    """Its process, which has ended when this returns."""
+    process = recorder._process
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.slow
+def test_a_recorder_that_dies_with_nothing_to_do_is_there_when_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while data are prepared; its second death is told, also to those who ask afterwards."""
+    monkeypatch.chdir(tmp_path)
+    run(TINY, "run")
+    with Recorder(False, print) as recorder:
+        kill(recorder)
+        recorder.configure({"enabled": False})
+        found = recorder.finish(Path("run")).result(PATIENCE_SECONDS)
+        assert Path(found["report"]).exists()
+        kill(recorder)
+        with pytest.raises(RunError, match=r"the recorder ended \(signal 9\): results are on disk, the same command"):
+            recorder.finish(Path("run")).result(PATIENCE_SECONDS)

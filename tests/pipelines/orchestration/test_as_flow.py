@@ -1,0 +1,70 @@
+"""A server that is lost on the way: what is on disk is told, and what is not the same command takes up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from flcore.errors import RunError
+from pipelines.execution.bodies import Outcome
+from pipelines.execution.progress import Silence
+from pipelines.orchestration import artifacts
+from pipelines.orchestration.as_flow import as_flow
+from pipelines.orchestration.flow_runs import show_table
+
+
+class Listening(Silence):
+    """Remembers what a person should know."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def refuse(*asked: object, **named: object) -> Any:
+    raise httpx.ConnectError("connection refused")
+
+
+def test_results_that_are_there_are_told_though_the_flow_could_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lost while the table is shown, which is after the body has ended."""
+    monkeypatch.setattr("pipelines.orchestration.flow_runs.create_markdown_artifact", refuse)
+    watcher, outcome = Listening(), Outcome(Path("all"))
+    how: Any = SimpleNamespace(watcher=watcher)
+    assert as_flow(how, lambda: show_table(outcome)) is outcome  # type: ignore[arg-type, return-value]
+    assert watcher.lines == [
+        "the Prefect server was lost on the way (ConnectError); results are complete, its pages are not"
+    ]
+
+
+def test_a_flow_that_is_broken_off_is_a_line_and_goes_on() -> None:
+    how: Any = SimpleNamespace(watcher=Listening())
+    with pytest.raises(RunError, match=r"^the Prefect server was lost on the way \(ConnectError\); .*the same command"):
+        as_flow(how, refuse)
+
+
+def test_a_page_that_cannot_be_brought_up_to_date_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(artifacts, "create_progress_artifact", lambda *given, **named: uuid4())
+    monkeypatch.setattr(artifacts, "_EVERY_SECONDS", 0.0)
+
+    def update(artifact: object, progress: float) -> None:
+        asked.append(progress)
+        refuse()
+
+    monkeypatch.setattr(artifacts, "update_progress_artifact", update)
+    watcher = Listening()
+    shown = artifacts.ProgressArtifact(watcher)
+    shown.runs(1, 0)
+    shown.run("fedavg seed 0", 4, 0)
+    for number in (1, 2, 3):
+        shown.round("fedavg seed 0", number, None)
+    shown.end()
+    assert asked == [25.0]  # the first of four rounds; nobody was asked again
+    assert watcher.lines == ["the Prefect server does not answer (ConnectError); the runs go on, its pages do not"]

@@ -1,0 +1,122 @@
+"""What runs the servers elsewhere: images are pinned, services are watched, secrets stand in no file, names agree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+INFRA = ROOT / "infra"
+COMPOSE = yaml.safe_load((INFRA / "compose.yaml").read_text())
+ONCE = {"bucket", "deploy"}
+"""What ends by itself when its work is done."""
+
+
+def manifests() -> list[dict[str, Any]]:
+    files = [INFRA / "kubernetes" / name for name in ("servers.yaml", "workers.yaml")]
+    return [manifest for file in files for manifest in yaml.safe_load_all(file.read_text())]
+
+
+def pods() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Name, labels and specification of each pod."""
+    for manifest in manifests():
+        template = manifest.get("spec", {}).get("template")
+        if template is not None:
+            labels = template.get("metadata", {}).get("labels", {})
+            yield manifest["metadata"]["name"], labels, template["spec"]
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_every_service_is_watched_pinned_and_holds_no_secret(name: str) -> None:
+    service = COMPOSE["services"][name]
+    if name not in ONCE:
+        assert service["healthcheck"]["test"] and service["restart"] == "unless-stopped"
+    image = service["image"]
+    assert image == "protofl" or re.fullmatch(r"[a-z/]+:(RELEASE\.)?[0-9][\w.-]+", image), image
+    for key, value in service.get("environment", {}).items():
+        if re.search("PASSWORD|SECRET|ACCESS_KEY|ROOT_USER", key):
+            assert re.fullmatch(r"\$\{\w+:\?set it in the environment\}", value), f"{name}: {key}"
+    for port in service.get("ports", []):
+        assert port.startswith("127.0.0.1:"), f"{name}: {port} is open to the network"
+
+
+def test_services_wait_for_those_that_they_need() -> None:
+    """A condition names a service that can meet it: one that ends, or one that is watched."""
+    services = COMPOSE["services"]
+    for name, service in services.items():
+        for needed, how in service.get("depends_on", {}).items():
+            wanted = "service_completed_successfully" if needed in ONCE else "service_healthy"
+            assert how["condition"] == wanted and needed in services, f"{name}: {needed}"
+    volumes = {mount.split(":")[0] for service in services.values() for mount in service.get("volumes", [])}
+    assert {volume for volume in volumes if not volume.startswith(".")} == set(COMPOSE["volumes"])
+
+
+def test_the_image_holds_what_runs_and_not_what_tests_need() -> None:
+    """Of the lock of development it leaves out the tools; where both have a package, they have the same version."""
+    production, development = (pins(INFRA / name) for name in ("requirements-production.lock", "requirements.lock"))
+    wanted = {"prefect", "mlflow", "optuna", "dvc", "numpy", "torch", "ray", "psycopg2-binary", "boto3", "dvc-s3"}
+    assert wanted <= set(production)
+    tools = {"pytest", "pytest-xdist", "hypothesis", "mypy", "ruff", "sphinx", "uv", "jsonschema"}
+    assert tools <= set(development)
+    assert tools & set(production) <= {"jsonschema"}  # which Prefect needs
+    assert [name for name in production if production[name] != development.get(name, production[name])] == []
+    dockerfile = (INFRA / "Dockerfile").read_text()
+    assert "requirements-production.lock" in dockerfile and "requirements.lock" not in dockerfile
+    assert len(set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE))) == 1
+    assert re.search(r"^FROM python:3\.11\.\d+-slim-\w+", dockerfile, re.MULTILINE)
+
+
+def pins(lock: Path) -> dict[str, set[str]]:
+    """Package → versions, of which there may be one for each Python."""
+    found: dict[str, set[str]] = {}
+    for name, version in re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==([^\s;]+)", lock.read_text(), re.MULTILINE):
+        found.setdefault(name, set()).add(version)
+    return found
+
+
+def test_every_pod_is_watched_and_reads_its_secrets_from_the_one_that_the_readme_makes() -> None:
+    made = set(re.findall(r"--from-literal=([\w-]+)=", (INFRA / "README.md").read_text()))
+    used = set()
+    for name, _, pod in pods():
+        [container] = pod["containers"]
+        assert "readinessProbe" in container or name in ONCE, name
+        assert container["resources"]["requests"], name
+        for variable in container["env"]:
+            source = variable.get("valueFrom", {}).get("secretKeyRef")
+            if source is not None:
+                assert source["name"] == "protofl"
+                used.add(source["key"])
+            assert not re.search("PASSWORD|SECRET|ACCESS_KEY", variable["name"]) or source is not None
+    assert used == made
+
+
+def test_every_selector_finds_a_pod_and_every_address_a_service() -> None:
+    labels = [labels for _, labels, _ in pods()]
+    services = {}
+    for manifest in manifests():
+        if manifest["kind"] == "Service":
+            assert manifest["spec"]["selector"] in labels, manifest["metadata"]["name"]
+            services[manifest["metadata"]["name"]] = manifest["spec"]["ports"][0]["port"]
+        if manifest["kind"] in ("Deployment", "StatefulSet"):
+            assert manifest["spec"]["selector"]["matchLabels"] == manifest["spec"]["template"]["metadata"]["labels"]
+    said = "\n".join(str(container["env"]) for _, _, pod in pods() for container in pod["containers"])
+    addressed = dict(re.findall(r"http://(\w+):(\d+)", said))
+    assert {name: services[name] for name in addressed} == {name: int(port) for name, port in addressed.items()}
+    assert set(addressed) == {"prefect", "mlflow"} and "@postgres/" in said and services["postgres"] == 5432
+
+
+@pytest.mark.slow  # what it imports of Ray takes seconds
+def test_ray_takes_the_cluster_file() -> None:
+    """By Ray's own schema, as ``ray up`` checks it."""
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    described = yaml.safe_load((INFRA / "ray" / "cluster.yaml").read_text())
+    validate_config(prepare_config(described))
+    described["worker_commands"] = []
+    with pytest.raises(Exception, match="worker_commands"):
+        validate_config(prepare_config(described))
