@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from flcore.errors import DataError
 from pipelines.runs.compared import flatten
 from pipelines.runs.folder import RunFolder, read_folder
+from pipelines.runs.layout import read_json
 from pipelines.tracking import description
 from pipelines.tracking.artifacts import comparison_files
 from pipelines.tracking.metrics import Times, metric_name, times_of
@@ -54,6 +55,8 @@ FIGURES = (
 """Of ``metrics.json``, those whose means a comparison has as metrics."""
 
 _TABLE = "runs.json"
+_NO_BRACKETS = str.maketrans("", "", "()")  # which no metric's name may have
+_LONGEST_LABEL = 150  # letters; a figure's name stands before it, and MLflow takes 250
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,8 @@ def log_comparison(
         run_dirs: folders of the runs that have finished; those that MLflow has already are found again.
         uri: the store; None for what :func:`~pipelines.tracking.store.resolve_uri` finds.
         name: of the parent run; None takes the folder's.
-        labels: of each run, what it is an instance of; None: its method, and where runs of one method differ in more
-            than their seeds, what they differ in.
+        labels: of each run, what it is an instance of; None: its row in ``comparison.json``; else its method, and where
+            runs of one method differ in more than their seeds, what they differ in.
 
     Returns:
         True if the store holds all of it now; False after one warning, unless this process has given it already.
@@ -111,7 +114,7 @@ def log_comparison(
     files = comparison_files(directory)
     if not runs or not files:
         raise DataError(f"{directory}: there is no comparison to log (no finished runs, or no tables)")
-    named = list(labels) if labels is not None else labels_of(list(runs.values()))
+    named = list(labels) if labels is not None else _rows(directory, runs) or labels_of(list(runs.values()))
     compared = _Comparison(directory, name or directory.absolute().name, runs, dict(zip(runs, named, strict=True)))
     store = Store(uri)
 
@@ -139,6 +142,15 @@ def log_comparison(
         return attempt(lambda client: _fill(client, compared, parent, children, files)) is not None
 
 
+def _rows(directory: Path, runs: Mapping[Path, RunFolder]) -> list[str]:
+    """Of each run the row of a comparison that it stands in, the first of several; nothing unless all stand in one."""
+    file = directory / "comparison.json"
+    told = read_json(file)["runs"] if file.exists() else []
+    rows = {run["config_hash"]: metric_name(str(run["method"]).translate(_NO_BRACKETS)) for run in reversed(told)}
+    hashes = [(run.metrics or {}).get("config_hash") for run in runs.values()]
+    return [rows[key] for key in hashes] if all(key in rows for key in hashes) else []
+
+
 def labels_of(runs: Sequence[RunFolder]) -> list[str]:
     """What each run is an instance of: its method, with the values in which runs of one method differ besides seeds."""
     told = [_without_seeds(run) for run in runs]
@@ -146,8 +158,11 @@ def labels_of(runs: Sequence[RunFolder]) -> list[str]:
     for values in told:
         others = [other for other in told if other["method.name"] == values["method.name"]]
         differing = [key for key in values if len({other.get(key) for other in others}) > 1]
-        said = [f"{key.rpartition('.')[2]} {values[key]}" for key in differing]
-        labels.append(metric_name(" ".join([values["method.name"], *said])))
+        said = " ".join([values["method.name"], *(f"{key.rpartition('.')[2]} {values[key]}" for key in differing)])
+        if len(said) > _LONGEST_LABEL:
+            digest = hashlib.sha256(said.encode()).hexdigest()[:8]
+            said = f"{values['method.name']}, {len(differing)} values, {digest}"
+        labels.append(metric_name(said))
     return labels
 
 

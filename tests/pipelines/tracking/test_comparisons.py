@@ -167,3 +167,25 @@ def test_what_is_no_comparison_is_refused(tmp_path: Path, uri: str, write_run: W
     (tmp_path / "sweep.json").write_text('{"runs": [{"config_hash": "gone"}]}')
     with pytest.raises(DataError, match="1 of its 1 runs are not in"):
         log_folder(tmp_path, uri)
+
+
+def test_rows_are_called_as_the_comparison_calls_them_and_long_labels_are_shortened(
+    tmp_path: Path, reader: Any, write_run: Write
+) -> None:
+    """A tuned method differs in twenty values from the same as given: MLflow takes no name of more than 250 letters."""
+    folder = tables(tmp_path / "compared")
+    runs = [write_run(folder / "runs" / name, 2, finished=True, seed=seed) for seed, name in enumerate("ab")]
+    hashes = [json.loads((run / "metrics.json").read_text())["config_hash"] for run in runs]
+    named = zip(("fedavg (tuned)", "fedavg"), hashes, strict=True)
+    rows = [{"method": name, "config_hash": hash} for name, hash in named]
+    (folder / "comparison.json").write_text(json.dumps({"runs": rows}))
+    assert log_comparison(folder, runs, reader.uri)
+    assert by_name(reader)["compared"].data.tags["methods"] == "fedavg tuned, fedavg"
+
+    told = [read_folder(run) for run in runs]
+    for number, run in enumerate(told):
+        run.identity["local"] = {f"a_key_with_a_long_name_{key}": number for key in range(20)}
+    labels = labels_of(told)
+    assert len(set(labels)) == 2
+    assert max(map(len, labels)) <= 150
+    assert labels[0].startswith("fedavg, 20 values, ")
