@@ -161,7 +161,7 @@ def labels_of(runs: Sequence[RunFolder]) -> list[str]:
         said = " ".join([values["method.name"], *(f"{key.rpartition('.')[2]} {values[key]}" for key in differing)])
         if len(said) > _LONGEST_LABEL:
             digest = hashlib.sha256(said.encode()).hexdigest()[:8]
-            said = f"{values['method.name']}, {len(differing)} values, {digest}"
+            said = f"{values['method.name']} {len(differing)} values {digest}"
         labels.append(metric_name(said))
     return labels
 

@@ -188,4 +188,4 @@ def test_rows_are_called_as_the_comparison_calls_them_and_long_labels_are_shorte
     labels = labels_of(told)
     assert len(set(labels)) == 2
     assert max(map(len, labels)) <= 150
-    assert labels[0].startswith("fedavg, 20 values, ")
+    assert labels[0].startswith("fedavg 20 values ")
