@@ -139,7 +139,9 @@ class Param:
         if self.choices is not None:
             return "one of " + ", ".join(shown(choice) for choice in self.choices)
         bounds = ((">=", self.low), (">", self.above), ("<=", self.high), ("<", self.below))
-        return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+        limits = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+        words = [option for option in self.type.split(" or ") if option.startswith("'")]
+        return " or ".join([limits, *words] if limits else words)
 
     def describe(self) -> dict[str, Any]:
         """The parameter as plain JSON values: name, type, default, range, meaning and, where declared, search."""
@@ -327,12 +329,23 @@ def _type_name(hint: Any) -> str:
     if origin is typing.Literal:
         return type(typing.get_args(hint)[0]).__name__
     if origin in (typing.Union, types.UnionType):
-        return " or ".join("null" if o is type(None) else _type_name(o) for o in typing.get_args(hint))
+        options = typing.get_args(hint)
+        several = sum(option is not type(None) for option in options) > 1
+        return " or ".join(_option_name(option, among_several=several) for option in options)
     if origin is tuple:
         return f"list of {_type_name(typing.get_args(hint)[0])}"
     if origin in (dict, Mapping):
         return "mapping"
     return getattr(hint, "__name__", str(hint))
+
+
+def _option_name(hint: Any, *, among_several: bool) -> str:
+    """An option of a union; words that stand beside other types (``'median'`` beside numbers) name themselves."""
+    if hint is type(None):
+        return "null"
+    if among_several and typing.get_origin(hint) is typing.Literal:
+        return " or ".join(repr(choice) for choice in typing.get_args(hint))
+    return _type_name(hint)
 
 
 def shown(value: Any) -> str:
