@@ -9,6 +9,7 @@ Whoever reads a run's JSON alone need not wait for torch: it is imported where a
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
@@ -98,9 +99,15 @@ def append(path: Path, content: bytes, *, at: int, durable: bool = False) -> int
     return at + len(content)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what processes that were killed have left half written in a folder; in those below it nothing."""
-    for path in sorted(folder.glob(".*.tmp")):
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Remove what processes that were killed have left half written in a folder; in those below it nothing.
+
+    Args:
+        folder: need not be there.
+        name: of the file that was to be written; None: of any.
+    """
+    whose = "*" if name is None else glob.escape(name)
+    for path in sorted(folder.glob(f".{whose}.*.*.tmp")):
         number = path.name.split(".")[-3]
         if number.isdigit() and not _is_alive(int(number)):
             disk.remove(path, missing_ok=True)

@@ -330,8 +330,8 @@ def _type_name(hint: Any) -> str:
         return type(typing.get_args(hint)[0]).__name__
     if origin in (typing.Union, types.UnionType):
         options = typing.get_args(hint)
-        several = sum(option is not type(None) for option in options) > 1
-        return " or ".join(_option_name(option, among_several=several) for option in options)
+        mixed = len([option for option in options if option is not type(None)]) > 1
+        return " or ".join("null" if o is type(None) else _words(o) if mixed else _type_name(o) for o in options)
     if origin is tuple:
         return f"list of {_type_name(typing.get_args(hint)[0])}"
     if origin in (dict, Mapping):
@@ -339,13 +339,10 @@ def _type_name(hint: Any) -> str:
     return getattr(hint, "__name__", str(hint))
 
 
-def _option_name(hint: Any, *, among_several: bool) -> str:
-    """An option of a union; words that stand beside other types (``'median'`` beside numbers) name themselves."""
-    if hint is type(None):
-        return "null"
-    if among_several and typing.get_origin(hint) is typing.Literal:
-        return " or ".join(repr(choice) for choice in typing.get_args(hint))
-    return _type_name(hint)
+def _words(hint: Any) -> str:
+    """Words that may stand instead of a value of another type, as they are: ``'median'``; else the type."""
+    is_words = typing.get_origin(hint) is typing.Literal
+    return " or ".join(map(repr, typing.get_args(hint))) if is_words else _type_name(hint)
 
 
 def shown(value: Any) -> str:

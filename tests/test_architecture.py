@@ -224,7 +224,6 @@ PAST_THE_DISK = {
     "flcore.engine.pool.ray": "the folder of a worker on another node, which lives no longer than the worker",
     "pipelines.execution.recorder": "a log",
     "pipelines.orchestration.background": "logs of servers",
-    "pipelines.orchestration.deployments": "a log",
     "pipelines.runs.memory": "a question to the kernel",
     "pipelines.tracking.artifacts": "a folder of MLflow's for a moment",
     "pipelines.tracking.model": "a folder from which MLflow copies a model",

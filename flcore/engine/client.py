@@ -256,6 +256,7 @@ def _misfit(answer: Payload, sent: Payload | None) -> str | None:
 
     An array of one value would be added to every value of a mean without a word, and one too many would be passed over.
     """
+    groups: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]
     if isinstance(answer, Weights) and isinstance(sent, Weights):
         groups = ((answer.params, sent.params), (answer.buffers, sent.buffers if answer.buffers else {}))
     elif isinstance(answer, Prototypes) and isinstance(sent, Prototypes):

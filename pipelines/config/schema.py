@@ -132,8 +132,7 @@ def _value(parameter: Param, kind: str) -> Schema:
         if option.startswith("'"):
             types.append({"const": option.strip("'")})
         else:
-            numeric = limits if option in ("int", "float") else {}
-            types.append({"type": _TYPES[option], **numeric})
+            types.append({"type": _TYPES[option], **(limits if option in ("int", "float") else {})})
     return types[0] if len(types) == 1 else {"anyOf": types}
 
 

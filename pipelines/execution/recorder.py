@@ -215,8 +215,10 @@ class Recorder:
             answer.set_exception(self._lost)
 
 
-def _error_of(described: Mapping[str, str]) -> Exception:
+def _error_of(described: Mapping[str, Any]) -> Exception:
     kind = _KINDS.get(described["kind"])
-    if kind is None:
-        return RuntimeError(f"{described['kind']}: {described['text']}\n{described['trace']}")
-    return kind(described["text"])
+    if kind is not None:
+        return kind(described["text"])
+    if "system" in described:
+        return OSError(*described["system"])
+    return RuntimeError(f"{described['kind']}: {described['text']}\n{described['trace']}")

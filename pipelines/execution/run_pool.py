@@ -302,6 +302,9 @@ def _carry_out(run: PlacedRun, restart: bool, pipe: Connection, seat: Seat | Non
     except ProtoflError as raised:
         refused = str(raised) if is_of_the_machine(raised) else ""
         error = type(raised).__name__, str(raised), getattr(raised, "details", ""), refused
+    except OSError as raised:  # a full disk, a folder that may not be written to
+        text = f"{raised.filename or 'a file'}: {raised.strerror or raised}; mend that, and the same command goes on"
+        error = "RunError", text, "".join(traceback.format_exception(raised)), str(raised)
     except Exception as raised:
         refused = str(raised) if is_of_the_machine(raised) else ""
         text, trace = f"{type(raised).__name__}: {raised}", "".join(traceback.format_exception(raised))

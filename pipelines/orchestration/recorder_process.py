@@ -123,7 +123,11 @@ class _Desk:
                 self._answer({"say": f"recorder: {request['do']}: {error}"})
                 return
             kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__base__ is ProtoflError), "")
-            described = {"kind": kind or type(error).__name__, "text": str(error), "trace": traceback.format_exc()}
+            described: dict[str, Any] = {"kind": kind or type(error).__name__, "text": str(error)}
+            described["trace"] = traceback.format_exc()
+            if isinstance(error, OSError):  # a full disk, say: whoever tells people of it has words of its own
+                place = None if error.filename is None else str(error.filename)
+                described["system"] = [error.errno, error.strerror, place]
             self._answer({"number": number, "error": described})
         else:
             if number is not None:

@@ -99,10 +99,10 @@ def decide(
         before = json.loads(spent.read_text())["seconds"] if spent.exists() else 0.0
         decision, waiting = measure(experiment, clock, programs or default_folder(), before)
         if waiting is None:
-            write_json(path, vars(decision))
+            write_json(path, vars(decision), durable=True)
             disk.remove(spent, missing_ok=True)
         else:
-            write_json(spent, {"seconds": before + waiting})
+            write_json(spent, {"seconds": before + waiting}, durable=True)
     return decision
 
 

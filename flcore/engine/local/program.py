@@ -170,10 +170,10 @@ class Compiler:
         try:
             library = _machine_code(flat, example)
         except NotCompilableError as error:
-            write_json(path, {"refused": str(error)})
+            write_json(path, {"refused": str(error)}, durable=True)
             return
-        replace_file(path.with_suffix(".so"), lambda file: file.write(library.read_bytes()))
-        write_json(path, {"terms": names, "seconds": self._clock() - begin})
+        replace_file(path.with_suffix(".so"), lambda file: file.write(library.read_bytes()), durable=True)
+        write_json(path, {"terms": names, "seconds": self._clock() - begin}, durable=True)
         self._forget_oldest()
 
     def _forget_oldest(self) -> None:

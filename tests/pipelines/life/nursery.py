@@ -7,6 +7,7 @@ It reads requests on standard input and answers on standard output, a JSON objec
     {"do": "wait", "pid", "seconds"}                                      {"state": "running" or "stopped"}, or
                                                                           {"state": "ended", "code", "said", "calls"}
     {"do": "signal", "pid", "signal"}                                     {}
+    {"do": "end"}                                                         {}
 
 A command is the real one, from its arguments to its exit code. Two things are not its own here, because each would
 start interpreters: the recorder, which draws and logs and decides nothing about a run; and the pool of processes of
@@ -89,12 +90,13 @@ def main() -> None:
             answer = _start(children, **request)
         elif what == "wait":
             answer = _wait(children, **request)
+        elif what == "end":
+            answer = _end(children)
         else:
             os.kill(request["pid"], signal.Signals[request["signal"]])
             answer = {}
         print(json.dumps(answer), flush=True)
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
+    _end(children)
 
 
 def _warm(params: dict[str, Any]) -> dict[str, Any]:
@@ -142,6 +144,15 @@ def _counted_calls(number: signal.Signals | None, at: int) -> Iterator[int]:
 
     sys.setprofile(count)
     return iter(lambda: calls, None)
+
+
+def _end(children: dict[int, Path]) -> dict[str, Any]:
+    """End those that are left, as after a test that has failed."""
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    children.clear()
+    return {}
 
 
 def _wait(children: dict[int, Path], pid: int, seconds: float) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from flcore.locks import take_lock
 
 PROJECT = Path(__file__).resolve().parents[3]
 NURSERY = Path(__file__).with_name("nursery.py")
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 600.0
 
 PARAMS: dict[str, Any] = {
     "data": {"name": "imagefolder", "root": "images"},
@@ -114,6 +114,10 @@ class Nursery:
 
     def wait(self, pid: int, seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
         return self._ask({"do": "wait", "pid": pid, "seconds": seconds})
+
+    def end(self) -> None:
+        """All that are under way."""
+        self._ask({"do": "end"})
 
     def send(self, pid: int, name: str) -> None:
         self._ask({"do": "signal", "pid": pid, "signal": name})
@@ -195,6 +199,7 @@ class Life(RuleBasedStateMachine):
         (self.home / "params.yaml").write_text(yaml.safe_dump(PARAMS))
 
     def teardown(self) -> None:
+        self.world.nursery.end()
         try:
             self._bring_back()
         finally:

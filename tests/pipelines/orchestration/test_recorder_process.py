@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flcore import run
+from pipelines.execution.recorder import _error_of
 from pipelines.orchestration.recorder_process import _Desk
 
 TINY: dict[str, Any] = {
@@ -33,6 +36,12 @@ def test_a_store_that_is_away_is_not_named_as_the_place_of_a_run(tmp_path: Path)
     assert Path(page).exists()
     desk._do({"do": "finish", "run": str(tmp_path / "nowhere"), "number": 5})
     assert answers[-1]["number"] == 5 and answers[-1]["error"]["kind"] == "DataError"
+    # What the system refuses comes through as what it is: a folder stands where the page belongs.
+    Path(page).unlink()
+    Path(page).mkdir()
+    desk._do({"do": "finish", "run": str(tmp_path / "run"), "number": 6})
+    error = _error_of(json.loads(json.dumps(answers[-1]["error"])))
+    assert isinstance(error, OSError) and error.errno == errno.EISDIR
 
 
 def test_a_comparison_calls_methods_by_their_names_where_nobody_says_otherwise(tmp_path: Path) -> None:
