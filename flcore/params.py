@@ -142,7 +142,9 @@ class Param:
         if self.choices is not None:
             return "one of " + ", ".join(shown(choice) for choice in self.choices)
         bounds = ((">=", self.low), (">", self.above), ("<=", self.high), ("<", self.below))
-        return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+        limits = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+        words = [option for option in self.type.split(" or ") if option.startswith("'")]
+        return " or ".join([limits, *words] if limits else words)
 
     def describe(self) -> dict[str, Any]:
         """The parameter as plain JSON values: name, type, default, range, meaning and, where declared, search."""

@@ -225,7 +225,7 @@ def another(declared_as: Param, value: Any) -> Any:
         "bool": [not value],
         "int": [declared_as.low or 0, (declared_as.low or 0) + 1],
         "float": [share + int(declared_as.low or 0) for share in (0.25, 0.75)],
-        "float or str": [0.25],
+        "float or 'median'": [0.25],
         "str": [{"baseline": "local", "base": "fedprox"}.get(declared_as.name, "elsewhere")],
         "list of str": [["fedavg"]],
         "list of int": [[7]],
