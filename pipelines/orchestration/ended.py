@@ -16,6 +16,8 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.logging.loggers import flow_run_logger
 
 from flcore.config import Config
+from flcore.errors import RunError
+from flcore.locks import sole_use
 from flcore.run_folder import RunFiles
 from pipelines.execution.recorder import Recorder
 from pipelines.orchestration.flow_runs import parameters
@@ -52,7 +54,7 @@ HOOKS: Mapping[str, Any] = {name: [mark_runs] for name in ("on_failure", "on_cra
 
 
 def unfinished_runs(flow: str, flow_run: FlowRun) -> list[Path]:
-    """The folders of runs that a flow run has worked on and not finished.
+    """The folders of runs that a flow run has worked on and not finished, and that nobody else is at work on.
 
     Args:
         flow: its name.
@@ -82,4 +84,10 @@ def _is_unfinished(run: Path, since: datetime) -> bool:
     files = RunFiles(run)
     if files.metrics.exists() or not files.config.exists():
         return False
-    return any(path.stat().st_mtime >= since.timestamp() for path in run.iterdir())
+    if not any(path.stat().st_mtime >= since.timestamp() for path in run.iterdir()):
+        return False
+    try:
+        with sole_use(run):
+            return True
+    except RunError:  # another flow's, in whose way this one was
+        return False

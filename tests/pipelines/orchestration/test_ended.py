@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flcore.locks import sole_use
 from pipelines.orchestration.ended import HOOKS, mark_runs, unfinished_runs
 from pipelines.orchestration.flows import compare, federated_experiment, retrain_on_new_data, sweep, tune
 from pipelines.orchestration.paper_flow import paper_table
@@ -49,6 +50,14 @@ def test_of_a_comparison_those_that_it_touched_and_did_not_finish() -> None:
         assert unfinished_runs(flow, flow_run("runs/nightly/{date}")) == [under_way]
     # Of a paper's table each setting is a comparison in a folder of its own.
     assert unfinished_runs("paper-table", flow_run("runs/nightly")) == [of_another_day, under_way]
+
+
+def test_what_another_process_is_at_work_on_is_not_of_a_flow_that_was_in_its_way() -> None:
+    """Two flows were given one folder: the second fails at once, and must not mark what the first trains."""
+    run = a_run(Path("run"))
+    with sole_use(run):
+        assert unfinished_runs("federated-experiment", flow_run("run")) == []
+    assert unfinished_runs("federated-experiment", flow_run("run")) == [run]
 
 
 def test_of_one_run_its_folder_and_of_a_study_its_record_and_not_its_trials() -> None:
