@@ -369,7 +369,8 @@ def main() -> int:
         names = asked.scenarios.split(",")
         for module in {module for name in names for module in SCENARIOS[name].imports}:
             importlib.import_module(module)
-        scenarios.remember_what_stays([SCENARIOS[name] for name in names])
+        if any(SCENARIOS[name].imports for name in names):
+            scenarios.remember_what_stays([SCENARIOS[name] for name in names])
         grounds = [Ground(name, root) for name in names]
         gc.collect()
         gc.freeze()  # what children share with this process is not copied for being looked at
@@ -380,7 +381,7 @@ def main() -> int:
             chosen += possible if asked.points is None else choice.sample(possible, min(asked.points, len(possible)))
         choice.shuffle(chosen)  # so that all commands come early, and lanes have as much to do
         found = tried_on(grounds, chosen, max(1, min(asked.lanes, len(chosen))), root)
-    told = summary(grounds, found, asked.seed, time.monotonic() - began)
+        told = summary(grounds, found, asked.seed, time.monotonic() - began)
     if asked.out is not None:
         asked.out.mkdir(parents=True, exist_ok=True)
         (asked.out / "crash-points.json").write_text(json.dumps(told, indent=2, sort_keys=True) + "\n")
