@@ -74,6 +74,7 @@ class Soak:
     def run(self) -> None:
         """Throw all faults."""
         for work in WORKS:
+            self.place.forget_logged()
             out, began = self.place.home / "undisturbed" / work, time.monotonic()
             typed = self.place.type(work, out)
             assert self._ended(typed) == 0, typed.said
