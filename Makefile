@@ -30,6 +30,12 @@ test-slow: $(READY)  ## tests that take minutes
 test-services: $(READY)  ## tests that start real servers on loopback
 	@$(BIN)/python -m pytest -q -m services -n 0
 
+fuzz: $(READY)  ## thousands of configurations and artefacts that nobody would write (a quarter of an hour)
+	@$(BIN)/python -m pytest -q -m slow tests/fuzz
+
+audit: $(READY)  ## known vulnerabilities of the lock (exit code 5: the advisory service cannot be asked)
+	@$(BIN)/python infra/audit.py
+
 # FAULTS: how many. SEED: of what is thrown when. LIFE: sequences of twenty steps.
 FAULTS ?= 200
 SEED ?= 0

@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from flcore.aggregation.settings import Aggregation
@@ -23,7 +22,7 @@ from flcore.errors import ConfigError
 from flcore.methods import METHODS, Method
 from flcore.methods.on_top import OnTop
 from flcore.models import MODELS, ModelSpec
-from flcore.params import build, declared, shown, unknown_key
+from flcore.params import LARGEST, build, declared
 from flcore.plugins import Plugin, load_all, used
 from flcore.sections import (
     DEFAULT_NAMES,
@@ -40,6 +39,7 @@ from flcore.sections import (
     PartitionConfig,
     TrackingConfig,
 )
+from flcore.wording import brief, nearest, shown, unknown_key
 
 REGISTRIES: Mapping[str, Mapping[str, type]] = {
     "data": SOURCES,
@@ -100,7 +100,7 @@ class Config:
         """
         for key in raw:
             if key not in SECTIONS:
-                raise ConfigError(unknown_key(str(key), str(key), SECTIONS))
+                raise ConfigError(unknown_key(brief(key), key, SECTIONS))
         sections = {name: _section(raw, name) for name in SECTIONS if name not in ("seed", "plugins")}
         parsed: dict[str, Any] = {"seed": _seed(raw.get("seed", 0)), "plugins": load_all(raw.get("plugins"))}
         parsed["method"] = _named_section("method", sections["method"])[1]
@@ -260,8 +260,8 @@ class Config:
 
 
 def _seed(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ConfigError(f"seed = {value}: expected a whole number >= 0")
+    if type(value) is not int or not 0 <= value <= LARGEST:
+        raise ConfigError(f"seed = {brief(value)}: expected a whole number >= 0 and <= {LARGEST}")
     return value
 
 
@@ -270,7 +270,7 @@ def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if section is None:
         return {}
     if not isinstance(section, Mapping):
-        raise ConfigError(f"{name} = {section}: expected a section with keys, not a value")
+        raise ConfigError(f"{name} = {shown(section)}: expected a section with keys, not a value")
     return section
 
 
@@ -278,8 +278,8 @@ def _named_section(name: str, values: Mapping[str, Any]) -> tuple[Any, Any]:
     registry, common = REGISTRIES[name], SHARED[name]
     chosen = values.get("name", DEFAULT_NAMES[name])
     if not isinstance(chosen, str) or chosen not in registry:
-        near = get_close_matches(chosen, registry, n=1) if isinstance(chosen, str) else []
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = nearest(chosen, registry)
+        hint = f"; did you mean {near!r}?" if near else ""
         raise ConfigError(f"{name}.name = {shown(chosen)}: must be one of {', '.join(registry)}{hint}")
     shared = {p.name for p in declared(common)} if common else set()
     rest = {key: value for key, value in values.items() if key != "name" and key not in shared}
@@ -290,7 +290,7 @@ def _named_section(name: str, values: Mapping[str, Any]) -> tuple[Any, Any]:
         owners = [other for other, cls in registry.items() if key in {p.name for p in declared(cls)}]
         if owners:
             raise ConfigError(f"{name}.{key}: {chosen} has no such parameter; it belongs to {', '.join(owners)}")
-        raise ConfigError(unknown_key(f"{name}.{key}", str(key), shared | own | {"name"}))
+        raise ConfigError(unknown_key(f"{name}.{brief(key)}", key, shared | own | {"name"}))
     section = build(common, {k: v for k, v in values.items() if k in shared}, name) if common else None
     return section, build(registry[chosen], rest, name)
 

@@ -9,11 +9,13 @@ Whoever reads a run's JSON alone need not wait for torch: it is imported where a
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
 import struct
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ import numpy as np
 
 from flcore import disk
 from flcore.errors import DataError
+from flcore.wording import brief
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +46,7 @@ _TYPES = {
     "torch.int64": "I64",
 }
 _RANKS = {dtype: rank for rank, dtype in enumerate(_TYPES)}
+_CHECK = "check"
 _OURS = "protofl"
 """The one metadata key: safetensors readers keep no order among several."""
 
@@ -98,9 +102,15 @@ def append(path: Path, content: bytes, *, at: int, durable: bool = False) -> int
     return at + len(content)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what processes that were killed have left half written in a folder; in those below it nothing."""
-    for path in sorted(folder.glob(".*.tmp")):
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Remove what processes that were killed have left half written in a folder; in those below it nothing.
+
+    Args:
+        folder: need not be there.
+        name: of the file that was to be written; None: of any.
+    """
+    whose = "*" if name is None else glob.escape(name)
+    for path in sorted(folder.glob(f".{whose}.*.*.tmp")):
         number = path.name.split(".")[-3]
         if number.isdigit() and not _is_alive(int(number)):
             disk.remove(path, missing_ok=True)
@@ -127,6 +137,10 @@ def make_durable(paths: Iterable[Path]) -> None:
         disk.sync_folder(folder)
 
 
+NOT_JSON = (ValueError, RecursionError)
+"""What reading JSON raises where it is none, or none that anybody meant: wrong signs, thousands of levels or digits."""
+
+
 # ---- JSON --------------------------------------------------------------------------------------------------------
 
 
@@ -146,11 +160,35 @@ def read_json(path: Path, cure: str) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DataError(f"{path}: not found; {cure}") from error
-    except (ValueError, OSError) as error:
+    except (*NOT_JSON, OSError) as error:
         raise DataError(f"{path}: damaged, not readable as JSON; {cure}") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: damaged, not a JSON object; {cure}")
     return content
+
+
+def read_lines(path: Path, cure: str) -> list[dict[str, Any]]:
+    """The JSON objects in ``path``, one a line.
+
+    Raises:
+        DataError: the file is missing, or a line is no JSON object; the message ends with ``cure``.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: not found; {cure}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); {cure}") from error
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except NOT_JSON as error:
+            raise DataError(f"{path}, line {number}: damaged, not readable as JSON; {cure}") from error
+        if not isinstance(record, dict):
+            raise DataError(f"{path}, line {number}: damaged, not a JSON object; {cure}")
+        records.append(record)
+    return records
 
 
 # ---- arrays ------------------------------------------------------------------------------------------------------
@@ -223,11 +261,17 @@ def read_tensors(path: Path, cure: str, device: str = "cpu") -> tuple[dict[str, 
     try:
         with safe_open(path, framework="pt", device=device) as file:
             header = json.loads((file.metadata() or {}).get(_OURS, "{}"))
-            return {name: file.get_tensor(name) for name in sorted(file.keys())}, header
+            arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
     except FileNotFoundError as error:
         raise DataError(f"{path}: not found; {cure}") from error
-    except (SafetensorError, OSError, json.JSONDecodeError) as error:
-        raise DataError(f"{path}: damaged or not written by protofl ({error}); {cure}") from error
+    # A type that torch does not have is an AttributeError or TypeError of safetensors, or a RuntimeError of torch.
+    except (SafetensorError, OSError, AttributeError, TypeError, RuntimeError, *NOT_JSON) as error:
+        raise DataError(f"{path}: damaged or not written by protofl ({brief(str(error))}); {cure}") from error
+    foreign = [name for name, tensor in arrays.items() if str(tensor.dtype) not in _TYPES]
+    if foreign or not isinstance(header, dict):
+        what = f"{brief(foreign[0])} is {arrays[foreign[0]].dtype}" if foreign else "its header is no JSON object"
+        raise DataError(f"{path}: damaged or not written by protofl ({what}); {cure}")
+    return arrays, header
 
 
 def content_bytes(name: str, array: np.ndarray) -> tuple[bytes, memoryview]:
@@ -235,3 +279,24 @@ def content_bytes(name: str, array: np.ndarray) -> tuple[bytes, memoryview]:
     values = np.ascontiguousarray(array)
     header = json.dumps([name, values.dtype.str, list(values.shape)])
     return header.encode() + b"\n", values.data
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON values with a check sum of them, under the key ``check``."""
+    plain = json.loads(json.dumps(content))  # as it will be read
+    return {**plain, _CHECK: check_sum({}, plain)}
+
+
+def unsealed(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What :func:`sealed` was given; None where that has changed since."""
+    rest = {key: value for key, value in content.items() if key != _CHECK}
+    return rest if content.get(_CHECK) == check_sum({}, rest) else None
+
+
+def check_sum(arrays: Mapping[str, Tensor], values: Any) -> int:
+    """CRC-32 of named arrays (names, types, shapes, values) and JSON values: tells damage, not a forger."""
+    found = zlib.crc32(json.dumps(values, sort_keys=True).encode())
+    for name, tensor in sorted(arrays.items()):
+        described = json.dumps([name, str(tensor.dtype), list(tensor.shape)])
+        found = zlib.crc32(_raw(tensor), zlib.crc32(described.encode(), found))
+    return found

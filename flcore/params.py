@@ -8,7 +8,6 @@ documentation (:func:`declared`) and the search space of tuning.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import types
 import typing
@@ -19,8 +18,12 @@ from weakref import WeakKeyDictionary
 
 from flcore.conditions import Condition
 from flcore.errors import ConfigError
+from flcore.wording import brief, is_control, nearest, shown, unknown_key
 
 T = TypeVar("T")
+
+LARGEST = 2**63 - 1
+"""Of whole numbers: what arrays, and other readers of a file, can hold."""
 
 _known_hints: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
 
@@ -227,20 +230,12 @@ def build(cls: type[T], values: Mapping[str, Any], path: str) -> T:
     known: dict[str, Any] = {}
     for key, value in values.items():
         if key not in params:
-            raise ConfigError(unknown_key(f"{path}.{key}" if path else str(key), str(key), params))
+            raise ConfigError(unknown_key(f"{path}.{brief(key)}" if path else brief(key), key, params))
         known[key] = _check(params[key], hints[key], value, f"{path}.{key}" if path else key)
     try:
         return cls(**known)
     except ValueError as error:
         raise ConfigError(f"{path}: {error}" if path else str(error)) from error
-
-
-def unknown_key(path: str, key: str, known: typing.Iterable[str]) -> str:
-    """The message for a key nobody declared: names the nearest known key, or all of them."""
-    names = sorted(known)
-    near = difflib.get_close_matches(key, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{path}: unknown key; {hint}allowed here: {', '.join(names) or 'nothing'}"
 
 
 def _check(declaration: Param, hint: Any, value: Any, path: str) -> Any:
@@ -251,6 +246,8 @@ def _check(declaration: Param, hint: Any, value: Any, path: str) -> Any:
     for item in converted if isinstance(converted, tuple) else (converted,):
         if isinstance(item, (int, float)) and not isinstance(item, bool):
             _check_range(declaration, item, path)
+        elif isinstance(item, str) and any(map(is_control, item)):
+            raise ConfigError(f"{path} = {shown(item)}: expected text without control characters")
     return converted
 
 
@@ -259,8 +256,8 @@ def _nearest(declaration: Param, value: Any) -> str:
     choices = [choice for choice in declaration.choices or () if isinstance(choice, str)]
     given = value if isinstance(value, list | tuple) else [value]
     wrong = [item for item in given if isinstance(item, str) and item not in choices]
-    near = [match for item in wrong for match in difflib.get_close_matches(item, choices, n=1, cutoff=0.8)]
-    return f"did you mean {near[0]!r}? " if near else ""
+    near = next(filter(None, (nearest(item, choices, cutoff=0.8) for item in wrong)), None)
+    return f"did you mean {near!r}? " if near else ""
 
 
 def _check_range(declaration: Param, value: float, path: str) -> None:
@@ -272,7 +269,9 @@ def _check_range(declaration: Param, value: float, path: str) -> None:
         and (declaration.below is None or value < declaration.below)
     )
     if not inside:
-        raise ConfigError(f"{path} = {value}: must be {declaration.range or 'finite'}")
+        raise ConfigError(f"{path} = {shown(value)}: must be {declaration.range or 'finite'}")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise ConfigError(f"{path} = {shown(value)}: too large; the largest whole number is {LARGEST}")
 
 
 _WRONG = object()
@@ -293,12 +292,27 @@ def _convert(hint: Any, value: Any) -> Any:
         items = tuple(_convert(typing.get_args(hint)[0], item) for item in value)
         return _WRONG if any(item is _WRONG for item in items) else items
     if origin in (dict, Mapping) or hint in (dict, Mapping):
-        return value if isinstance(value, Mapping) else _WRONG
+        return value if isinstance(value, Mapping) and is_plain(value) else _WRONG
     if hint is type(None):
         return None if value is None else _WRONG
     if hint is float:
         return _as_float(value)
     return value if type(value) is hint else _WRONG
+
+
+def is_plain(value: Any, depth: int = 32) -> bool:
+    """Whether a value is made of what JSON has: mappings by text, lists, text, finite numbers, booleans, null."""
+    if depth == 0:
+        return False
+    if isinstance(value, Mapping):
+        return all(is_plain(key) and isinstance(key, str) and is_plain(own, depth - 1) for key, own in value.items())
+    if isinstance(value, list | tuple):
+        return all(is_plain(item, depth - 1) for item in value)
+    if isinstance(value, str):
+        return not any(map(is_control, value))
+    if isinstance(value, bool | None):
+        return True
+    return (type(value) is int and abs(value) <= LARGEST) or (type(value) is float and math.isfinite(value))
 
 
 def _as_float(value: Any) -> Any:
@@ -327,7 +341,9 @@ def _type_name(hint: Any) -> str:
     if origin is typing.Literal:
         return type(typing.get_args(hint)[0]).__name__
     if origin in (typing.Union, types.UnionType):
-        return " or ".join("null" if o is type(None) else _type_name(o) for o in typing.get_args(hint))
+        options = typing.get_args(hint)
+        mixed = len([option for option in options if option is not type(None)]) > 1
+        return " or ".join("null" if o is type(None) else _words(o) if mixed else _type_name(o) for o in options)
     if origin is tuple:
         return f"list of {_type_name(typing.get_args(hint)[0])}"
     if origin in (dict, Mapping):
@@ -335,6 +351,7 @@ def _type_name(hint: Any) -> str:
     return getattr(hint, "__name__", str(hint))
 
 
-def shown(value: Any) -> str:
-    """A value as YAML has it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def _words(hint: Any) -> str:
+    """Words that may stand instead of a value of another type, as they are: ``'median'``; else the type."""
+    is_words = typing.get_origin(hint) is typing.Literal
+    return " or ".join(map(repr, typing.get_args(hint))) if is_words else _type_name(hint)

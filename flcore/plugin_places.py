@@ -17,9 +17,16 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     moved: list[Any] = []
     for entry in entries:
         if isinstance(entry, str | os.PathLike):
-            moved.append(str(base / Path(entry).expanduser()))
+            moved.append(str(base / _at_home(entry)))
         elif isinstance(entry, Mapping) and isinstance(entry.get("path"), str):
-            moved.append({**entry, "path": str(base / Path(entry["path"]).expanduser())})
+            moved.append({**entry, "path": str(base / _at_home(entry["path"]))})
         else:
             moved.append(entry)  # refused by `load_all`
     return {**raw, "plugins": moved}
+
+
+def _at_home(entry: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(entry).expanduser()
+    except RuntimeError:  # of a user whom nobody knows; refused by `load`
+        return Path(entry)

@@ -31,6 +31,7 @@ from flcore.imports import imported_names
 from flcore.methods import METHODS, Method
 from flcore.params import build, declared
 from flcore.plugin_places import located as located
+from flcore.wording import brief
 
 PACKAGE = "protofl_plugins"
 """Where modules of plug-ins stand, each under its file's name."""
@@ -80,11 +81,15 @@ def load(path: str | os.PathLike[str], sha256: str | None = None) -> Plugin:
     Raises:
         ConfigError: the file is missing or another one, does not run, or has no method that can be used.
     """
-    place = Path(path).expanduser().absolute()
     try:
+        place = Path(path).expanduser().absolute()
+        if place.exists() and not place.is_file():
+            raise ConfigError(f"plug-in {brief(str(place))}: is no file")  # nor a device, which may never end
         source = place.read_bytes()
     except OSError as error:
-        raise ConfigError(f"plug-in {place}: cannot be read ({error.strerror})") from error
+        raise ConfigError(f"plug-in {brief(str(path))}: cannot be read ({error.strerror})") from error
+    except (ValueError, RuntimeError) as error:  # no file can be called so, or no such user has a home
+        raise ConfigError(f"plug-in {brief(str(path))}: cannot be read ({error})") from error
     plugin = Plugin(place.stem, place, hashlib.sha256(source).hexdigest(), source)
     if sha256 not in (None, plugin.sha256):
         raise ConfigError(
@@ -107,7 +112,7 @@ def load_all(entries: Any) -> tuple[Plugin, ...]:
     if entries is None:
         return ()
     if not isinstance(entries, list | tuple):
-        raise ConfigError(f"plugins = {entries}: expected a list of files")
+        raise ConfigError(f"plugins = {brief(entries)}: expected a list of files")
     found: dict[str, Plugin] = {}
     for path, sha256 in map(_entry, entries):
         plugin = load(path, sha256)
@@ -185,7 +190,7 @@ def _entry(entry: Any) -> tuple[str | os.PathLike[str], str | None]:
         path, sha256 = entry["path"], entry["sha256"]
         if isinstance(path, str) and isinstance(sha256, str):
             return path, sha256
-    raise ConfigError(f"plugins: {entry}: expected the path of a Python file")
+    raise ConfigError(f"plugins: {brief(entry)}: expected the path of a Python file")
 
 
 def _execute(plugin: Plugin, before: ModuleType | None) -> None:

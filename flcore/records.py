@@ -9,6 +9,7 @@ payload.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, overload
@@ -16,10 +17,14 @@ from typing import Any, Generic, Self, TypeVar, overload
 from torch import Tensor
 
 from flcore.errors import DataError
-from flcore.files import read_tensors, write_tensors
+from flcore.files import check_sum, read_tensors, write_tensors
 from flcore.messages import Arrays, Count, Mixtures, Payload, Prototypes, Size, Weights
+from flcore.wording import brief
 
 PAYLOADS: dict[str, type[Payload]] = {cls.type_name: cls for cls in (Weights, Prototypes, Count, Arrays, Mixtures)}
+
+_CHECK = "check"
+"""In a file's header, the check sum of the rest of it."""
 
 P = TypeVar("P", bound=Payload)
 
@@ -155,17 +160,18 @@ def save_record(path: Path, record: Payloads, extra: Mapping[str, Any] | None = 
 
     Payloads may share tensors; what is shared is written more than once.
 
+    A check sum of all of it goes into the header: a flipped bit of a weight would train on, to another result.
+
     Args:
         path: the file.
         record: what to store.
         extra: JSON values kept in the file's header.
         durable: also survive a power failure.
     """
-    header = {
-        "payloads": {str(name): {"type": payload.type_name, **payload.header()} for name, payload in record.items()},
-        "extra": dict(extra or {}),
-    }
-    write_tensors(path, _flatten(record), header, durable=durable)
+    named = {str(name): {"type": payload.type_name, **payload.header()} for name, payload in record.items()}
+    header = json.loads(json.dumps({"payloads": named, "extra": dict(extra or {})}))  # as it will be read
+    arrays = _flatten(record)
+    write_tensors(path, arrays, {**header, _CHECK: check_sum(arrays, header)}, durable=durable)
 
 
 def load_record(
@@ -174,9 +180,14 @@ def load_record(
     """Read a record and the JSON values stored with it.
 
     Raises:
-        DataError: the file is missing, cut off or not a record; the message ends with ``cure``.
+        DataError: the file is missing, cut off, changed or not a record; the message ends with ``cure``.
     """
     arrays, header = read_tensors(path, cure, device)
+    written = header.pop(_CHECK, None)  # none in records of earlier versions
+    if header.keys() != {"payloads", "extra"}:
+        raise DataError(f"{path}: not a record of protofl; {cure}")
+    if written not in (None, check_sum(arrays, header)):
+        raise DataError(f"{path}: damaged, its content is not what was written; {cure}")
     try:
         own: dict[str, dict[str, Tensor]] = {name: {} for name in header["payloads"]}
         for key, tensor in arrays.items():
@@ -185,5 +196,6 @@ def load_record(
         kinds = header["payloads"].items()
         restored = {name: PAYLOADS[kind["type"]].from_arrays(own[name], kind) for name, kind in kinds}
         return Record(restored), header["extra"]
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-        raise DataError(f"{path}: not a record of protofl ({error!r}); {cure}") from error
+    # What payloads raise that are made of what does not belong together; of tensors torch's own RuntimeError.
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError, RuntimeError) as error:
+        raise DataError(f"{path}: not a record of protofl ({brief(repr(error))}); {cure}") from error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from flcore.errors import ConfigError
-from flcore.files import read_json, replace_file
+from flcore.errors import ConfigError, DataError
+from flcore.files import read_json, replace_file, unsealed
 from flcore.plugin_places import located
 
 if TYPE_CHECKING:
@@ -74,6 +75,11 @@ class RunFiles:
         return self.directory / "metrics.json"
 
     @property
+    def seal(self) -> Path:
+        """SHA-256 of history and metrics: whoever reads these knows whether they are what was written."""
+        return self.directory / "seal.json"
+
+    @property
     def curves(self) -> Path:
         """The history as a table for plotting tools."""
         return self.directory / "curves.csv"
@@ -113,12 +119,62 @@ def described(directory: Path) -> dict[str, Any]:
     Raises:
         DataError: there is none, or it is damaged.
     """
-    return read_json(RunFiles(directory).config, _CURE)
+    path = RunFiles(directory).config
+    content = read_json(path, _CURE)
+    sections = content.get("config")
+    whole = isinstance(sections, dict) and all(isinstance(sections.get(name), dict) for name in ("data", "partition"))
+    if not whole or not isinstance(content.get("identity"), dict) or not isinstance(content.get("config_hash"), str):
+        raise DataError(f"{path}: damaged, without config, identity or config_hash; {_CURE}")
+    if "check" not in content:  # of a run that came by DVC from an earlier version
+        return content
+    written = unsealed(content)
+    if written is None:
+        raise DataError(f"{path}: damaged, its content is not what was written; {_CURE}")
+    return written
+
+
+def seal(directory: Path, metrics: str) -> None:
+    """Say what the results of a finished run are, before its ``metrics.json`` is written, which says that it is whole.
+
+    Args:
+        directory: of the run.
+        metrics: the text that ``metrics.json`` will have.
+    """
+    files = RunFiles(directory)
+    contents = {files.history.name: files.history.read_bytes(), files.metrics.name: metrics.encode()}
+    write_result(files.seal, {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()})
+
+
+def check_seal(directory: Path) -> None:
+    """Refuse results that are not those that were written; runs of earlier versions have no seal, and pass.
+
+    Raises:
+        DataError: history or metrics have changed since the run finished.
+    """
+    files = RunFiles(directory)
+    if not files.seal.exists() or not files.metrics.exists():
+        return
+    stated = read_json(files.seal, _CURE)
+    for path in (files.history, files.metrics):
+        content = path.read_bytes() if path.is_file() else b""
+        if stated.get(path.name) != hashlib.sha256(content).hexdigest():
+            raise DataError(f"{path}: damaged, its content is not what was written; {_CURE}")
 
 
 def stored_mapping(directory: Path) -> dict[str, Any]:
-    """The configuration of a run as nested mapping; its plug-ins are the copies in its folder."""
-    return located(described(directory)["config"], directory)
+    """The configuration of a run as nested mapping; its plug-ins are the copies in its folder.
+
+    Raises:
+        DataError: it names a plug-in elsewhere, which would be carried out as code of this run.
+    """
+    stored = described(directory)["config"]
+    for entry in stored.get("plugins") or ():
+        path = entry.get("path") if isinstance(entry, dict) else None
+        if not isinstance(path, str) or PurePosixPath(path).parent != PurePosixPath("plugins"):
+            raise DataError(
+                f"{RunFiles(directory).config}: damaged, names a plug-in that is not in its folder; {_CURE}"
+            )
+    return located(stored, directory)
 
 
 def stored_config(directory: Path) -> Config:
@@ -166,7 +222,12 @@ def write_result(path: Path, content: Any, *, durable: bool = False) -> None:
         path: the file. content: JSON values.
         durable: as for :func:`flcore.files.replace_file`.
     """
-    write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n", durable=durable)
+    write_text(path, result_text(content), durable=durable)
+
+
+def result_text(content: Any) -> str:
+    """What :func:`write_result` writes."""
+    return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 
 def write_text(path: Path, text: str, *, durable: bool = False) -> None:

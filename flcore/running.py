@@ -35,10 +35,13 @@ from flcore.errors import ConfigError, DataError
 from flcore.evaluation.scoring import Scorer
 from flcore.evaluation.summaries import summarise
 from flcore.experiment import EngineChoice, Experiment
-from flcore.files import read_json
+from flcore.files import NOT_JSON, read_json, read_lines
 from flcore.records import Record, load_record
-from flcore.run_folder import RunFiles, refuse_other_run, write_result, write_text
+from flcore.run_folder import RunFiles, check_seal, refuse_other_run, result_text, seal, write_result, write_text
 from flcore.training import train
+from flcore.wording import brief
+
+_CURE = "delete the run's folder and run it again"
 
 
 def run(
@@ -92,6 +95,7 @@ def run(
             evaluate(resolved, data, division, files.directory)
         finally:
             torch.set_num_threads(threads)
+    check_seal(files.directory)
     return read_json(files.metrics, "delete it and run again")
 
 
@@ -105,9 +109,9 @@ def _resolved(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Co
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except NOT_JSON as error:
         raise ConfigError(
-            f"{path}: not valid JSON ({error}); read other formats yourself and give a mapping"
+            f"{path}: not valid JSON ({brief(str(error))}); read other formats yourself and give a mapping"
         ) from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected an object with sections such as 'data' and 'method'")
@@ -150,8 +154,10 @@ def read_source(config: Config, directory: Path) -> Dataset:
 
 def divide(config: Config, prepared: Path, directory: Path) -> Partition:
     """Divide the prepared data among clients, into ``directory``."""
+    data = Dataset.load(prepared)
+    data.check_content(prepared)  # a partition by labels that have changed would be found again when they are mended
     division = make_partition(
-        Dataset.load(prepared),
+        data,
         config.partitioner,
         num_clients=config.partition.num_clients,
         seed=config.partition_seed,
@@ -179,20 +185,22 @@ def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -
     files = RunFiles(directory)
     if not files.history.exists():
         raise DataError(f"{directory}: no finished run there (history.jsonl is missing); run the train stage first")
-    history = [json.loads(line) for line in files.history.read_text().splitlines()]
+    history = read_lines(files.history, _CURE)
     experiment = Experiment.open(
         config, prepared, partition, choice=EngineChoice(False, False)
     )  # nothing is trained here
-    server, _ = load_record(files.server)
+    server, _ = load_record(files.server, cure=_CURE)
 
     def memory(client: int) -> Record:
         path = files.clients / f"{client:04d}.safetensors"
-        return load_record(path)[0] if path.exists() else Record()
+        return load_record(path, cure=_CURE)[0] if path.exists() else Record()
 
     scores = Scorer(experiment).score(server, memory, vote=True)
     metrics = summarise(experiment, scores, history)
     write_text(files.curves, _curves(history), durable=True)
-    write_result(files.metrics, metrics, durable=True)  # last: whoever looks for a finished run looks for this
+    text = result_text(metrics)
+    seal(directory, text)
+    write_text(files.metrics, text, durable=True)  # last: whoever looks for a finished run looks for this
     return metrics
 
 

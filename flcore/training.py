@@ -27,7 +27,7 @@ from flcore.engine.rounds import Observers, run_rounds, single_thread
 from flcore.engine.run_state import RunState
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
-from flcore.files import make_durable, sweep, write_tensors
+from flcore.files import make_durable, sealed, sweep, write_tensors
 from flcore.locks import sole_use
 from flcore.provenance import code_fingerprint, library_fingerprint
 from flcore.records import save_record
@@ -74,10 +74,10 @@ def train(
     files = RunFiles(directory)
     with sole_use(directory):
         sweep(directory)
+        experiment.dataset.check_content(prepared)  # also for whoever evaluates what has finished
         if is_finished(files.directory, experiment.hash):
             disk.remove_tree(files.checkpoint)  # where a process was killed when all but this was done
             return False
-        experiment.dataset.check_content(prepared)
         # What another run left may go, if the caller says so; this run's own checkpoint only goes by `restart`.
         others = replace and files.config.exists() and described(directory)["config_hash"] != experiment.hash
         experiment = _claim(files, experiment, replace, environment(config) if about is None else about)
@@ -183,7 +183,7 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
     disk.make_folder(files.directory)
     decision = _decision(files, experiment)
     config = dataclasses.replace(experiment.config, plugins=plugins.keep(experiment.config.plugins, files.directory))
-    for path in (files.history, files.metrics, files.report):
+    for path in (files.history, files.metrics, files.seal, files.report):
         disk.remove(path, missing_ok=True)
     mapping = config.to_mapping()
     del mapping["tracking"]  # says who watches, and may hold a password
@@ -199,7 +199,7 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
         "environment": dict(about),
         "decision": vars(decision),
     }
-    write_result(files.config, content, durable=True)  # a checkpoint is nobody's without it
+    write_result(files.config, sealed(content), durable=True)  # a checkpoint is nobody's without it
     return dataclasses.replace(experiment, config=config, choice=decision.choice)
 
 
@@ -207,8 +207,9 @@ def _decision(files: RunFiles, experiment: Experiment) -> EngineDecision:
     """How clients are trained: as this run began, or as is configured, found or measured now."""
     if files.config.exists() and files.checkpoint.exists():
         before = described(files.directory)
-        if before["config_hash"] == experiment.hash and before.get("decision"):
-            return EngineDecision(**before["decision"])
+        known = before.get("decision")
+        if before["config_hash"] == experiment.hash and isinstance(known, dict):
+            return EngineDecision.restored(known)
     return decide(experiment, default_cache())
 
 

@@ -6,6 +6,7 @@ Imports for types alone count as well: a file that cannot be read without anothe
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -75,6 +76,7 @@ LIBRARY = House(
             "locks",
             "plugin_places",
             "conditions",
+            "wording",
         ),
         # Values: how parameters are declared, arrays written, records kept and counted, weights moved by a step.
         ("params", "files", "messages", "records", "optim", "compression"),
@@ -204,6 +206,76 @@ def test_rooms_are_told_from_the_ground_up(house: House) -> None:
     for lower, upper in pairwise(range(len(house.rooms))):
         floors = {house.room_of(o) for m, others in house.arrows.items() if house.room_of(m) == upper for o in others}
         assert min(floors) <= lower
+
+
+# ---- what nobody may do ------------------------------------------------------------------------------------------
+
+UNPICKLES = {"pickle", "cPickle", "shelve", "marshal", "dill", "cloudpickle", "joblib"}
+FORBIDDEN = {
+    *("torch.load", "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "os.system", "os.popen"),
+    *("subprocess.getoutput", "subprocess.getstatusoutput", "eval", "exec"),
+}
+EXCEPTIONS = {
+    # A person's own methods, in a file that they name.
+    ("flcore/plugins.py", "exec"),
+    # The official files of CIFAR, which torchvision unpickles once their published check sums are right.
+    ("flcore/data/sources/cifar.py", "torchvision.datasets"),
+    # Fetches files in IDX, which are read here.
+    ("flcore/data/sources/mnist.py", "torchvision.datasets"),
+}
+
+
+def dangers(source: bytes) -> Iterator[str]:
+    """What in a source reads pickles, runs text as code, or hands a command to a shell."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.partition(".")[0] in UNPICKLES)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from sorted(names & FORBIDDEN)
+            if node.module.partition(".")[0] in UNPICKLES:
+                yield node.module
+            if "torchvision.datasets" in {*names, node.module}:
+                yield "torchvision.datasets"
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name in FORBIDDEN:
+                yield name
+            for keyword in node.keywords:
+                is_on = not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False)
+                is_shell = keyword.arg == "shell" and name.startswith(("subprocess.", "Popen"))
+                if is_on and (is_shell or keyword.arg == "allow_pickle"):
+                    yield f"{name}({keyword.arg}=...)"
+
+
+def test_nothing_is_unpickled_evaluated_or_handed_to_a_shell() -> None:
+    found = {
+        (path.relative_to(house.root.parent).as_posix(), danger)
+        for house in HOUSES
+        for path in house.root.rglob("*.py")
+        for danger in dangers(path.read_bytes())
+    }
+    assert found == EXCEPTIONS
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("import pickle", "from joblib import load", "import torch\ntorch.load(path)", "import yaml\nyaml.load(text)"),
+        *(
+            "import numpy as np\nnp.load(path, allow_pickle=True)",
+            "from os import system",
+            "import os\nos.system(text)",
+        ),
+        *("import subprocess\nsubprocess.run(text, shell=True)", "eval(text)", "from torchvision import datasets"),
+    ],
+)
+def test_each_of_these_would_be_seen(source: str) -> None:
+    assert list(dangers(source.encode()))
+    harmless = (
+        "model.eval()\nnp.load(path, allow_pickle=False)\nsubprocess.run(words, shell=False)\nyaml.safe_load(text)"
+    )
+    assert list(dangers(harmless.encode())) == []
 
 
 # ---- the disk ----------------------------------------------------------------------------------------------------

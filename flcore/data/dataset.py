@@ -20,6 +20,8 @@ from flcore.data.images import channel_statistics, convert_channels, resize
 from flcore.data.sources.base import RawDataset, RawSplit, Source
 from flcore.errors import DataError
 from flcore.files import Blocks, content_bytes, read_json, read_tensors, write_json, write_tensors
+from flcore.params import LARGEST
+from flcore.wording import brief
 
 _CURE = "delete the folder and run the prepare stage again"
 _BLOCK_BYTES = 32 * 2**20  # of images that are decoded and converted at a time
@@ -107,7 +109,10 @@ class Dataset:
             DataError: a file is missing or damaged, or the files do not belong together.
         """
         path = directory / "meta.json"
-        meta = _meta_from_json(path, read_json(path, _CURE))
+        try:
+            meta = _meta_from_json(path, read_json(path, _CURE))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"{path}: damaged ({brief(str(error))}); {_CURE}") from error
         train = _load_split(directory / "train.safetensors", meta, meta.train_size)
         test = _load_split(directory / "test.safetensors", meta, meta.test_size)
         return cls(train, test, meta)
@@ -271,7 +276,16 @@ def _meta_from_json(path: Path, content: Mapping[str, Any]) -> Meta:
     if set(content) != names:
         raise DataError(f"{path}: damaged, keys differ ({', '.join(sorted(names ^ set(content)))}); {_CURE}")
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
-    return Meta(**values)
+    meta = Meta(**values)
+    sizes = (meta.num_classes, meta.train_size, meta.test_size, *meta.shape)
+    if not all(type(size) is int and 0 < size <= LARGEST for size in sizes) or len(meta.shape) != 3:
+        raise ValueError("sizes are not whole numbers above 0")
+    if len(meta.class_names) != meta.num_classes:
+        raise ValueError(f"{len(meta.class_names)} names for {meta.num_classes} classes")
+    channels = {len(meta.mean), len(meta.std), meta.shape[0]}
+    if len(channels) > 1 or not all(type(value) in (int, float) for value in (*meta.mean, *meta.std)):
+        raise ValueError("mean and std are not a number for each channel")
+    return meta
 
 
 def _load_split(path: Path, meta: Meta, size: int) -> Split:
@@ -287,4 +301,7 @@ def _load_split(path: Path, meta: Meta, size: int) -> Split:
             raise DataError(
                 f"{path}: {key} is {found.dtype} {tuple(found.shape)}, meta.json says {dtype} {shape}; {_CURE}"
             )
+    labels = tensors["labels"]
+    if labels.min() < 0 or labels.max() >= meta.num_classes:
+        raise DataError(f"{path}: damaged, labels beyond 0 to {meta.num_classes - 1}; {_CURE}")
     return Split(**tensors)

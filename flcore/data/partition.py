@@ -18,6 +18,7 @@ from flcore.data.imbalance import minority_classes
 from flcore.data.partitioners.base import Indices
 from flcore.errors import DataError
 from flcore.files import content_bytes, read_json, read_tensors, write_json, write_tensors
+from flcore.wording import brief
 
 _CURE = "delete the folder and run the partition stage again"
 _PARTS = ("train", "val", "test")
@@ -108,13 +109,20 @@ class Partition:
         """Refuse a dataset that this partition was not made for.
 
         Raises:
-            DataError: the fingerprints differ.
+            DataError: the fingerprints differ, or it names samples that are not there.
         """
         if self.source_fingerprint != dataset.meta.fingerprint:
             raise DataError(
                 f"partition: made for other data ({self.source_fingerprint[:8]}) than the prepared {dataset.meta.name} "
                 f"({dataset.meta.fingerprint[:8]}); run the partition stage again"
             )
+        tested = len(dataset.test if self.test_source == "test" else dataset.train)
+        fits = self.num_classes == dataset.meta.num_classes
+        for key, own in _arrays(self.clients):
+            total = tested if key.endswith("test") else len(dataset.train)
+            fits = fits and (len(own) == 0 or 0 <= own[0] <= own[-1] < total)
+        if not fits:
+            raise DataError(f"partition: names samples or classes that {dataset.meta.name} does not have; {_CURE}")
 
     def save(self, directory: Path) -> None:
         """Write ``indices.safetensors`` and ``manifest.json``; the same content gives the same bytes."""
@@ -137,8 +145,9 @@ class Partition:
         try:
             loaded = _from_manifest(manifest, {key: array.numpy() for key, array in arrays.items()})
             found = fingerprint_of(loaded)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path}: damaged or not of indices.safetensors beside it ({error}); {_CURE}") from error
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as error:
+            reason = brief(str(error))
+            raise DataError(f"{path}: damaged or not of indices.safetensors beside it ({reason}); {_CURE}") from error
         if found != manifest["fingerprint"]:
             raise DataError(f"{path}: content differs from its fingerprint; {_CURE}")
         return loaded
@@ -193,6 +202,8 @@ def _from_manifest(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
         KeyError, TypeError, ValueError: they do not fit together.
     """
     clients = tuple(_client_from(entry, arrays) for entry in manifest["clients"])
+    if not clients or manifest["test_source"] not in ("test", "train"):
+        raise ValueError("no clients, or a test_source that is no split")
     expected = {key for key, _ in _arrays(clients)}
     if expected != set(arrays):
         raise ValueError(f"arrays differ: {', '.join(sorted(expected ^ set(arrays))[:3])}")

@@ -13,6 +13,9 @@ A round has one leg with nearly every method; then legs count rounds. The state 
 every client's memory, and how many lines of the records count. Whatever else lies around (a memory of the interrupted
 leg, lines behind those that count) is either found again and used, or dropped. No pickle: safetensors and JSON.
 
+Every file has a check sum, and says whose it is and of which leg: what was changed, or has changed places, is refused,
+or where it is a reply, made again. A flipped bit would otherwise train on to other results.
+
 Everything that a commit names survives a power failure. Replies and memories of the leg under way survive a kill of the
 process, or, where they are held in memory until the commit (``engine.durability: leg``), are trained again.
 """
@@ -20,15 +23,17 @@ process, or, where they are held in memory until the commit (``engine.durability
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flcore import disk
+from flcore.engine.owned import load_owned, save_owned
 from flcore.engine.run_state import RunName, RunState
 from flcore.engine.turns import Failure, Reply
 from flcore.errors import DataError, RunError
-from flcore.files import append, make_durable, read_json, replace_file, write_json
+from flcore.files import append, make_durable, read_json, read_lines, replace_file, sealed, unsealed, write_json
 from flcore.messages import Payload, Size
 from flcore.records import Record, load_record, save_record
 
@@ -47,6 +52,10 @@ class Checkpoint:
         self.directory = directory
         self._server: dict[str, tuple[int, Payload]] = {}
         self._held: dict[tuple[int, int], tuple[Result, Record]] = {}
+        self._run = ""
+        """Digest of the run's name; empty as long as nobody has said it."""
+        self._history_check = 0
+        """Of the lines of the history that count."""
         self._ends: dict[str, int] = {}  # of records: bytes that count
 
     @property
@@ -89,6 +98,7 @@ class Checkpoint:
         elif self._holds_a_run():
             raise RunError(f"{self.directory}: holds the checkpoint of a run; {CURE}")
         self._server, self._held, self._ends = {}, {}, dict.fromkeys(_RECORDS, 0)
+        self._run, self._history_check = state.run.digest, 0
         disk.make_folder(self.directory / "clients")
         self._write_state(state)
 
@@ -100,20 +110,32 @@ class Checkpoint:
         """
         if not self._holds_a_run():
             return None
-        content = read_json(self.state_file, CURE)
-        try:
-            found = RunName(content["run"], content["code"])
-        except KeyError as error:
-            raise RunError(f"{self.state_file}: of another version of protofl; {CURE}") from error
-        difference = name.difference(found)
+        content = self._content()
+        difference = name.difference(RunName(content["run"], content["code"]))
         if difference is not None:
             raise RunError(f"{self.directory}: holds {difference}; {CURE}")
         state = self._state(content)
         for client in state.memories:
             self.memory(client, state.memories)  # better now than hours later
-        for file, count in zip(_RECORDS, (state.evaluated, state.legs), strict=True):
-            self._keep_lines(file, count)
+        history, _ = (
+            self._keep_lines(file, count) for file, count in zip(_RECORDS, (state.evaluated, state.legs), strict=True)
+        )
+        self._history_check = zlib.crc32(history)
+        timing = self.directory / "timing.jsonl"
+        times = read_lines(timing, CURE) if timing.exists() else []
+        if self._history_check != content["history"] or any(unsealed(record) is None for record in times):
+            raise DataError(f"{self.directory}: damaged, history or timing are not what was written; {CURE}")
         return state
+
+    def _content(self) -> dict[str, Any]:
+        """The content of the state's file, as it was written."""
+        content = read_json(self.state_file, CURE)
+        if "check" not in content:
+            raise RunError(f"{self.state_file}: of another version of protofl; {CURE}")
+        written = unsealed(content)
+        if written is None:
+            raise DataError(f"{self.state_file}: damaged, its content is not what was written; {CURE}")
+        return written
 
     def _holds_a_run(self) -> bool:
         """Whether anything is here that a start which was interrupted would not have left."""
@@ -127,18 +149,20 @@ class Checkpoint:
         Raises:
             DataError: there is none, or it is damaged.
         """
-        return self._state(read_json(self.state_file, CURE))
+        return self._state(self._content())
 
     def _state(self, content: Mapping[str, Any]) -> RunState:
         try:
             fields = {name: content[name] for name in _AS_THEY_ARE}
+            name = RunName(content["run"], content["code"])
+            self._run = name.digest
             return RunState(
                 server=self._read_server(content["server"]),
                 memories={int(client): leg for client, leg in content["memories"].items()},
                 up={kind: Size(**size) for kind, size in content["up"].items()},
                 down={kind: Size(**size) for kind, size in content["down"].items()},
                 failures=tuple((number, client, cause) for number, client, cause in content["failures"]),
-                run=RunName(content["run"], content["code"]),
+                run=name,
                 **fields,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -146,7 +170,7 @@ class Checkpoint:
 
     def _read_server(self, legs: Mapping[str, int]) -> Record:
         missing = {leg for name, leg in legs.items() if self._server.get(name, (None,))[0] != leg}
-        files = {leg: load_record(self.server_file(leg), cure=CURE)[0] for leg in sorted(missing)}
+        files = {leg: load_owned(self.server_file(leg), leg, self._run, CURE) for leg in sorted(missing)}
         self._server = {
             name: (leg, files[leg][name] if leg in files else self._server[name][1]) for name, leg in legs.items()
         }
@@ -156,21 +180,23 @@ class Checkpoint:
         """Close a leg: append its records, replace the state, and clear what is no longer needed."""
         for (leg, client), (_, memory) in self._held.items():
             if state.memories.get(client) == leg == state.legs:
-                save_record(self.memory_file(client, leg), memory)
-        records = zip(_RECORDS, (history, timing), strict=True)
-        ends = {name: self._append(name, record) for name, record in records if record is not None}
-        self._write_state(state)
-        self._ends |= ends
+                save_owned(self.memory_file(client, leg), memory, [leg, client], self._run)
+        records = {"history.jsonl": history, "timing.jsonl": sealed(timing)}
+        lines = {name: _line(record) for name, record in records.items() if record is not None}
+        ends = {name: append(self.directory / name, line, at=self._ends[name]) for name, line in lines.items()}
+        check = zlib.crc32(lines.get("history.jsonl", b""), self._history_check)
+        self._write_state(state, check)
+        self._ends, self._history_check = self._ends | ends, check  # not before: who failed until here may try again
         self._held = {}
         self._clear(state)
 
-    def _write_state(self, state: RunState) -> None:
+    def _write_state(self, state: RunState, history_check: int = 0) -> None:
         """Make durable all that the state names, then the state."""
         # Records are immutable: a payload that is still the same object is on the disk already.
         known = {name: leg for name, (leg, payload) in self._server.items() if state.server.get(name) is payload}
         changed = state.server.without(*known)
         if changed:
-            save_record(self.server_file(state.legs), changed)
+            save_owned(self.server_file(state.legs), changed, state.legs, self._run)
         written = [self.server_file(state.legs)] if changed else []
         written += [self.memory_file(client, leg) for client, leg in state.memories.items() if leg == state.legs]
         written += [path for name in _RECORDS if (path := self.directory / name).exists()]
@@ -186,8 +212,9 @@ class Checkpoint:
             "up": {kind: vars(size) for kind, size in state.up.items()},
             "down": {kind: vars(size) for kind, size in state.down.items()},
             "failures": list(state.failures),
+            "history": history_check,
         }
-        text = json.dumps(content, sort_keys=True)
+        text = json.dumps(sealed(content), sort_keys=True)
         replace_file(self.state_file, lambda file: file.write(text.encode()), durable=True)
         self._server = {name: (leg, state.server[name]) for name, leg in legs.items()}
 
@@ -203,12 +230,13 @@ class Checkpoint:
 
     def keep(self, label: str, server: Record) -> None:
         """Keep what the server held at a point of the last round, for analyses of the finished run."""
-        save_record(self.directory / "before" / f"{label}.safetensors", server)
+        save_owned(self.directory / "before" / f"{label}.safetensors", server, label, self._run)
 
     def kept(self) -> dict[str, Record]:
         """What :meth:`keep` was given, by label."""
         return {
-            path.stem: load_record(path, cure=CURE)[0] for path in sorted(self.directory.glob("before/*.safetensors"))
+            path.stem: load_owned(path, path.stem, self._run, CURE)
+            for path in sorted(self.directory.glob("before/*.safetensors"))
         }
 
     def show(self, server: Record, legs: Mapping[int, int]) -> Path:
@@ -217,7 +245,7 @@ class Checkpoint:
         save_record(path, server, {"legs": {str(client): leg for client, leg in legs.items()}})
         for (leg, client), (_, memory) in self._held.items():
             if legs.get(client) == leg and not self.memory_file(client, leg).exists():
-                save_record(self.memory_file(client, leg), memory)
+                save_owned(self.memory_file(client, leg), memory, [leg, client], self._run)
         return path
 
     def shown(self, path: Path) -> tuple[Record, dict[int, int]]:
@@ -230,29 +258,19 @@ class Checkpoint:
     def records(self, name: str) -> list[dict[str, Any]]:
         """The records of ``history.jsonl`` or ``timing.jsonl``, oldest first."""
         path = self.directory / name
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [unsealed(record) or record for record in read_lines(path, CURE)] if path.exists() else []
 
-    def _append(self, name: str, record: Mapping[str, Any]) -> int:
-        """Write a line behind those that count; returns the length that counts when it is committed.
-
-        What a commit that failed has left goes: whoever carries out a round may try it again.
-        """
-        path, line = self.directory / name, json.dumps(record, sort_keys=True) + "\n"
-        return append(path, line.encode(), at=self._ends[name])
-
-    def _keep_lines(self, name: str, count: int) -> None:
-        """Drop lines that were never committed, one cut off by a kill included."""
+    def _keep_lines(self, name: str, count: int) -> bytes:
+        """Drop lines that were never committed, one cut off by a kill included; returns those that were."""
         path = self.directory / name
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        try:
-            whole = [json.loads(line) for line in lines[:count]]
-        except ValueError:  # also an incomplete UTF-8 character
-            whole = []
-        if len(whole) < count:
+        whole = b"".join(lines[:count])
+        if len(lines) < count or (whole and not whole.endswith(b"\n")):
             raise DataError(f"{path}: damaged, {count} lines were written; {CURE}")
         self._ends[name] = sum(map(len, lines[:count]))
         if len(lines) > count:
             disk.cut(path, self._ends[name])
+        return whole
 
     # ---- clients -------------------------------------------------------------------------------------------------
 
@@ -265,7 +283,8 @@ class Checkpoint:
         if client not in memories:
             return Record()
         held = self._held.get((memories[client], client))
-        return load_record(self.memory_file(client, memories[client]), cure=CURE)[0] if held is None else held[1]
+        leg = memories[client]
+        return load_owned(self.memory_file(client, leg), [leg, client], self._run, CURE) if held is None else held[1]
 
     def hold(self, leg: int, client: int, result: Result, memory: Record) -> None:
         """Keep what came of a client's turn in memory; its own memory is written when the leg is committed."""
@@ -274,8 +293,9 @@ class Checkpoint:
     def save_reply(self, leg: int, client: int, reply: Reply, memory: Record, run: str = "") -> None:
         """Keep a client's reply and memory; the reply is written last, so that a reply on disk is complete."""
         if reply.remembers:
-            save_record(self.memory_file(client, leg), memory)
+            save_owned(self.memory_file(client, leg), memory, [leg, client], run)
         extra = {
+            "place": [leg, client],
             "run": run,
             "losses": dict(reply.losses),
             "steps": reply.steps,
@@ -287,8 +307,9 @@ class Checkpoint:
 
     def save_failure(self, leg: int, client: int, failure: Failure, run: str = "") -> None:
         """Keep why a client is left out of a leg."""
-        content = {**vars(failure), "run": run, "down": {kind: vars(size) for kind, size in failure.down.items()}}
-        write_json(self.reply_file(leg, client).with_suffix(".json"), content)
+        down = {kind: vars(size) for kind, size in failure.down.items()}
+        content = {**vars(failure), "place": [leg, client], "run": run, "down": down}
+        write_json(self.reply_file(leg, client).with_suffix(".json"), sealed(content))
 
     def load_reply(self, leg: int, client: int, run: str | None = None) -> Result | None:
         """A reply or failure that is already there; None where there is none, or it is damaged or another ``run``'s.
@@ -300,18 +321,18 @@ class Checkpoint:
         path = self.reply_file(leg, client)
         try:
             if path.with_suffix(".json").exists():
-                return _failure(read_json(path.with_suffix(".json"), ""), run)
+                return _failure(read_json(path.with_suffix(".json"), ""), [leg, client], run)
             if not path.exists():
                 return None
             message, extra = load_record(path)
-        except (DataError, KeyError, TypeError):
+            if extra["place"] != [leg, client] or run not in (None, extra["run"]):
+                return None
+            if extra["remembers"] and not self.memory_file(client, leg).exists():
+                return None
+            down, up = ({kind: Size(**size) for kind, size in extra[way].items()} for way in ("down", "up"))
+            return Reply(message, extra["losses"], extra["steps"], extra["remembers"], down, up)
+        except (DataError, KeyError, TypeError, AttributeError):
             return None
-        if run is not None and extra["run"] != run:
-            return None
-        if extra["remembers"] and not self.memory_file(client, leg).exists():
-            return None
-        down, up = ({kind: Size(**size) for kind, size in extra[way].items()} for way in ("down", "up"))
-        return Reply(message, extra["losses"], extra["steps"], extra["remembers"], down, up)
 
     def forget(self, leg: int) -> None:
         """Drop the replies and failures of a leg that is not committed, so that it is done anew."""
@@ -319,11 +340,16 @@ class Checkpoint:
         self._held = {}
 
 
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True).encode() + b"\n"
+
+
 _AS_THEY_ARE = ("round", "steps", "leg", "legs", "evaluated", "simulated_seconds", "facts", "scored")
 
 
-def _failure(content: dict[str, Any], run: str | None) -> Failure | None:
-    if content.pop("run") != run and run is not None:
+def _failure(written: dict[str, Any], place: list[int], run: str | None) -> Failure | None:
+    content = unsealed(written)
+    if content is None or content.pop("place") != place or content.pop("run") != run is not None:
         return None
     down = {kind: Size(**size) for kind, size in content.pop("down").items()}
     return Failure(down=down, **content)

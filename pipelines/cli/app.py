@@ -16,6 +16,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
+from flcore.wording import fit_to_print
 from pipelines.cli.arguments import USAGE
 from pipelines.cli.parser import make_parser
 from pipelines.config.files import dated
@@ -46,10 +47,10 @@ def main(arguments: Sequence[str] | None = None, today: date | None = None) -> i
         parser.print_help(sys.stderr)
         return USAGE
     parsed = parser.parse_args(given)
-    if getattr(parsed, "out", None) is not None:
-        parsed.out = dated(parsed.out, today or datetime.now(UTC).date())
     _set_environment(parsed.debug)
     try:
+        if getattr(parsed, "out", None) is not None:
+            parsed.out = dated(parsed.out, today or datetime.now(UTC).date())
         if parsed.plugins and not hasattr(parsed, "params"):  # else they are part of a configuration
             from flcore.plugins import load_all
 
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None, today: date | None = None) -> i
             traceback.print_exc()
             if isinstance(error, RunError) and error.details:
                 print(error.details, file=sys.stderr)
-        print(f"protofl: {message}", file=sys.stderr)
+        print(f"protofl: {fit_to_print(message)}", file=sys.stderr)
         return code
 
 
@@ -86,6 +87,8 @@ def _told(error: Exception) -> tuple[str, int]:
     """What to say of an error, and the exit code."""
     if isinstance(error, ProtoflError):
         return str(error), next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+    if isinstance(error, MemoryError):
+        return "not enough memory for this; use fewer workers, clients, or a smaller model", EXIT_CODES[ProtoflError]
     if isinstance(error, OSError):
         about = _about_file(error)
         if about is not None:

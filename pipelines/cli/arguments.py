@@ -11,8 +11,9 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
+
+from flcore.wording import brief, fit_to_print, nearest
 
 T = TypeVar("T")
 
@@ -40,8 +41,8 @@ class Parser(argparse.ArgumentParser):
         self._refuse_unknown(args)
         found, rest = super().parse_known_args(args, namespace)
         if rest:
-            hint = f"; did you mean --set {rest[0]}?" if "=" in rest[0] and "--set" in self._flags() else ""
-            self.error(f"unexpected {' '.join(rest)}{hint}")
+            hint = f"; did you mean --set {brief(rest[0])}?" if "=" in rest[0] and "--set" in self._flags() else ""
+            self.error(f"unexpected {brief(' '.join(rest))}{hint}")
         return found, rest
 
     def _flags(self) -> list[str]:
@@ -54,25 +55,25 @@ class Parser(argparse.ArgumentParser):
                 return  # what follows is no option, or a command's
             flag = token.partition("=")[0]
             if re.match(r"--?[^\W\d]", flag) and flag not in self._flags():
-                self.error(f"no option {flag}{self._instead_of(token, has_commands)}")
+                self.error(f"no option {brief(flag)}{self._instead_of(token, has_commands)}")
 
     def _instead_of(self, token: str, has_commands: bool) -> str:
         flag, flags = token.partition("=")[0], self._flags()
-        near = get_close_matches(flag, flags, n=1, cutoff=0.75)
+        near = nearest(flag, flags, cutoff=0.75)
         if flag in _INSTEAD:
             return f"; {_INSTEAD[flag]}"
         if "." in flag and "--set" in flags:
             return f"; did you mean --set {token.lstrip('-').partition('=')[0]}=VALUE?"
         if near:
-            return f"; did you mean {near[0]}?"
+            return f"; did you mean {near}?"
         return " here; options stand behind the command" if has_commands else ""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
-            near = get_close_matches(str(value), choices, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise argparse.ArgumentError(action, f"{value!r}: {hint}choose from {', '.join(choices)}")
+            near = nearest(value, choices)
+            hint = f"did you mean {near!r}? " if near else ""
+            raise argparse.ArgumentError(action, f"{brief(str(value))!r}: {hint}choose from {', '.join(choices)}")
 
     def error(self, message: str) -> NoReturn:
         """One line on standard error, and out."""
@@ -81,6 +82,7 @@ class Parser(argparse.ArgumentParser):
         message = re.sub(r"ignored explicit argument .*$", "takes no value", message)
         if missing := re.fullmatch(r"the following arguments are required: (.+)", message):
             message = f"{missing[1]} is missing"
+        message = fit_to_print(message)
         self.exit(USAGE, f"{self.prog}: {message}{'' if message.endswith('?') else ';'} see {self.prog} --help\n")
 
 
@@ -102,7 +104,7 @@ def whole_number(least: int) -> Callable[[str], int]:
         except ValueError:
             number = least - 1
         if number < least:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number >= {least}")
+            raise argparse.ArgumentTypeError(f"{brief(text)!r}: expected a whole number >= {least}")
         return number
 
     return read
@@ -116,7 +118,7 @@ def size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmg]?b)?", text.strip().lower())
     count = round(Decimal(found[1]) * _UNITS[found[2] or ""]) if found else 0
     if count < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 800kB, 50MB or 1.5GB")
+        raise argparse.ArgumentTypeError(f"{brief(text)!r}: expected a size such as 800kB, 50MB or 1.5GB")
     return count
 
 
@@ -127,7 +129,7 @@ def positive(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number > 0")
+        raise argparse.ArgumentTypeError(f"{brief(text)!r}: expected a number > 0")
     return number
 
 
@@ -137,7 +139,7 @@ def whole_numbers(text: str) -> tuple[int, ...]:
         return _once(text, [int(part) for part in text.split(",")])
     except ValueError as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: expected whole numbers separated by commas, such as 0,1,2"
+            f"{brief(text)!r}: expected whole numbers separated by commas, such as 0,1,2"
         ) from error
 
 
@@ -145,7 +147,9 @@ def names(text: str) -> tuple[str, ...]:
     """Reads ``a,b,c``; each once."""
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected names separated by commas, such as fedavg,fedproto")
+        raise argparse.ArgumentTypeError(
+            f"{brief(text)!r}: expected names separated by commas, such as fedavg,fedproto"
+        )
     return _once(text, parts)
 
 
@@ -153,5 +157,5 @@ def _once(text: str, values: Iterable[T]) -> tuple[T, ...]:
     found = tuple(values)
     for value in found:
         if found.count(value) > 1:
-            raise argparse.ArgumentTypeError(f"{text!r}: {value} stands twice; name each once")
+            raise argparse.ArgumentTypeError(f"{brief(text)!r}: {brief(str(value))} stands twice; name each once")
     return found

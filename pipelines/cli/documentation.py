@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from flcore.methods import METHODS
-from flcore.params import declared, shown
+from flcore.params import declared
 from flcore.sections import PLAIN, SHARED
+from flcore.wording import shown
 from pipelines.cli import registry
 from pipelines.cli.headlines import headlines, names
 from pipelines.cli.parser import make_parser

@@ -11,8 +11,9 @@ from flcore.data.sources import SOURCES
 from flcore.errors import ConfigError
 from flcore.methods import METHODS
 from flcore.models import MODELS
-from flcore.params import declared, shown, unknown_key
+from flcore.params import declared
 from flcore.sections import EngineConfig
+from flcore.wording import shown, unknown_key
 from pipelines.cli.headlines import SHOWN, Headline, headlines
 
 _REGISTRIES: Mapping[str, Mapping[str, Any]] = {"datasets": SOURCES, "partitioners": PARTITIONERS, "models": MODELS}

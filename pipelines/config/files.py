@@ -12,6 +12,8 @@ from typing import Any
 
 from flcore.errors import ConfigError
 from flcore.plugin_places import located
+from flcore.wording import brief, is_control
+from pipelines.config import yaml_text
 
 DEFAULT_FILE = Path("params.yaml")
 
@@ -29,19 +31,22 @@ def read_params(path: Path | None) -> dict[str, Any]:
         if not DEFAULT_FILE.exists():
             return {}
         path = DEFAULT_FILE
-    import yaml  # a third of what `protofl --help` takes
-
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = _parsed(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name another file with --params") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if raw is None:
         return {}
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected sections such as 'data:' and 'method:', found {type(raw).__name__}")
     return located(raw, path.parent)
+
+
+def _parsed(path: Path) -> Any:
+    with path.open(encoding="utf-8") as file:
+        return yaml_text.parse(file.read(yaml_text.LONGEST + 1))  # it may be a device that never ends
 
 
 def points_of(path: Path) -> list[Any]:
@@ -50,14 +55,12 @@ def points_of(path: Path) -> list[Any]:
     Raises:
         ConfigError: the file is missing, is not YAML, or holds no list.
     """
-    import yaml
-
     try:
-        points = yaml.safe_load(path.read_text(encoding="utf-8"))
+        points = _parsed(path)
     except OSError as error:
         raise ConfigError(f"--rows {path}: cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--rows {path}: not valid YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        raise ConfigError(f"--rows {path}: not valid YAML: {error}") from error
     if not isinstance(points, list) or not points:
         raise ConfigError(f"--rows {path}: expected a list of points, such as [{{method.mu: 0.1}}, {{method.mu: 1}}]")
     return points
@@ -69,10 +72,16 @@ def with_plugins(raw: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any
         return dict(raw)
     own = raw.get("plugins") or []
     if not isinstance(own, list):
-        raise ConfigError(f"plugins = {own}: expected a list of files")
+        raise ConfigError(f"plugins = {brief(own)}: expected a list of files")
     return {**raw, "plugins": [*own, *(str(file.absolute()) for file in files)]}
 
 
 def dated(folder: Path, day: date) -> Path:
-    """A folder with ``{date}`` in its name replaced by a day, as 2026-11-30."""
+    """A folder with ``{date}`` in its name replaced by a day, as 2026-11-30.
+
+    Raises:
+        ConfigError: its name has control characters.
+    """
+    if any(map(is_control, str(folder))):
+        raise ConfigError(f"{brief(str(folder))}: a folder's name has no control characters; choose another --out")
     return Path(str(folder).replace("{date}", day.isoformat()))

@@ -12,20 +12,22 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from flcore.config import Config
 from flcore.errors import ConfigError
 from flcore.methods import METHODS
-from flcore.params import declared, unknown_key
+from flcore.params import declared
 from flcore.sections import SECTIONS, own_keys
+from flcore.wording import brief, unknown_key
+from pipelines.config import yaml_text
 from pipelines.config.params import for_entry, with_values
 
 _WITHOUT_EFFECT = ("compare", "tracking")
+_MOST_RUNS = 100_000
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,14 @@ def plan(
         ConfigError: a key that cannot be varied, a value that cannot be run, or two points that are the same run.
     """
     base = Config.from_mapping(for_entry(raw, None, None))
-    combinations = [dict(point) for point in _listed(listed, vary)] if listed else list(_combinations(_varied(vary)))
     seeds = tuple(base.compare.seeds if seeds is None else seeds)
     _check_seeds(seeds)
+    if listed:
+        combinations = [dict(point) for point in _listed(listed, vary)]
+    else:
+        varied = _varied(vary)
+        _check_number(varied, seeds)
+        combinations = list(_combinations(varied))
     _check_baselines(baselines)
     keys = tuple(dict.fromkeys(key for point in combinations for key in point))
     configured = _values_of(base, keys)
@@ -181,14 +188,16 @@ def _varied(assignments: Sequence[str]) -> dict[str, list[Any]]:
         key, equals, text = assignment.partition("=")
         key = key.strip()
         try:
-            values = yaml.safe_load(f"[{text}]")
-        except yaml.YAMLError:
+            values = yaml_text.parse(f"[{text}]")
+        except ValueError:
             values = None
         if not equals or not isinstance(values, list) or not values:
-            raise ConfigError(f"--vary {assignment}: expected KEY=VALUE,VALUE,..., such as --vary local.lr=0.01,0.1")
+            raise ConfigError(
+                f"--vary {brief(assignment)}: expected KEY=VALUE,VALUE,..., such as --vary local.lr=0.01,0.1"
+            )
         _check_key(key)
         if key in varied:
-            raise ConfigError(f"--vary {key}: stands twice; give all its values at once")
+            raise ConfigError(f"--vary {brief(key)}: stands twice; give all its values at once")
         varied[key] = values
     if not varied:
         raise ConfigError("--vary: name at least one key with its values, such as --vary local.lr=0.01,0.1")
@@ -198,11 +207,11 @@ def _varied(assignments: Sequence[str]) -> dict[str, list[Any]]:
 def _check_key(key: str, option: str = "--vary") -> None:
     section, *rest = key.split(".")
     if section not in SECTIONS:
-        raise ConfigError(f"{option} {key}: {unknown_key(section, section, SECTIONS)}")
+        raise ConfigError(f"{option} {brief(key)}: {unknown_key(section, section, SECTIONS)}")
     if section == "seed":
         raise ConfigError(f"{option} seed: every point is run with every seed; name them with --seeds")
     if len(rest) != 1 or not rest[0]:
-        raise ConfigError(f"{option} {key}: expected a section and one key of it, such as local.lr")
+        raise ConfigError(f"{option} {brief(key)}: expected a section and one key of it, such as local.lr")
     if section in _WITHOUT_EFFECT:
         raise ConfigError(f"{option} {key}: changes no result; vary a key of another section")
     if section == "data" and rest != ["augmentation"]:
@@ -214,6 +223,13 @@ def _check_seeds(seeds: Sequence[int]) -> None:
         raise ConfigError("--seeds: name at least one seed, such as --seeds 0,1")
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seeds {','.join(map(str, seeds))}: a seed stands twice; name each once")
+
+
+def _check_number(varied: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> None:
+    """A few lists of a command line multiply to more runs than anybody can plan, let alone carry out."""
+    runs = math.prod(map(len, varied.values())) * len(seeds)
+    if runs > _MOST_RUNS:
+        raise ConfigError(f"--vary: {brief(runs)} runs; vary fewer keys or values, {_MOST_RUNS} runs are the most")
 
 
 def _check_baselines(names: Sequence[str]) -> None:
@@ -231,7 +247,7 @@ def _config(raw: Mapping[str, Any], method: str, seed: int, values: Mapping[str,
     except ConfigError as error:
         # A rule about several keys does not say which of the points broke it.
         named = any(str(error).startswith(key) for key in values)
-        place = ", ".join(f"{key} = {show(value)}" for key, value in values.items())
+        place = brief(", ".join(f"{key} = {show(value)}" for key, value in values.items()))
         if named or not values:
             raise
         raise ConfigError(f"{error} (with {place})") from error

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from flcore.errors import ConfigError
-from flcore.params import unknown_key
 from flcore.sections import DEFAULT_NAMES, SECTIONS, own_keys
+from flcore.wording import brief, unknown_key
+from pipelines.config import yaml_text
 from pipelines.config.files import read_params
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def _assigned(raw: Mapping[str, Any], pairs: Sequence[tuple[str, Any]], origin: 
     for key, value in pairs:
         section = key.partition(".")[0]
         if section not in SECTIONS:
-            raise ConfigError(f"{origin}{key}: {unknown_key(section, section, SECTIONS)}")
+            raise ConfigError(f"{origin}{brief(key)}: {unknown_key(section, section, SECTIONS)}")
         _assign(result, key.split("."), value, origin)
     return result
 
@@ -99,11 +98,11 @@ def _without_the_choices(section: str, values: Mapping[str, Any]) -> dict[str, A
 def _split(assignment: str, option: str = "--set") -> tuple[str, Any]:
     key, equals, text = assignment.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"{option} {assignment}: expected KEY=VALUE, such as --set local.lr=0.05")
+        raise ConfigError(f"{option} {brief(assignment)}: expected KEY=VALUE, such as --set local.lr=0.05")
     try:
-        return key.strip(), yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{option} {assignment}: the value is not valid YAML") from error
+        return key.strip(), yaml_text.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} {brief(assignment)}: the value is not valid YAML: {error}") from error
 
 
 def _assign(mapping: dict[str, Any], keys: list[str], value: Any, origin: str) -> None:
@@ -112,7 +111,8 @@ def _assign(mapping: dict[str, Any], keys: list[str], value: Any, origin: str) -
         if inner is None:
             inner = mapping[key] = {}
         if not isinstance(inner, dict):
-            raise ConfigError(f"{origin}{'.'.join(keys)}: {'.'.join(keys[:depth])} is a value, not a section")
+            place = brief(".".join(keys[:depth]))
+            raise ConfigError(f"{origin}{brief('.'.join(keys))}: {place} is a value, not a section")
         mapping = inner
     mapping[keys[-1]] = value
 
@@ -191,12 +191,14 @@ def _values_of(own: Any, place: str) -> Mapping[str, Any]:
     if own is None:
         return {}
     if not isinstance(own, Mapping):
-        raise ConfigError(f"{place} = {own}: expected dotted keys with values, such as local.lr: 0.05")
+        raise ConfigError(f"{place} = {brief(own)}: expected dotted keys with values, such as local.lr: 0.05")
     for key, value in own.items():
         if key in ("method.name", "seed"):
             raise ConfigError(f"{place}: {key} is said by the entry itself; leave it out")
         if not isinstance(key, str) or "." not in key:
-            raise ConfigError(f"{place}: {key} = {value}: expected dotted keys with values, such as local.lr: 0.05")
+            raise ConfigError(
+                f"{place}: {brief(key)} = {brief(value)}: expected dotted keys with values, such as local.lr: 0.05"
+            )
     return own
 
 

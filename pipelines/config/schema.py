@@ -127,8 +127,12 @@ def _value(parameter: Param, kind: str) -> Schema:
         "exclusiveMaximum": parameter.below,
     }
     limits = {key: bound for key, bound in bounds.items() if bound is not None}
-    options = [_TYPES[option] for option in kind.split(" or ")]
-    types = [{"type": option, **(limits if option in ("integer", "number") else {})} for option in options]
+    types: list[Schema] = []
+    for option in kind.split(" or "):
+        if option.startswith("'"):
+            types.append({"const": option.strip("'")})
+        else:
+            types.append({"type": _TYPES[option], **(limits if option in ("int", "float") else {})})
     return types[0] if len(types) == 1 else {"anyOf": types}
 
 

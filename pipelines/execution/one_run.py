@@ -248,5 +248,5 @@ def finished_by_other_code(run: PlacedRun) -> bool:
 
 def _make_room(run: PlacedRun) -> None:
     files = RunFiles(run.directory)
-    for path in (files.history, files.metrics, files.report):
+    for path in (files.history, files.metrics, files.seal, files.report):
         disk.remove(path, missing_ok=True)

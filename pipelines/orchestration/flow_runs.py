@@ -22,6 +22,7 @@ from flcore.config import Config
 from flcore.engine.pool.workers import worker_count
 from flcore.errors import ConfigError
 from flcore.run_folder import RunFiles
+from pipelines.config import files
 from pipelines.config.files import read_params
 from pipelines.config.params import override
 from pipelines.config.schema import form
@@ -89,7 +90,7 @@ def parameters(
 
 def dated(out: str) -> str:
     """A folder in whose name ``{date}`` is the day (UTC) for which the flow was scheduled."""
-    return out.replace("{date}", flow_run.scheduled_start_time.astimezone(UTC).date().isoformat())
+    return str(files.dated(Path(out), flow_run.scheduled_start_time.astimezone(UTC).date()))
 
 
 # ---- while it runs -----------------------------------------------------------------------------------------------

@@ -11,9 +11,12 @@ One YAML file per table or figure in ``tables/``, of this form::
     columns:
       mnist_0.1: {title: "MNIST, 0.1", values: {partition.alpha: 0.1}}
       glo: {title: A_glo, metric: tasks.last_epochs.a_glo, values: {...}}     # another metric than the table's
+      sent: {title: Scalars, metric: scalars_up_per_round, scale: 0.001, values: {...}}     # and another unit
     rows:
       fedavg: {title: FedAvg, method: fedavg}
       fedproto: {title: FedProto, method: fedproto, metrics: {top1_global: top1_vote}, values: {...}}
+    cells:                             # dotted keys of some cells; either list may be left out, and then means all
+      - {rows: [moon], columns: [mnist_0.1], values: {method.mu: 1.0}}
     printed:
       fedavg: {mnist_0.1: [93.33, 1.0], glo: 71.2}     # value, or value and spread, in the table's own unit
     scale: 100                         # what a figure of metrics.json is multiplied with to be set beside it
@@ -21,8 +24,12 @@ One YAML file per table or figure in ``tables/``, of this form::
       - {row: moon, column: mnist_0.1, why: the paper does not say which model}    # either may be left out
     notes: [...]
 
-Columns with the same values are columns of the same runs. What a cell's configuration is, is the common keys, then the
-column's, then the row's.
+A metric is a dotted name of a run's ``metrics.json``; ``timing.<...>`` is one of its ``timing.json``,
+``timing.seconds_per_round`` the mean over rounds without evaluation, and ``analyses.<name>.<...>`` one of its analyses
+(:func:`pipelines.papers.figures_of_a_run.figures`).
+
+A cell's configuration is the common keys, then the column's, then the row's, then the cell's own. Columns of which all
+these are the same are read from the same runs.
 """
 
 from __future__ import annotations
@@ -69,12 +76,27 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """A setting, and the figure of it that is printed."""
+    """A setting, and the figure of it that is printed.
+
+    Attributes:
+        key: in the file. title: as printed. values: dotted keys.
+        metric: of a run. scale: factor from a run's figure to the printed one.
+    """
 
     key: str
     title: str
     values: Mapping[str, Any]
     metric: str
+    scale: float = 100.0
+
+
+@dataclass(frozen=True)
+class Exceptional:
+    """Dotted keys that only some cells have; ``rows`` and ``columns`` are keys, empty for all."""
+
+    rows: frozenset[str]
+    columns: frozenset[str]
+    values: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -87,7 +109,7 @@ class PaperTable:
         common: dotted keys of every cell.
         columns, rows: in the printed order.
         printed: by row and column; what is not printed is not there.
-        scale: factor from a run's figure to the printed one.
+        exceptions: what some cells have of their own, later ones above earlier ones.
         missing: by row and column, None for all, why cells cannot be run.
         notes: what a reader of the figures should know.
     """
@@ -100,7 +122,7 @@ class PaperTable:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     printed: Mapping[tuple[str, str], Printed]
-    scale: float = 100.0
+    exceptions: tuple[Exceptional, ...] = ()
     missing: tuple[tuple[str | None, str | None, str], ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -124,6 +146,30 @@ class PaperTable:
             ConfigError: there is none.
         """
         return _named(key, self.rows, f"{self.id}: no row")
+
+    def values_of(self, row: Row, column: Column) -> dict[str, Any]:
+        """Dotted keys of a cell that are not those of all rows of its column."""
+        found = dict(row.values)
+        for one in self.exceptions:
+            if row.key in (one.rows or {row.key}) and column.key in (one.columns or {column.key}):
+                found |= one.values
+        return found
+
+    def settings(self) -> list[tuple[Column, ...]]:
+        """Columns by the runs that they are read from, in the printed order."""
+        groups: list[list[Column]] = []
+        for column in self.columns:
+            same = next((group for group in groups if self._same_runs(group[0], column)), None)
+            if same is None:
+                groups.append([column])
+            else:
+                same.append(column)
+        return [tuple(group) for group in groups]
+
+    def _same_runs(self, one: Column, other: Column) -> bool:
+        return one.values == other.values and all(
+            self.values_of(row, one) == self.values_of(row, other) for row in self.rows
+        )
 
     def why_missing(self, row: Row, column: Column) -> str | None:
         """Why a cell cannot be run, as its file says; None where it says nothing."""
@@ -175,8 +221,9 @@ def table_of(values: Any, place: str) -> PaperTable:
     if id.partition(".")[0] not in PAPERS:
         raise ConfigError(f"{place}: id = {id}: must begin with one of {', '.join(PAPERS)}")
     metric = str(given.get("metric", ""))
+    scale = _number(given.get("scale", 100.0), f"{place}: scale")
     columns = tuple(
-        _column(key, own, metric, f"{place}: columns.{key}")
+        _column(key, own, metric, scale, f"{place}: columns.{key}")
         for key, own in _mapping(_needed(given, "columns", place), f"{place}: columns").items()
     )
     rows = tuple(
@@ -194,6 +241,7 @@ def table_of(values: Any, place: str) -> PaperTable:
                 raise ConfigError(f"{place}: printed.{row}.{column}: no such row or column")
             if value is not None:
                 printed[row, column] = _printed(value, f"{place}: printed.{row}.{column}")
+    exceptions = tuple(_exceptional(one, known_rows, known_columns, place) for one in given.get("cells") or ())
     missing = tuple(_missing(entry, known_rows, known_columns, place) for entry in given.get("missing") or ())
     return PaperTable(
         id,
@@ -204,7 +252,7 @@ def table_of(values: Any, place: str) -> PaperTable:
         columns,
         rows,
         printed,
-        float(given.get("scale", 100.0)),
+        exceptions,
         missing,
         tuple(map(str, given.get("notes") or ())),
     )
@@ -212,17 +260,19 @@ def table_of(values: Any, place: str) -> PaperTable:
 
 _TABLE = (
     *("id", "title", "about", "metric", "baseline", "common", "columns", "rows"),
-    *("printed", "scale", "missing", "notes"),
+    *("cells", "printed", "scale", "missing", "notes"),
 )
 
 
-def _column(key: str, own: Any, metric: str, place: str) -> Column:
+def _column(key: str, own: Any, metric: str, scale: float, place: str) -> Column:
     given = _mapping(own, place)
-    _only(given, place, ["title", "values", "metric"])
+    _only(given, place, ["title", "values", "metric", "scale"])
     asked = str(given.get("metric", metric))
     if not asked:
         raise ConfigError(f"{place}: has no metric, and the table has none")
-    return Column(key, str(given.get("title", key)), _mapping(given.get("values") or {}, f"{place}.values"), asked)
+    values = _mapping(given.get("values") or {}, f"{place}.values")
+    own_scale = _number(given.get("scale", scale), f"{place}.scale")
+    return Column(key, str(given.get("title", key)), values, asked, own_scale)
 
 
 def _row(key: str, own: Any, place: str) -> Row:
@@ -231,7 +281,7 @@ def _row(key: str, own: Any, place: str) -> Row:
     method = given.get("method")
     if method is not None and method not in METHODS:
         raise ConfigError(f"{place}: method = {method}: is not known")
-    if key in METHODS and key != method:
+    if key in METHODS and method is not None and key != method:
         raise ConfigError(f"{place}: is the name of another method than {method}; choose another key")
     values, metrics = (_mapping(given.get(name) or {}, f"{place}.{name}") for name in ("values", "metrics"))
     return Row(key, str(given.get("title", key)), method, values, metrics)
@@ -244,6 +294,15 @@ def _printed(value: Any, place: str) -> Printed:
     return Printed(*map(float, parts))
 
 
+def _exceptional(entry: Any, rows: set[str], columns: set[str], place: str) -> Exceptional:
+    given = _mapping(entry, f"{place}: cells")
+    _only(given, f"{place}: cells", ["rows", "columns", "values"])
+    whose = [frozenset(map(str, given.get(name) or ())) for name in ("rows", "columns")]
+    for unknown in (whose[0] - rows) | (whose[1] - columns):
+        raise ConfigError(f"{place}: cells: {unknown}: no such row or column")
+    return Exceptional(whose[0], whose[1], _mapping(_needed(given, "values", f"{place}: cells"), f"{place}: cells"))
+
+
 def _missing(entry: Any, rows: set[str], columns: set[str], place: str) -> tuple[str | None, str | None, str]:
     given = _mapping(entry, f"{place}: missing")
     _only(given, f"{place}: missing", ["row", "column", "why"])
@@ -251,6 +310,12 @@ def _missing(entry: Any, rows: set[str], columns: set[str], place: str) -> tuple
     if (row is not None and row not in rows) or (column is not None and column not in columns):
         raise ConfigError(f"{place}: missing: no row {row} or column {column}")
     return row, column, str(_needed(given, "why", f"{place}: missing"))
+
+
+def _number(value: Any, place: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{place} = {value}: expected a number")
+    return float(value)
 
 
 def _mapping(value: Any, place: str) -> Mapping[str, Any]:

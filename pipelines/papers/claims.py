@@ -2,15 +2,18 @@
 
 A file of ``claims/`` is a list of entries::
 
-    - id: fedpa.1
-      says: FedPA is ahead of FedAvg on MNIST with Dirichlet 0.1
-      where: Table II
+    - id: fedpa.best
+      says: "{better} is ahead of {than} on {column}"
+      where: section V.B, table II
       table: fedpa.table2
-      column: mnist_0.1
+      column: [mnist_0.1, mnist_1]
       better: fedpa
-      than: fedavg
+      than: [fedavg, fedgen]
       by: 0            # points of the table's unit that it is ahead by, at least; 0 where nothing is said
       lower: false     # whether less of the figure is better
+
+Where ``column``, ``better`` or ``than`` is a list, the entry is a claim for each, whose id has the key at its end
+(``fedpa.best.mnist_0.1.fedgen``); braces stand for titles of the table. ``by`` may be a number per column.
 
 A claim *holds* if the 95 % interval of the difference lies above ``by``, *does not hold* if it lies below it, and is
 *undecided* if it contains it, or if there is no interval. Interval: paired by seed and division, over divisions where
@@ -19,10 +22,11 @@ there are several, else over seeds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +41,7 @@ from pipelines.runs.layout import read_json
 
 Verdict = Literal["holds", "does not hold", "undecided", "not run"]
 _KEYS = ["id", "says", "where", "table", "column", "better", "than", "by", "lower"]
+_VARYING = ("column", "better", "than")
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ def claims_of(entries: Any, place: str) -> list[Claim]:
     Raises:
         ConfigError: a key is missing, unknown, or names what no table has.
     """
-    found = []
+    found: list[Claim] = []
     for entry in entries or ():
         here = f"{place}: {entry.get('id', 'a claim') if isinstance(entry, Mapping) else entry}"
         if not isinstance(entry, Mapping) or not {*entry} <= {*_KEYS}:
@@ -106,11 +111,38 @@ def claims_of(entries: Any, place: str) -> list[Claim]:
         lacking = [key for key in _KEYS[:-2] if key not in entry]
         if lacking:
             raise ConfigError(f"{here}: {', '.join(lacking)} not given")
-        claim = Claim(**entry)
-        table = table_named(claim.table)
-        table.column(claim.column), table.row(claim.better), table.row(claim.than)
-        found.append(claim)
+        found += _each(entry, here)
+    ids = [claim.id for claim in found]
+    twice = next((id for id in ids if ids.count(id) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{place}: {twice}: two claims have this id")
     return found
+
+
+def _each(entry: Mapping[str, Any], here: str) -> Iterator[Claim]:
+    """The claims of an entry: one per column and pair of rows."""
+    table = table_named(entry["table"])
+    listed = [entry[key] if isinstance(entry[key], list) else [entry[key]] for key in _VARYING]
+    by = entry.get("by", 0.0)
+    for chosen in product(*listed):
+        column, better, than = table.column(chosen[0]), table.row(chosen[1]), table.row(chosen[2])
+        if better == than:
+            continue
+        lead = by.get(column.key) if isinstance(by, Mapping) else by
+        if isinstance(lead, bool) or not isinstance(lead, int | float):
+            raise ConfigError(f"{here}: by = {lead}: expected a number for {column.key}")
+        suffix = [key for name, key in zip(_VARYING, chosen, strict=True) if isinstance(entry[name], list)]
+        yield Claim(
+            ".".join([entry["id"], *suffix]),
+            entry["says"].format(column=column.title, better=better.title, than=than.title),
+            str(entry["where"]),
+            table.id,
+            column.key,
+            better.key,
+            than.key,
+            float(lead),
+            entry.get("lower", False) is True,
+        )
 
 
 def verdict(difference: PairedDifference, by: float = 0.0) -> Verdict:

@@ -8,6 +8,7 @@ from typing import Any
 
 from flcore.config import Config
 from flcore.errors import ConfigError, DataError
+from pipelines.config.grid import PlannedRun
 from pipelines.config.params import override, with_values
 from pipelines.execution.bodies import comparison_runs
 from pipelines.papers.catalogue import Column, PaperTable, Row
@@ -40,19 +41,16 @@ class Setting:
     """Columns that are read from the same runs.
 
     Attributes:
-        columns: of the table. parameters: of the comparison. rows: that can be run.
+        name: of its folder, whichever of its columns are asked for. columns: of the table. rows: that can be run.
+        parameters: of the comparison.
         seconds: of training that all its runs take on one core, as earlier runs or a trial step say; None: unknown.
     """
 
+    name: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     parameters: Mapping[str, Any]
     seconds: float | None = None
-
-    @property
-    def name(self) -> str:
-        """Of its folder."""
-        return self.columns[0].key
 
 
 @dataclass(frozen=True)
@@ -94,40 +92,66 @@ def plan(table: PaperTable, asked: Asked, *, look_at_data: bool = True) -> Table
         ConfigError: no such row or column, or an assignment that fits no cell.
     """
     rows = [table.row(key) for key in asked.rows] if asked.rows is not None else list(table.rows)
-    columns = [table.column(key) for key in asked.columns] if asked.columns is not None else list(table.columns)
+    wanted = {table.column(key).key for key in asked.columns or [column.key for column in table.columns]}
     if asked.rounds_scale <= 0:
         raise ConfigError(f"--rounds-scale {asked.rounds_scale}: must be above 0")
     refused: dict[tuple[str, str], str] = {}
     settings = []
-    for group in _groups(columns):
+    for whole in table.settings():
+        group = tuple(column for column in whole if column.key in wanted)
+        if not group:
+            continue
         usable: list[Row] = []
         seconds: list[float | None] = []
         no_data = _missing_data(table, group[0], asked) if look_at_data else None
+        configs = _configs(table, group[0], rows, asked)
         for row in rows:
-            why = next((why for column in group if (why := table.why_missing(row, column)) is not None), no_data)
-            if why is None and row.method is None:
-                why = f"{row.title} is not built"
-            if why is None:
-                try:
-                    config = _config(table, group[0], row, asked)
-                except ConfigError as error:
-                    why = str(error)
-                else:
-                    took = Cache.here().cost(kind_of(config)).seconds if look_at_data else None
-                    if asked.max_hours is not None and took is not None and took > 3600 * asked.max_hours:
-                        why = f"takes about {took / 3600:.1f} hours on one core, above --max-hours {asked.max_hours:g}"
-                    else:
-                        seconds.append(took)
-            if why is None:
-                usable.append(row)
-            else:
-                refused.update({(row.key, column.key): why for column in group})
+            why = {column.key: table.why_missing(row, column) or no_data for column in group}
+            readable = [key for key, reason in why.items() if reason is None]
+            if readable:
+                reason, took = _checked(configs[row.key], asked, look_at_data)
+                why |= dict.fromkeys(readable, reason)
+                if reason is None:
+                    usable.append(row)
+                    seconds.append(took)
+            refused.update({(row.key, key): reason for key, reason in why.items() if reason is not None})
         if usable:
             draws = len(asked.seeds) * len(asked.partition_seeds or (0,))
             known = [each for each in seconds if each is not None]
             told = sum(known) * draws if len(known) == len(seconds) else None
-            settings.append(Setting(tuple(group), tuple(usable), _parameters(table, group[0], usable, asked), told))
+            parameters = _parameters(table, group[0], usable, asked)
+            settings.append(Setting(whole[0].key, group, tuple(usable), parameters, told))
     return TablePlan(table, asked, tuple(settings), refused)
+
+
+def _configs(table: PaperTable, column: Column, rows: Sequence[Row], asked: Asked) -> dict[str, Config | str]:
+    """Of a column's rows, with the first seed; of one that cannot be configured, why."""
+    found: dict[str, Config | str] = {row.key: f"{row.title} is not built" for row in rows}
+    built = [row for row in rows if row.method is not None]
+    try:
+        runs = comparison_runs(_parameters(table, column, built, asked), None, asked.seeds[:1]) if built else []
+    except ConfigError as error:
+        if len(built) == 1:
+            return {**found, built[0].key: str(error)}
+        for row in built:  # one of them is at fault
+            found |= _configs(table, column, [row], asked)
+        return found
+    return found | {row.key: run.config for row, run in zip(built, _one_draw(runs, built), strict=True)}
+
+
+def _one_draw(runs: Sequence[PlannedRun], rows: Sequence[Row]) -> Sequence[PlannedRun]:
+    """Of every row the run on its first division."""
+    return runs[:: len(runs) // len(rows)] if rows else []
+
+
+def _checked(config: Config | str, asked: Asked, look_up: bool) -> tuple[str | None, float | None]:
+    """Why a row cannot be run, or None and the seconds of one of its runs, as far as they are looked up and known."""
+    if isinstance(config, str):
+        return config, None
+    took = Cache.here().cost(kind_of(config)).seconds if look_up else None
+    if asked.max_hours is not None and took is not None and took > 3600 * asked.max_hours:
+        return f"takes about {took / 3600:.1f} hours on one core, above --max-hours {asked.max_hours:g}", None
+    return None, took
 
 
 def cells(table: PaperTable) -> Iterator[tuple[Row, Column]]:
@@ -138,26 +162,12 @@ def cells(table: PaperTable) -> Iterator[tuple[Row, Column]]:
                 yield row, column
 
 
-def _groups(columns: Sequence[Column]) -> list[list[Column]]:
-    groups: list[list[Column]] = []
-    for column in columns:
-        same = next((group for group in groups if group[0].values == column.values), None)
-        if same is None:
-            groups.append([column])
-        else:
-            same.append(column)
-    return groups
-
-
 def _parameters(table: PaperTable, column: Column, rows: Sequence[Row], asked: Asked) -> dict[str, Any]:
     """Of the comparison of a column's rows."""
-    variants: dict[str, Any] = {}
-    methods = []
-    for row in rows:
-        methods.append(row.key)
-        if row.key != row.method:
-            variants[row.key] = {"method": row.method, **row.values}
-    settings = {row.key: dict(row.values) for row in rows if row.key == row.method and row.values}
+    own = {row.key: _own_values(table, column, row, asked) for row in rows}
+    variants = {row.key: {"method": row.method, **own[row.key]} for row in rows if row.key != row.method}
+    settings = {row.key: own[row.key] for row in rows if row.key == row.method and own[row.key]}
+    methods = [row.key for row in rows]
     common = _common(table, column, asked)
     return {
         **common,
@@ -172,17 +182,30 @@ def _parameters(table: PaperTable, column: Column, rows: Sequence[Row], asked: A
     }
 
 
+def _own_values(table: PaperTable, column: Column, row: Row, asked: Asked) -> dict[str, Any]:
+    """Of a cell; what is assigned for all cells wins."""
+    given = {assignment.partition("=")[0].strip() for assignment in asked.assignments}
+    own = {
+        key: value
+        for key, value in table.values_of(row, column).items()
+        if not any(key == other or key.startswith(f"{other}.") for other in given)
+    }
+    if _ROUNDS in own:
+        own[_ROUNDS] = _scaled(own[_ROUNDS], asked)
+    return own
+
+
 def _common(table: PaperTable, column: Column, asked: Asked) -> dict[str, Any]:
     given = with_values({}, {**table.common, **column.values}, f"{table.id}: ")
-    if asked.rounds_scale != 1:
-        rounds = Config.from_mapping(given).federation.rounds
-        given = with_values(given, {"federation.rounds": max(1, round(rounds * asked.rounds_scale))})
-    return override(given, asked.assignments)
+    rounds = Config.from_mapping(given).federation.rounds
+    return override(with_values(given, {_ROUNDS: _scaled(rounds, asked)}), asked.assignments)
 
 
-def _config(table: PaperTable, column: Column, row: Row, asked: Asked) -> Config:
-    """A cell's, with its first seed."""
-    return comparison_runs(_parameters(table, column, [row], asked), None, asked.seeds[:1])[0].config
+def _scaled(rounds: int, asked: Asked) -> int:
+    return max(1, round(rounds * asked.rounds_scale))
+
+
+_ROUNDS = "federation.rounds"
 
 
 def _missing_data(table: PaperTable, column: Column, asked: Asked) -> str | None:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flcore.errors import ConfigError, RunError
-from flcore.run_folder import RunFiles
 from pipelines.papers.catalogue import Column, PaperTable, Printed, Row
+from pipelines.papers.figures_of_a_run import figure
 from pipelines.papers.plan import TablePlan, cells
 from pipelines.reporting import tables
 from pipelines.reporting.formats import MISSING, listed
 from pipelines.reporting.html import Notes, Rows, Section, Words, write_page
 from pipelines.reporting.statistics import PairedDifference, Summary, paired_difference, summarise
 from pipelines.reporting.tables import WORDS, Format, Table, csv_text, json_text, markdown_table, write_texts
-from pipelines.runs.folder import read_lines
 from pipelines.runs.layout import read_json
 from pipelines.runs.record import Pair
-from pipelines.tuning.metrics import value_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,8 @@ def results(plan: TablePlan, out: Path) -> TableResults:
     """What the comparisons of a table found, as far as they have ended.
 
     Args:
-        plan: of the table. out: its folder, with one of each setting.
+        plan: of the table; settings that it leaves out are read too, where an earlier command has carried them out.
+        out: its folder, with one of each setting.
 
     Raises:
         DataError: a file there is damaged.
@@ -72,18 +70,20 @@ def results(plan: TablePlan, out: Path) -> TableResults:
     table = plan.table
     values: dict[tuple[str, str], dict[Pair, float | None]] = {}
     failed: dict[str, str] = {}
-    for setting in plan.settings:
-        file = out / setting.name / "comparison.json"
-        if not file.exists():
+    for columns in table.settings():
+        place = out / columns[0].key
+        if not (place / "comparison.json").exists():
             continue
-        document = read_json(file)
-        failed |= {f"{setting.name}: {label}": reason for label, reason in document["failed"].items()}
+        document = read_json(place / "comparison.json")
+        failed |= {f"{place.name}: {label}": reason for label, reason in document["failed"].items()}
         for run in document["runs"]:
             row = table.row(run["method"])
             pair: Pair = run["seed"] if run.get("division") is None else (run["division"], run["seed"])
-            folder = out / setting.name / "runs" / f"{row.method}-s{run['seed']}-{run['config_hash'][:8]}"
-            for column in setting.columns:
-                values.setdefault((row.key, column.key), {})[pair] = _figure(table, row, column, folder)
+            folder = place / "runs" / f"{row.method}-s{run['seed']}-{run['config_hash'][:8]}"
+            for column in columns:
+                value = figure(folder, row.metrics.get(column.metric, column.metric))
+                scaled = None if value is None else column.scale * value
+                values.setdefault((row.key, column.key), {})[pair] = scaled
     found = {}
     for row in table.rows:
         for column in table.columns:
@@ -99,22 +99,6 @@ def results(plan: TablePlan, out: Path) -> TableResults:
                 plan.refused.get(key),
             )
     return TableResults(plan, found, failed)
-
-
-def _figure(table: PaperTable, row: Row, column: Column, run: Path) -> float | None:
-    metric = row.metrics.get(column.metric, column.metric)
-    files = RunFiles(run)
-    try:
-        value = value_of(metric, {**read_json(files.metrics), **_costs(run)}, read_lines(files.history))
-    except (ConfigError, RunError):  # no such figure of this method, or null
-        return None
-    return table.scale * value
-
-
-def _costs(run: Path) -> dict[str, Any]:
-    """Seconds and joules of a run, by phase, which are in no record that is the same on two machines."""
-    file = RunFiles(run).timing
-    return {"timing": read_json(file)} if file.exists() else {}
 
 
 # ---- for people and machines -------------------------------------------------------------------------------------
@@ -253,26 +237,24 @@ def _refusals(found: TableResults) -> list[str]:
 
 
 def _refused(found: TableResults) -> dict[str, str]:
-    """By reason, which cells; a whole column or row by its name."""
-    table, by_reason = found.plan.table, dict[str, list[tuple[str, str]]]()
-    for cell, reason in found.plan.refused.items():
-        by_reason.setdefault(reason, []).append(cell)
+    """By reason, which cells: a row with its columns, rows of the same columns together; all rows by "all"."""
+    table, by_reason = found.plan.table, dict[str, dict[str, list[str]]]()
+    for (row, column), reason in found.plan.refused.items():
+        by_reason.setdefault(reason, {}).setdefault(row, []).append(column)
     told = {}
-    for reason, members in by_reason.items():
-        columns = {column for _, column in members}
-        rows = {row for row, _ in members}
-        whole = [table.column(key).title for key in columns if sum(c == key for _, c in members) == len(table.rows)]
-        if len(whole) == len(columns):
-            told[reason] = ", ".join(sorted(whole))
-        else:
-            names = [table.row(key).title for key in table_order(table.rows, rows)]
-            told[reason] = f"{', '.join(names)} ({', '.join(table.column(key).title for key in sorted(columns))})"
+    for reason, by_row in by_reason.items():
+        rows_of: dict[frozenset[str], list[str]] = {}
+        for row, columns in by_row.items():
+            rows_of.setdefault(frozenset(columns), []).append(row)
+        told[reason] = "; ".join(
+            f"{_titles(table.rows, set(rows))} ({_titles(table.columns, columns)})" for columns, rows in rows_of.items()
+        )
     return told
 
 
-def table_order(rows: tuple[Row, ...], keys: set[str]) -> list[str]:
-    """Keys of rows as the table has them."""
-    return [row.key for row in rows if row.key in keys]
+def _titles(of: Sequence[Row] | Sequence[Column], keys: Collection[str]) -> str:
+    """As printed, in the table's order."""
+    return "all" if len(keys) == len(of) else ", ".join(one.title for one in of if one.key in keys)
 
 
 def _plain(value: float | None) -> str:

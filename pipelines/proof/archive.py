@@ -6,6 +6,7 @@ folder gives the same bytes (:mod:`pipelines.proof.stored_zip`), so the file's o
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from pipelines.proof.contents import (
     README,
     SHOWN,
     VERSION,
+    without_places,
 )
 from pipelines.proof.crate import Described, metadata, readme
 from pipelines.proof.results import COMPARED, digest_of, digests, result_files
@@ -34,9 +36,6 @@ from pipelines.runs.inputs import inputs_of
 from pipelines.runs.provenance import LOCK, ROOT, git_commit, lock_hash
 
 _CURE = "carry it out again"
-_PLACES = (("data", "root"), ("data", "download"), ("partition", "path"), ("engine", "ray_address"))
-"""Keys that say where things lie, or who computes, on the machine that made a run."""
-
 _PACKAGED = ("pyproject.toml", "Makefile", "README.md", "LICENSE")
 
 
@@ -83,7 +82,7 @@ def archive(directory: Path, out: Path, *, licence: str) -> str:
         runs_said[run.name] = _add_run(run, contents)
     comparison = None if compared is None else _add_comparison(compared, runs, contents)
     about = Described(
-        name=f"comparison {directory.resolve().name}" if compared is not None else runs[0].name,
+        name=runs[0].name if compared is None else _named(compared.document),
         runs=[run.name for run in runs],
         sources=sorted(
             {
@@ -100,7 +99,7 @@ def archive(directory: Path, out: Path, *, licence: str) -> str:
         has_plugins=any(run.config.plugins for run in runs),
         is_comparison=compared is not None,
     )
-    contents[README] = readme(about, out.name).encode()
+    contents[README] = readme(about).encode()
     hashes = {name: _digest(content) for name, content in contents.items()}
     sizes = {name: _size(content) for name, content in contents.items()}
     contents[METADATA] = _json(metadata(about, hashes, sizes))
@@ -187,9 +186,7 @@ def _add_run(run: _Run, contents: dict[str, Content]) -> dict[str, Any]:
     for name in ("manifest.json", "indices.safetensors"):
         contents[f"partitions/{partition[:FINGERPRINT_DIGITS]}/{name}"] = inputs.partition / name
     folder = f"runs/{run.name}"
-    stored = json.loads(json.dumps(dict(run.header["config"])))
-    for section, key in _PLACES:
-        stored[section].pop(key, None)
+    stored = without_places(run.header["config"])
     contents[f"{folder}/config.json"] = _json({**run.header, "config": stored})
     for entry in stored.get("plugins", ()):
         contents[f"{folder}/{entry['path']}"] = run.directory / entry["path"]
@@ -213,11 +210,17 @@ def _add_comparison(compared: _Compared, runs: Sequence[_Run], contents: dict[st
     return {
         "baseline": document["baseline"],
         "target_fraction": document["target_fraction"],
-        "rows": [[names[row["config_hash"]], row["method"]] for row in document["runs"]],
+        "rows": [[names[row["config_hash"]], row["method"], row.get("division")] for row in document["runs"]],
+        "budget": document.get("budget"),
         "tuning": document["tuning"],
         "failed": document["failed"],
         "results": digests(files),
     }
+
+
+def _named(document: Mapping[str, Any]) -> str:
+    """What a comparison is called, wherever it lies."""
+    return f"comparison of {len(document['methods'])} methods on {document['dataset']}"
 
 
 def _code() -> dict[str, Content]:
@@ -226,7 +229,8 @@ def _code() -> dict[str, Content]:
         return {}
     found = [ROOT / name for name in _PACKAGED] + [LOCK]
     for package in ("flcore", "pipelines"):
-        found += [path for path in (ROOT / package).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+        found += [path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    found = [path for path in found if not path.name.startswith(".")]  # what an editor or a file manager has left
     return {f"code/{path.relative_to(ROOT).as_posix()}": path for path in found}
 
 
@@ -246,11 +250,7 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _digest(content: Content) -> str:
-    if isinstance(content, Path):
-        return digest_of(content)
-    import hashlib
-
-    return hashlib.sha256(content).hexdigest()
+    return digest_of(content) if isinstance(content, Path) else hashlib.sha256(content).hexdigest()
 
 
 def _size(content: Content) -> int:

@@ -31,6 +31,13 @@ PROOF, METADATA, README = "proof.json", "ro-crate-metadata.json", "README.md"
 SHOWN = ("metrics.json", "history.jsonl", "curves.csv", "model.safetensors")
 """Results of a run that lie in its archive; of the others, what clients and server held, it has the hashes."""
 
+_PLACES: Mapping[str, frozenset[str]] = {
+    "data": frozenset({"root", "download"}),
+    "partition": frozenset({"path"}),
+    "engine": frozenset({"name", "workers", "ray_address", "gpus_per_worker"}),
+}
+"""Keys that say where things lie, and who computes; none of them changes a result."""
+
 FINGERPRINT_DIGITS = 16  # of a fingerprint, in names
 _MOST_JSON = 2**28  # bytes of a file that is read into memory as a whole
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -84,14 +91,17 @@ class ArchivedComparison:
 
     Attributes:
         baseline, target_fraction: as in the section ``compare``.
-        rows: of each run, by its folder, what its method is called in the table, in the order of the table.
+        rows: of each run, by its folder, what its method is called in the table, in the order of the table, and the
+            seed of its division where each seed was run with several.
+        budget: in a sentence, what every run might spend; None where that is a number of rounds.
         tuning: what studies found before. failed: why other runs have no result.
         results: SHA-256 by name of each file of the comparison.
     """
 
     baseline: str
     target_fraction: float
-    rows: Sequence[tuple[str, str]]
+    rows: Sequence[tuple[str, str, int | None]]
+    budget: str | None
     tuning: Sequence[Mapping[str, Any]]
     failed: Mapping[str, str]
     results: Mapping[str, str]
@@ -128,6 +138,20 @@ class Archive:
             DataError: it is none.
         """
         return _json(self.file, name)
+
+
+def without_places(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration, nested, without what it says of the machine that made it.
+
+    What somebody else has written there is not gone to either: no folder, no download, no cluster.
+    """
+    return {
+        section: {key: value for key, value in values.items() if key not in _PLACES.get(section, ())}
+        if isinstance(values, Mapping)
+        else values
+        for section, values in config.items()
+        if section != "tracking"
+    }
 
 
 def read_archive(path: Path) -> Archive:
@@ -211,9 +235,11 @@ def _run(file: StoredZip, name: str, said: _Values) -> ArchivedRun:
 def _comparison(said: _Values, runs: Sequence[str]) -> ArchivedComparison:
     rows = said.values.get("rows")
     if not isinstance(rows, list) or not all(
-        isinstance(row, list) and len(row) == 2 and row[0] in runs and isinstance(row[1], str) for row in rows
-    ):
-        raise DataError(f"{said.where}: rows: expected pairs of a run and what its method is called")
+        isinstance(row, list) and len(row) == 3 and row[0] in runs and isinstance(row[1], str)
+        and (row[2] is None or type(row[2]) is int)
+        for row in rows
+    ):  # fmt: skip
+        raise DataError(f"{said.where}: rows: expected a run, what its method is called, and a seed or null, for each")
     tuning = said.values.get("tuning")
     if not isinstance(tuning, list) or not all(isinstance(entry, dict) for entry in tuning):
         raise DataError(f"{said.where}: tuning: expected a list of objects")
@@ -221,7 +247,8 @@ def _comparison(said: _Values, runs: Sequence[str]) -> ArchivedComparison:
     return ArchivedComparison(
         baseline=said.text("baseline"),
         target_fraction=said.number("target_fraction"),
-        rows=[(run, row) for run, row in rows],
+        rows=[(run, row, draw) for run, row, draw in rows],
+        budget=said.optional_text("budget"),
         tuning=[_tuned(_Values(f"{said.where}: tuning", entry)) for entry in tuning],
         failed={label: failed.text(label) for label in failed.values},
         results=said.hashes("results"),

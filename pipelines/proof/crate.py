@@ -150,13 +150,8 @@ def _what(about: Described) -> str:
     return f"A comparison of {len(about.runs)} runs" if about.is_comparison else "A run"
 
 
-def readme(about: Described, file: str) -> str:
-    """The content of ``README.md``.
-
-    Args:
-        about: the archive.
-        file: its name.
-    """
+def readme(about: Described) -> str:
+    """The content of ``README.md``. What the file is called is not in it: the same folder is to give the same bytes."""
     extra = " --set data.root=FOLDER" if about.needs_root else ""
     extra += " --trust-plugins" if about.has_plugins else ""
     commit = "" if about.commit is None else f" (commit {about.commit})"
@@ -174,11 +169,12 @@ def readme(about: Described, file: str) -> str:
         "",
         "## Repeat it",
         "",
-        "You need Linux, Python 3.11 or 3.12 and make. The code and the exact versions of all packages are here:",
+        "You need Linux, Python 3.11 or 3.12 and make. The code and the exact versions of all packages are in here; "
+        "with this file as `archive.zip`:",
         "",
         "```sh",
-        f"unzip {file} -d archive && cd archive/code && make .venv/.ready",
-        f".venv/bin/protofl reproduce ../../{file} --check{extra}",
+        "unzip archive.zip -d archive && cd archive/code && make .venv/.ready",
+        f".venv/bin/protofl reproduce ../../archive.zip --check{extra}",
         "```",
         "",
         "The second command trains every run anew and compares each file of results with its hash in `proof.json`. It "

@@ -25,10 +25,10 @@ from flcore.config import Config
 from flcore.errors import ConfigError
 from flcore.files import read_json, write_json
 from flcore.methods import METHODS
-from flcore.params import unknown_key
 from flcore.run_folder import RunFiles
 from flcore.running import divide, prepare, run
 from flcore.training import package_versions
+from flcore.wording import unknown_key
 from pipelines.proof.results import beyond_tolerance, digest_of, result_files
 
 FOLDER = Path(__file__).with_name("golden")

@@ -18,7 +18,15 @@ from flcore.plugin_places import located
 from flcore.run_folder import RunFiles, write_result
 from pipelines.config.params import override
 from pipelines.orchestration.commands import operation
-from pipelines.proof.contents import PROOF, SHOWN, Archive, ArchivedComparison, ArchivedRun, read_archive
+from pipelines.proof.contents import (
+    PROOF,
+    SHOWN,
+    Archive,
+    ArchivedComparison,
+    ArchivedRun,
+    read_archive,
+    without_places,
+)
 from pipelines.proof.results import (
     ACCURACY_TOLERANCE,
     COMPARED,
@@ -135,10 +143,7 @@ def _config(archive: Archive, run: ArchivedRun, folder: Path, assignments: Seque
     """The configuration of a run with what is said of this machine; trained here, whoever trained it before."""
     from flcore.config import Config
 
-    raw = located(dict(run.config), folder)
-    engine = raw.get("engine")
-    if isinstance(engine, Mapping):
-        raw["engine"] = {**engine, "name": "local", "workers": 0}
+    raw = located(without_places(run.config), folder)
     try:
         before = Config.from_mapping(raw)
     except ConfigError as error:
@@ -204,10 +209,12 @@ def _compare(comparison: ArchivedComparison, home: Path, how: Operation) -> None
     asked = how.recorder.compare(
         "comparison",
         {"compare": section},
-        [home / "runs" / run for run, _ in comparison.rows],
+        [home / "runs" / run for run, _, _ in comparison.rows],
         home,
         name=home.name,
-        rows=[row for _, row in comparison.rows],
+        rows=[row for _, row, _ in comparison.rows],
+        draws=[draw for _, _, draw in comparison.rows],
+        budget=comparison.budget,
         tuning=list(comparison.tuning) or None,
         failed=dict(comparison.failed),
         **how.console,
@@ -229,7 +236,7 @@ def _check(archive: Archive, placed: Sequence[PlacedRun], home: Path, how: Opera
     for run, ready in zip(archive.runs, placed, strict=True):
         _note_circumstances(archive, run, ready, findings)
         _check_division(run, ready, how, findings)
-    of_classes: list[str] = []
+    divided, of_classes = list(findings.other), list[str]()
     for run, ready in zip(archive.runs, placed, strict=True):
         apart = _check_files(archive, run.folder, run.results, result_files(ready.directory), findings, SHOWN)
         if apart and findings.classes is not None:
@@ -240,7 +247,8 @@ def _check(archive: Archive, placed: Sequence[PlacedRun], home: Path, how: Opera
         files = {name: path for name in COMPARED if (path := home / name).is_file()}
         _check_files(archive, "comparison", archive.comparison.results, files, findings, COMPARED)
     if findings.classes is not None:
-        findings.tolerated, findings.other = len(findings.other), of_classes
+        findings.tolerated = len(findings.other) - len(divided)
+        findings.other = divided + of_classes
     return findings
 
 

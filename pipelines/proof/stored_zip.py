@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from flcore.errors import ConfigError, DataError
-from flcore.files import replace_file
+from flcore.files import replace_file, sweep
 
 Content = bytes | Path
 """Of an entry: bytes, or a file that holds them."""
@@ -119,6 +119,7 @@ def write_zip(path: Path, contents: Mapping[str, Content]) -> None:
                 file.write(piece)
         file.write(b"".join(_table(entries)))
 
+    sweep(path.parent, path.name)
     replace_file(path, write)
 
 

@@ -134,6 +134,7 @@ class Comparison:
     notes: tuple[str, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
     tuning: tuple[Tuned, ...] = ()
+    budget: str | None = None
 
     @property
     def draws(self) -> tuple[int, ...]:
@@ -227,6 +228,7 @@ def compare(
         notes=((budget,) if budget else ()) + tuple(_notes(by_method, baseline)),
         failed=dict(failed or {}),
         tuning=tuple(tuning),
+        budget=budget,
     )
 
 

@@ -185,6 +185,7 @@ def _document(comparison: Comparison) -> dict[str, Any]:
         "confidence": CONFIDENCE,
         "seeds": list(comparison.seeds),
         **({"divisions": list(comparison.draws)} if comparison.draws else {}),
+        **({"budget": comparison.budget} if comparison.budget else {}),
         "methods": methods,
         "tuning": [asdict(tuned) for tuned in comparison.tuning],
         "runs": _run_rows(comparison),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from flcore.params import shown
+from flcore.wording import shown
 from pipelines.reporting.comparison import Comparison, MethodSummary, TargetSummary, Tuned
 from pipelines.reporting.formats import MISSING, format_bytes, listed
 from pipelines.reporting.statistics import Summary, lower_is_better, marks

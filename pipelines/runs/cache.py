@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,12 +33,13 @@ from flcore.errors import DataError
 from flcore.files import make_durable, read_json, replace_file, write_json
 from flcore.locks import take_lock
 from flcore.provenance import division_fingerprint, preparation_fingerprint
-from flcore.run_folder import RunFiles, described
+from flcore.run_folder import RunFiles, check_seal, described
 from flcore.running import divide, read_source
 
 ENVIRONMENT_VARIABLE = "PROTOFL_CACHE"
 DEFAULT_FOLDER = Path(".protofl") / "cache"
 _DIGITS = 16  # of a fingerprint, in names of folders
+_FINGERPRINT = re.compile("[0-9a-f]{64}")
 _LISTED = 5000  # entries of a folder of images that are looked at to see whether it has changed
 _CURE = "delete it, nothing but time is lost"
 
@@ -81,7 +84,10 @@ class Cache:
             "code": preparation_fingerprint(config),
         }
         return self._made(
-            "prepared", request, lambda folder: read_source(config, folder).meta.fingerprint, Dataset.load
+            "prepared",
+            request,
+            lambda folder: read_source(config, folder).meta.fingerprint,
+            lambda folder: Dataset.load(folder).meta.fingerprint,
         )
 
     def partition(self, config: Config, prepared: Path) -> Path:
@@ -98,7 +104,10 @@ class Cache:
             "code": division_fingerprint(config),
         }
         return self._made(
-            "partitions", request, lambda folder: divide(config, prepared, folder).fingerprint, Partition.load
+            "partitions",
+            request,
+            lambda folder: divide(config, prepared, folder).fingerprint,
+            lambda folder: Partition.load(folder).fingerprint,
         )
 
     def _made(
@@ -106,7 +115,7 @@ class Cache:
         kind: str,
         request: Mapping[str, Any],
         make: Callable[[Path], str],
-        load: Callable[[Path], object],
+        load: Callable[[Path], str],
     ) -> Path:
         """The folder that answers a request.
 
@@ -114,25 +123,30 @@ class Cache:
             kind: of folder.
             request: what it is asked for.
             make: fills a folder and returns the fingerprint of what it holds.
-            load: raises DataError where a folder is damaged.
+            load: the fingerprint of what a folder holds; raises DataError where that is damaged.
         """
         name = _digest(request)
         entry = self.root / "index" / kind / f"{name}.json"
         with self._alone(entry):
-            if entry.exists():
-                with suppress(DataError, KeyError):  # damaged, or somebody has deleted it: made again
-                    place = self.root / kind / str(read_json(entry, _CURE)["fingerprint"])[:_DIGITS]
-                    load(place)
-                    return place
+            known = _read_or_empty(entry)
+            found = known.get("fingerprint")
+            if isinstance(found, str) and _FINGERPRINT.fullmatch(found) and _digest(known.get("request")) == name:
+                place = self.root / kind / found[:_DIGITS]
+                with suppress(DataError):  # damaged, or somebody has deleted it: made again
+                    if load(place) == found:
+                        return place
             unfinished = self.root / kind / f".{name[:_DIGITS]}"
             disk.remove_tree(unfinished)  # what a process that was killed has left would be part of the data
             disk.make_folder(unfinished)
             fingerprint = make(unfinished)
             place = self.root / kind / fingerprint[:_DIGITS]
             try:
-                load(place)  # another request gave the same, which somebody may be reading
-                disk.remove_tree(unfinished)
+                is_there = load(place) == fingerprint  # another request gave the same, which somebody may be reading
             except DataError:
+                is_there = False
+            if is_there:
+                disk.remove_tree(unfinished)
+            else:
                 disk.remove_tree(place)
                 disk.rename(unfinished, place)
             write_json(entry, {"fingerprint": fingerprint, "request": dict(request)})
@@ -167,16 +181,21 @@ class Cache:
     def finished_run(self, run_hash: str, code: str) -> Path | None:
         """The folder in which a run has finished under the same code; None if there is none any more."""
         match _read_or_empty(self.root / "index" / "runs" / f"{run_hash}.json").get(code):
-            case [str(folder), str(results)] if has_finished(Path(folder), run_hash, code):
-                # Another revision may have been checked out there, of which DVC knows the results alone.
-                return Path(folder) if _results(Path(folder)) == results else None
+            case [str(folder), str(results)]:
+                with suppress(DataError):  # damaged: nothing to take from there
+                    # Another revision may have been checked out there, of which DVC knows the results alone.
+                    if has_finished(Path(folder), run_hash, code) and _results(Path(folder)) == results:
+                        return Path(folder)
         return None
 
     def cost(self, kind: str) -> Cost:
         """What the same took before, by :func:`kind_of`."""
         seconds = _read_or_empty(self._known("seconds", kind)).get("seconds")
         peak = _read_or_empty(self._known("memory", kind)).get("peak")
-        return Cost(None if seconds is None else float(seconds), None if peak is None else int(peak))
+        return Cost(
+            seconds=float(seconds) if isinstance(seconds, float | int) and 0 <= seconds < math.inf else None,
+            peak=peak if type(peak) is int and peak >= 0 else None,
+        )
 
     def _known(self, what: str, kind: str) -> Path:
         return self.root / "index" / what / f"{kind}.json"
@@ -194,12 +213,19 @@ _NOT_PREPARED = ("augmentation", "download")
 
 
 def has_finished(directory: Path, run_hash: str, code: str) -> bool:
-    """Whether a folder holds a run of this hash that this code finished."""
+    """Whether a folder holds a run of this hash that this code finished.
+
+    Raises:
+        DataError: it does, and its results have changed since.
+    """
     files = RunFiles(directory)
     if not (files.metrics.exists() and files.history.exists() and files.config.exists()):
         return False
     about = described(directory)
-    return (about.get("config_hash"), about.get("code")) == (run_hash, code)
+    if (about.get("config_hash"), about.get("code")) != (run_hash, code):
+        return False
+    check_seal(directory)
+    return True
 
 
 def _results(directory: Path) -> str:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from flcore.errors import DataError
-from flcore.run_folder import RunFiles
+from flcore.files import NOT_JSON
+from flcore.run_folder import RunFiles, check_seal
+from pipelines.runs import kinds
 from pipelines.runs.layout import read_json
 
 
@@ -60,6 +62,14 @@ def read_folder(directory: Path) -> RunFolder:
     files = RunFiles(Path(directory))
     header = read_json(files.config)
     history, timing, is_trained = _rounds(files)
+    if is_trained:
+        check_seal(files.directory)
+    metrics = read_json(files.metrics) if is_trained and files.metrics.exists() else None
+    for name, value, kind in (("history", history, [kinds.HISTORY]), ("timing", timing, kinds.TIMING)):
+        kinds.check(value, kind, f"{files.directory}: {name}")
+    kinds.check(metrics, kinds.METRICS, str(files.metrics))
+    if not isinstance(header, dict) or not all(isinstance(header.get(name), dict) for name in ("config", "identity")):
+        raise DataError(f"{files.config}: no config or identity; this is not a run, or it is damaged")
     try:
         return RunFolder(
             directory=files.directory,
@@ -70,10 +80,10 @@ def read_folder(directory: Path) -> RunFolder:
             environment=header.get("environment") or {},
             history=sorted(history, key=lambda record: record["round"]),
             timing=timing,
-            metrics=read_json(files.metrics) if is_trained and files.metrics.exists() else None,
+            metrics=metrics,
             study=header.get("study"),
         )
-    except KeyError as error:
+    except (KeyError, TypeError) as error:
         raise DataError(f"{files.config}: no {error}; this is not a run, or one of a version of long ago") from error
 
 
@@ -117,7 +127,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-        except ValueError as error:  # also an incomplete UTF-8 character
+        except NOT_JSON as error:  # also an incomplete UTF-8 character
             if number == len(lines):
                 break
             raise DataError(f"{path}, line {number}: damaged ({error}); run this method again") from error

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from flcore.errors import DataError
+from flcore.files import NOT_JSON
 from flcore.run_folder import RunFiles, write_text
 from flcore.run_folder import write_result as write_json
+from flcore.wording import brief
 
 __all__ = ["RunFiles", "read_json", "write_json", "write_text"]
 
@@ -20,8 +22,8 @@ def read_json(path: Path) -> Any:
         DataError: missing or not JSON.
     """
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; run the stage that makes it first") from error
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}: damaged ({error}); delete it and run again") from error
+    except (*NOT_JSON, OSError) as error:
+        raise DataError(f"{path}: damaged ({brief(str(error))}); delete it and run again") from error

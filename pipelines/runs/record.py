@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from flcore.errors import ConfigError, DataError
+from flcore.files import NOT_JSON
+from flcore.run_folder import check_seal
+from flcore.wording import brief
+from pipelines.runs import kinds
 
 HEADLINE_METRICS = ("top1_global", "mean_local", "pooled_local")
 SCORES = (
@@ -161,7 +165,9 @@ def load_run(directory: Path) -> RunRecord:
     """
     directory = Path(directory)
     path = directory / "metrics.json"
+    check_seal(directory)
     metrics = _parse_object(_read_text(path), str(path))
+    kinds.check(metrics, kinds.METRICS, str(path))
     for key in ("method", "dataset", "seed", "rounds"):
         if metrics.get(key) is None:
             raise DataError(f"{path}: no '{key}'; run this method again.")
@@ -234,8 +240,8 @@ def _read_text(path: Path) -> str:
 def _parse_object(text: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: damaged JSON ({error.msg}); run this method again.") from error
+    except NOT_JSON as error:
+        raise DataError(f"{where}: damaged JSON ({brief(str(error))}); run this method again.") from error
     if not isinstance(value, dict):
         raise DataError(f"{where}: expected a JSON object, found {type(value).__name__}; run this method again.")
     return value
@@ -243,6 +249,7 @@ def _parse_object(text: str, where: str) -> dict[str, Any]:
 
 def _round_record(line: str, where: str) -> RoundRecord:
     values = _parse_object(line, where)
+    kinds.check(values, kinds.HISTORY, where)
     if values.get("round") is None:
         raise DataError(f"{where}: no 'round'; run this method again.")
     train_loss = values.get("train_loss") or {}

@@ -19,7 +19,7 @@ def small_files(run_dir: Path) -> list[Path]:
     """The files of a run that MLflow keeps: all but weights, states, data, checkpoints and very large ones."""
     layout = RunFiles(run_dir)
     skipped = {place.name for place in (layout.checkpoint, layout.clients, layout.prepared, layout.partition)}
-    files = (path for path in sorted(run_dir.rglob("*")) if path.is_file())
+    files = (path for path in sorted(run_dir.rglob("*")) if path.is_file() and _is_below(path, run_dir))
     return [
         path
         for path in files
@@ -37,10 +37,16 @@ def comparison_files(directory: Path) -> list[Path]:
         path
         for path in found
         if path.is_file()
+        and _is_below(path, directory)
         and path.suffix in _OF_A_COMPARISON
         and not path.name.startswith(".")
         and path.stat().st_size <= _MAX_BYTES
     ]
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    """Whether a file lies in a folder, and is no link to what lies elsewhere: that is nobody's to publish."""
+    return path.resolve().is_relative_to(folder.resolve())
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from flcore import disk
 from flcore.errors import DataError, ProtoflError
 from flcore.locks import take_lock
+from flcore.wording import brief
 from pipelines.tracking.addresses import without_password, without_secrets
 
 if TYPE_CHECKING:
@@ -190,12 +191,14 @@ class Store:
         """The experiment of a name, made if it is not there.
 
         Raises:
-            TrackingUnavailable: it was deleted.
+            TrackingUnavailable: it was deleted. DataError: its name leads out of the folder of artifacts.
         """
         from mlflow.exceptions import MlflowException
 
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
+            if name.startswith("/") or ".." in name.split("/"):  # as a run's config.json may say that somebody sent
+                raise DataError(f"experiment {brief(name)}: a name of data or partition that leads out of the store")
             database = sqlite_file(self.uri)
             # Beside the database; a server has its own place for artifacts and must choose it itself.
             location = None if database is None else str(database.parent / "artifacts" / name)

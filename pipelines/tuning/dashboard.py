@@ -20,6 +20,7 @@ from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
+from flcore.errors import DataError
 from pipelines.tuning.journal import open_journal
 
 _FILES = 100_000
@@ -144,7 +145,12 @@ class Studies(BaseStorage):
             if path not in self._opened:
                 try:
                     self._opened[path] = _opened(path)
-                except (SQLAlchemyError, StorageInternalError, RuntimeError):  # no tables yet, or another version's
+                except (
+                    SQLAlchemyError,
+                    StorageInternalError,
+                    RuntimeError,
+                    DataError,
+                ):  # no tables yet, or another version's
                     continue
             if path.exists():
                 yield self._known.index(path), self._opened[path], path

@@ -3,11 +3,16 @@
 Optuna locks it by making a link beside it, which a killed process leaves behind for half a minute; ours is a lock that
 ends with its process. What a process that was killed, or whose disk was full, has left half written is taken off before
 the next line is written: behind it, that line would be lost, and the study with it.
+
+A file beside it says how long the journal was when a line was written last, and the check sum of so much of it: a value
+that has changed since would lead the search elsewhere, and nobody would know.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import zlib
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,8 +20,12 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from flcore import disk
-from flcore.files import append
+from flcore.errors import DataError
+from flcore.files import append, replace_file
 from flcore.locks import take_lock
+from flcore.wording import brief
+
+_CURE = "put an intact copy there, or delete the study's folder and begin again"
 
 _BLOCK_BYTES = 1 << 16
 
@@ -47,6 +56,7 @@ class _Backend(JournalFileBackend):
         try:
             if not path.exists():
                 disk.create(path).close()
+            self._verify()
             _drop_half_a_line(path)
         finally:
             self._alone.release()
@@ -57,8 +67,35 @@ class _Backend(JournalFileBackend):
         self._alone.acquire()
         try:
             append(self._path, lines.encode(), at=_drop_half_a_line(self._path), durable=True)
+            length, check = self._known()
+            with self._path.open("rb") as file:
+                file.seek(length)
+                more = file.read()
+            said = f"{length + len(more)} {zlib.crc32(more, check)}"
+            replace_file(self._said, lambda file: file.write(said.encode()))
         finally:
             self._alone.release()
+
+    @property
+    def _said(self) -> Path:
+        return self._path.with_name(f".{self._path.name}.check")
+
+    def _known(self) -> tuple[int, int]:
+        """Length and check sum that were written last; of nothing where nobody has."""
+        text = self._said.read_bytes()[:40].decode("ascii", "replace") if self._said.is_file() else ""
+        found = re.fullmatch(r"([0-9]{1,15}) ([0-9]{1,15})", text)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
+
+    def _verify(self) -> None:
+        """Compare the journal with what was said of it.
+
+        Raises:
+            DataError: it has changed.
+        """
+        length, check = self._known()
+        content = self._path.read_bytes() if self._path.is_file() else b""
+        if zlib.crc32(content[:length]) != check:
+            raise DataError(f"{self._path}: damaged, its content is not what was written; {_CURE}")
 
 
 def open_journal(path: Path) -> JournalStorage:
@@ -69,8 +106,17 @@ def open_journal(path: Path) -> JournalStorage:
 
     Returns:
         The storage; as Optuna's, to be used by any thread.
+
+    Raises:
+        DataError: it is damaged.
     """
-    return JournalStorage(_Backend(path, _FileLock(path.with_name(f".{path.name}.lock"))))
+    backend = _Backend(path, _FileLock(path.with_name(f".{path.name}.lock")))
+    try:
+        return JournalStorage(backend)
+    # Optuna carries a journal's lines out as they stand there; a wrong one is whatever it trips over.
+    except Exception as error:
+        reason = brief(f"{type(error).__name__}: {error}")
+        raise DataError(f"{path}: damaged ({reason}); {_CURE}") from error
 
 
 def _drop_half_a_line(path: Path) -> int:

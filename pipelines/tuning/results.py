@@ -14,7 +14,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
-from flcore.params import shown
+from flcore.wording import shown
 from pipelines.reporting.formats import MISSING, plural
 from pipelines.reporting.statistics import BEST, is_share
 from pipelines.reporting.tables import (

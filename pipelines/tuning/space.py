@@ -25,7 +25,8 @@ import numpy as np
 from flcore.conditions import Condition
 from flcore.config import Config
 from flcore.errors import ConfigError
-from flcore.params import Search, declared, shown
+from flcore.params import Search, declared
+from flcore.wording import shown
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial

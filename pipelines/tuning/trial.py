@@ -17,7 +17,7 @@ from flcore import disk
 from flcore.config import Config
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.experiment import Experiment
-from flcore.files import sweep
+from flcore.files import read_json, sealed, sweep, unsealed
 from flcore.locks import sole_use
 from flcore.provenance import code_fingerprint
 from flcore.run_folder import RunFiles, described
@@ -26,9 +26,11 @@ from pipelines.execution.one_run import GivenUpError, Hurdles, PlacedRun, fetch,
 from pipelines.runs.cache import Cache
 from pipelines.runs.folder import read_lines
 from pipelines.runs.inputs import Inputs
-from pipelines.runs.layout import read_json, write_json
+from pipelines.runs.layout import write_json
 from pipelines.tuning.folder import StudyFiles
 from pipelines.tuning.problem import Problem
+
+_CURE = "delete the trial's folder, and it is carried out again"
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,19 @@ class TrialRuns:
         return code_fingerprint(self.problem.config)
 
     def outcome(self, number: int, values: Mapping[str, Any]) -> TrialOutcome | None:
-        """How a trial has ended, as it was written before anybody was told; None if it has not, with these values."""
+        """How a trial has ended, as it was written before anybody was told; None if it has not, with these values.
+
+        A file that has changed since says nothing: the trial is carried out again.
+        """
         file = self.files.outcome(number)
         if not file.exists():
             return None
-        found = read_json(file)
+        try:
+            found = unsealed(read_json(file, ""))
+        except DataError:
+            return None
         told = json.loads(json.dumps(self._told(number, values)))
-        if any(found.pop(key, None) != value for key, value in told.items()):
+        if found is None or any(found.pop(key, None) != value for key, value in told.items()):
             return None
         found["rounds"] = {int(at): value for at, value in found["rounds"].items()}
         return TrialOutcome(**found)
@@ -137,7 +145,7 @@ class TrialRuns:
             return TrialOutcome("pruned", self._rounds(history, failed))
         last = history[-1]
         try:
-            accuracy = self.problem.score(read_json(RunFiles(run.directory).metrics), history)
+            accuracy = self.problem.score(read_json(RunFiles(run.directory).metrics, _CURE), history)
         except RunError as error:
             return TrialOutcome("fail", self._rounds(history), error=str(error))
         sent = sum(last["bytes_up"].values()) + sum(last["bytes_down"].values())
@@ -158,7 +166,7 @@ class TrialRuns:
     def _write(self, number: int, values: Mapping[str, Any], outcome: TrialOutcome) -> None:
         if outcome.state != "complete":
             _drop_weights(self.files.trial(number))
-        write_json(self.files.outcome(number), self._told(number, values) | asdict(outcome), durable=True)
+        write_json(self.files.outcome(number), sealed(self._told(number, values) | asdict(outcome)), durable=True)
 
     def _clear(self, config: Config, files: RunFiles) -> None:
         """Make room where other code has worked, or another trial had this number; what is to be gone on with stays."""

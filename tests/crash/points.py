@@ -344,21 +344,6 @@ def markdown(told: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(told: Mapping[str, Any]) -> str:
-    """The page of the documents."""
-    return f"""# Crash points
-
-Every change that `flcore` and `pipelines` make on a disk is one of the operations of `flcore/disk.py`; a test of the
-architecture finds who goes past them. So the points at which a process can end, or the disk can fail it, are counted.
-`make crash-points` carries a command out, lets it meet a fault at an operation, types it again, and compares every file
-that counts, byte by byte, with those of an undisturbed one. *Refused*: it stopped with a line that says what to do,
-that was done, and then the files were the same. *Lost*: anything else, also a traceback, and an error without a cure.
-
-{markdown(told)}
-What is not tried here: several processes at once, and what MLflow, Prefect and matplotlib write.
-"""
-
-
 def main() -> int:
     """Try them; 1 if anything was lost."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
@@ -367,7 +352,7 @@ def main() -> int:
     parser.add_argument("--points", type=int, help="so many of each scenario; default: all")
     parser.add_argument("--seed", type=int, default=0, help="which points, and how much of a file is torn")
     parser.add_argument("--lanes", type=int, default=os.cpu_count(), help="processes side by side")
-    parser.add_argument("--out", type=Path, help="folder for crash-points.json and the page crash-points.md")
+    parser.add_argument("--out", type=Path, help="folder for crash-points.json and crash-points.md")
     parser.add_argument("--keep", type=Path, help="folder in which what was lost stays to be looked at")
     asked = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -384,8 +369,8 @@ def main() -> int:
         names = asked.scenarios.split(",")
         for module in {module for name in names for module in SCENARIOS[name].imports}:
             importlib.import_module(module)
+        scenarios.remember_what_stays([SCENARIOS[name] for name in names])
         grounds = [Ground(name, root) for name in names]
-        scenarios.remember_what_stays([ground.scenario for ground in grounds])
         gc.collect()
         gc.freeze()  # what children share with this process is not copied for being looked at
         choice = random.Random(asked.seed)
@@ -399,7 +384,7 @@ def main() -> int:
     if asked.out is not None:
         asked.out.mkdir(parents=True, exist_ok=True)
         (asked.out / "crash-points.json").write_text(json.dumps(told, indent=2, sort_keys=True) + "\n")
-        (asked.out / "crash-points.md").write_text(page(told))
+        (asked.out / "crash-points.md").write_text(markdown(told))
     print(markdown(told), end="")
     return 1 if told["lost"] else 0
 

@@ -167,7 +167,9 @@ class InThisProcess:
         from pipelines.reporting.figures.data import curves_table
         from pipelines.reporting.figures.sets import write_csv
 
-        found = comparison_report.collect(config, runs, facts.get("failed"), rows=facts.get("rows", ()))
+        found = comparison_report.collect(
+            config, runs, facts.get("failed"), rows=facts.get("rows", ()), draws=facts.get("draws", ())
+        )
         comparison_files.write(found, directory)
         write_csv(curves_table(found.runs), directory / "curves.csv")
         return _done({"report": str(directory / "report.html"), "store": None, "table": "", "markdown": ""})
@@ -200,7 +202,7 @@ def remember_what_stays(asked: Iterable[Scenario]) -> None:
 
     provenance._library_source = cache(provenance._library_source)
     training._version, training.library_fingerprint = cache(training._version), cache(training.library_fingerprint)
-    ours._git_commit = cache(ours._git_commit)
+    ours.git_commit = cache(ours.git_commit)
     memory.reset_peak = lambda: None  # would look at, and so copy, all that a child shares with its parent
     for scenario in asked:
         for method in scenario.methods:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flcore.errors import DataError
-from flcore.files import Blocks, make_durable, read_json, read_tensors, replace_file, write_json, write_tensors
+from flcore.files import (
+    Blocks,
+    append,
+    make_durable,
+    read_json,
+    read_tensors,
+    replace_file,
+    sweep,
+    write_json,
+    write_tensors,
+)
 
 TENSORS = {
     "images": torch.arange(2 * 3 * 5, dtype=torch.uint8).reshape(5, 3, 2),
@@ -71,6 +84,44 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
         replace_file(tmp_path / "deep" / "a.json", half)
     assert read_json(tmp_path / "deep" / "a.json", "") == {"n": 1}
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.json"]
+
+
+def test_what_a_failed_write_left_behind_the_end_goes_before_the_next_one(tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    assert append(lines, b"one\n", at=0) == 4
+    lines.open("ab").write(b"tw")  # then the disk was full
+    assert append(lines, b"two\n", at=4) == 8
+    assert append(lines, b"three\n", at=8, durable=True) == 14
+    assert lines.read_bytes() == b"one\ntwo\nthree\n"
+
+
+def test_what_a_killed_process_left_half_written_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / f".a.json.{ended.pid}.140.tmp").write_text("{")
+    kept = {f".a.json.{os.getpid()}.140.tmp", f"b.{ended.pid}.140.tmp", ".running", "a.json", ".c.tmp"}
+    for name in kept:
+        (tmp_path / name).write_text("")
+    sweep(tmp_path, "b.json")
+    assert len(list(tmp_path.iterdir())) == len(kept) + 1
+    sweep(tmp_path, "a.json")
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    sweep(tmp_path / "none")
+
+
+def test_an_error_of_the_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system does not say which one where an open file is written to or synced."""
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_json(tmp_path / "a.json", {}, durable=True)
+    assert caught.value.filename == str(tmp_path / "a.json")
+    assert list(tmp_path.iterdir()) == []
 
 
 class Disk:

@@ -53,7 +53,7 @@ def test_it_returns_the_metrics_and_leaves_a_whole_folder(finished: Path) -> Non
     assert metrics == json.loads((finished / "metrics.json").read_text())
     files = {path.name for path in finished.iterdir()}
     folders = {"clients", "prepared", "partition"}
-    assert files == {*RESULTS, *folders, "config.json", "timing.json", "prepared.request.json"}
+    assert files == {*RESULTS, *folders, "config.json", "seal.json", "timing.json", "prepared.request.json"}
     assert stored_config(finished) == Config.from_mapping(RAW)
     assert {"python", "versions", "code_hash"} <= json.loads((finished / "config.json").read_text())[
         "environment"

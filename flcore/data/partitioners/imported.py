@@ -13,7 +13,8 @@ import numpy as np
 from flcore.data.partitioners.base import Assignment, HeldOut, Indices, Partitioner, joined
 from flcore.errors import DataError
 from flcore.files import read_json
-from flcore.params import param
+from flcore.params import LARGEST, param
+from flcore.wording import brief
 
 _FORM = (
     'expected {"clients": [{"train": [0, 5, ...], "val": [...], "test": [...], "tasks": [[...], ...]}, ...]}; only '
@@ -73,6 +74,8 @@ class Imported(Partitioner):
             key: _indices(entry[key], f"{where}, {key}") for key in ("train", "val", "test") if key in entry
         }
         if "tasks" in entry:
+            if not isinstance(entry["tasks"], list):
+                raise DataError(f"{where}: {_FORM}")
             tasks = [_indices(task, f"{where}, task {t}") for t, task in enumerate(entry["tasks"])]
             together = np.sort(np.concatenate(tasks)) if tasks else np.empty(0, dtype=np.int64)
             if not np.array_equal(together, read["train"]):
@@ -91,7 +94,7 @@ class Imported(Partitioner):
 
     def _held_out(self, clients: list[dict[str, Any]], test_source: Any) -> HeldOut:
         if test_source not in ("test", "train"):
-            raise DataError(f'{self.path}: test_source = {test_source}: must be "test" or "train"')
+            raise DataError(f'{self.path}: test_source = {brief(test_source)}: must be "test" or "train"')
         val = [client["val"] for client in clients] if "val" in clients[0] else None
         test = [client["test"] for client in clients] if "test" in clients[0] else None
         return HeldOut(val, test, test_source)
@@ -103,7 +106,7 @@ def _indices(values: Any, where: str) -> Indices:
     Raises:
         DataError: something else; the message names the client and the part.
     """
-    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+    if not isinstance(values, list) or not all(type(value) is int and 0 <= value <= LARGEST for value in values):
         raise DataError(f"{where}: not a list of whole numbers >= 0")
     indices = joined([np.array(values, dtype=np.int64)])
     if (np.diff(indices) == 0).any():

@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol, Self
 import numpy as np
 
 from flcore.errors import DataError
+from flcore.wording import brief
 
 _SPLIT_SEED = 0
 
@@ -111,7 +112,24 @@ def not_downloaded(folder: Path, why: object) -> DataError:
 
 def damaged(path: Path | str, why: object) -> DataError:
     """The error for a file that is there and cannot be read."""
-    return DataError(f"{path}: damaged ({why}); replace it with an intact copy")
+    return DataError(f"{path}: damaged ({brief(str(why))}); replace it with an intact copy")
+
+
+def read_text_lines(path: Path) -> list[str]:
+    """The lines of a list of files or labels.
+
+    Raises:
+        DataError: it is no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise damaged(path, "no text in UTF-8") from error
+
+
+def leads_out(name: str) -> bool:
+    """Whether a name from a list or an archive is no plain place below its folder: absolute, or by way of ``..``."""
+    return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
 
 
 def hold_out_of_groups(groups: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, hold_out_of_groups, missing
+from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, hold_out_of_groups, missing, read_text_lines
 from flcore.data.sources.imagefiles import ImageFiles
 from flcore.errors import DataError
 from flcore.params import param
 
 _LAYOUT = "celeba/ with identity_CelebA.txt, list_attr_celeba.txt and img_align_celeba/*.jpg"
 _DRAW_SEED = 42  # of FedGen's preparation
+_PERSON = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,9 @@ class CelebA(Source):
 def _identities(path: Path) -> dict[str, int]:
     """File name to person, from lines such as ``000001.jpg 2880``."""
     found = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(read_text_lines(path), 1):
         words = line.split()
-        if len(words) != 2 or not words[1].isdigit():
+        if len(words) != 2 or not _PERSON.fullmatch(words[1]):
             raise damaged(path, f"line {number}: {line!r} is not a file name and a person's number")
         found[words[0]] = int(words[1])
     return found
@@ -99,7 +101,7 @@ def _identities(path: Path) -> dict[str, int]:
 
 def _smiling(path: Path) -> dict[str, int]:
     """File name to 0 or 1: a line with the count, one with the attributes' names, then a file name and -1 or 1 each."""
-    lines = path.read_text().splitlines()
+    lines = read_text_lines(path)
     names = lines[1].split() if len(lines) > 1 else []
     if "Smiling" not in names:
         raise damaged(path, "its second line does not name the attribute Smiling")

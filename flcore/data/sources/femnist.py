@@ -13,7 +13,9 @@ import numpy as np
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, hold_out_of_groups, missing
 from flcore.data.sources.mnist import Emnist
 from flcore.errors import DataError
+from flcore.files import NOT_JSON
 from flcore.params import param
+from flcore.wording import brief
 
 _LAYOUT = "femnist/train/*.json and femnist/test/*.json, or femnist/all_data/*.json, as made by LEAF"
 _NAMES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
@@ -124,18 +126,26 @@ def _samples(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     try:
         content: Any = json.loads(file.read_bytes())
         users, sizes, data = content["users"], content["num_samples"], content["user_data"]
-    except (ValueError, TypeError, KeyError, OSError) as error:
+        lists = isinstance(users, list) and isinstance(sizes, list) and isinstance(data, dict)
+    except (*NOT_JSON, TypeError, KeyError, OSError) as error:
         raise damaged(file, "not JSON with users, num_samples and user_data") from error
+    if not lists or not all(isinstance(writer, str) for writer in users) or len(set(users)) < len(users):
+        raise damaged(file, "users is no list of different names, num_samples no list, or user_data no object")
     if len(users) != len(sizes):
         raise damaged(file, f"{len(users)} users and {len(sizes)} num_samples")
     for writer, size in zip(users, sizes, strict=True):
         try:
-            images = np.array(data[writer]["x"], dtype=np.float32)
-            labels = np.array(data[writer]["y"], dtype=np.int64)
-        except (ValueError, TypeError, KeyError) as error:
-            raise damaged(file, f"writer {writer}: no x of {size} images and y of {size} labels") from error
+            images, labels = np.array(data[writer]["x"]), np.array(data[writer]["y"])
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            raise damaged(file, f"writer {brief(writer)}: no x of images and y of labels") from error
+        # Neither texts that look like numbers nor labels that are none are read as what they may have been.
+        if images.dtype.kind not in "iuf" or labels.dtype.kind not in "iu":
+            raise damaged(file, f"writer {brief(writer)}: x is no list of images, or y no list of whole numbers")
+        images, labels = images.astype(np.float32), labels.astype(np.int64)
         if images.shape != (size, _SIDE * _SIDE) or labels.shape != (size,):
-            raise damaged(file, f"writer {writer}: x {images.shape} and y {labels.shape} for {size} samples of 784")
+            raise damaged(
+                file, f"writer {brief(writer)}: x {images.shape} and y {labels.shape} for {brief(size)} samples of 784"
+            )
         if not (images.min() >= 0 and images.max() <= 1 and labels.min() >= 0 and labels.max() < len(_NAMES)):
-            raise damaged(file, f"writer {writer}: values beyond 0..1 or labels beyond 0..{len(_NAMES) - 1}")
+            raise damaged(file, f"writer {brief(writer)}: values beyond 0..1 or labels beyond 0..{len(_NAMES) - 1}")
         yield writer, np.floor((1 - images) * 255 + 0.5).astype(np.uint8), labels

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-import zipfile
-import zlib
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,14 +15,18 @@ from PIL import Image, UnidentifiedImageError
 
 from flcore.data.images import resize
 from flcore.data.sources.base import damaged
+from flcore.errors import DataError
 
 Reader = Callable[[str], bytes]
 
 _FORMATS = ("JPEG", "PNG", "WEBP")
 _GRAY_MODES = ("1", "L", "LA")
-# Pillow reports a broken PNG as SyntaxError.
-_UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, zipfile.BadZipFile, zlib.error)
 _IMAGES_PER_TASK = 64
+LARGEST_FILE = 2**28
+"""Bytes of an image's file, as it is stored in a folder or unpacked from a zip."""
+
+_MOST_PIXELS = 2**26
+"""Of an image: what its file unpacks to is bounded before it is unpacked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +78,11 @@ class ImageFiles:
 
     def _decode_one(self, name: str) -> np.ndarray:
         try:
-            with Image.open(io.BytesIO(self.read(name)), formats=_FORMATS) as image:
+            with _opened(name, self.read) as image:
                 values = _pixels(image, self.channels)
-        except _UNREADABLE as error:
+        except DataError:
+            raise
+        except Exception as error:
             raise damaged(name, _reason(error)) from error
         return self._fitted(values)
 
@@ -99,11 +104,29 @@ def image_form(name: str, read: Reader) -> tuple[int, int, int]:
         DataError: the file cannot be read.
     """
     try:
-        with Image.open(io.BytesIO(read(name)), formats=_FORMATS) as image:
+        with _opened(name, read) as image:
             is_gray = image.mode in _GRAY_MODES or image.mode.startswith("I")
             return image.height, image.width, 1 if is_gray else 3
-    except _UNREADABLE as error:
+    except DataError:
+        raise
+    except Exception as error:
         raise damaged(name, _reason(error)) from error
+
+
+def _opened(name: str, read: Reader) -> Image.Image:
+    """An image whose head is read.
+
+    Whoever uses it takes any exception for a damaged file: decoders raise what a wrong byte makes them trip over, of a
+    broken PNG a SyntaxError, of others IndexError, struct.error, MemoryError; a zip of an unknown kind RuntimeError.
+
+    Raises:
+        DataError: it would be too large.
+    """
+    with warnings.catch_warnings(action="ignore"):  # of sizes, which are looked at here
+        image = Image.open(io.BytesIO(read(name)), formats=_FORMATS)
+    if image.width * image.height > _MOST_PIXELS:
+        raise damaged(name, f"{image.width} x {image.height} pixels, {_MOST_PIXELS} are the most")
+    return image
 
 
 def _pixels(image: Image.Image, channels: int) -> np.ndarray:

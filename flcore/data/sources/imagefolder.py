@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -9,10 +10,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, missing
-from flcore.data.sources.imagefiles import ImageFiles, Reader, image_form
+from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, leads_out, missing
+from flcore.data.sources.imagefiles import LARGEST_FILE, ImageFiles, Reader, image_form
 from flcore.errors import DataError
 from flcore.params import param
+from flcore.wording import brief, is_control
 
 _ENDINGS = {".jpg", ".jpeg", ".png", ".webp"}
 _CLUTTER = {"__MACOSX", "Thumbs.db", "desktop.ini"}
@@ -56,12 +58,31 @@ def _opened(root: Path) -> tuple[list[str], Reader]:
     """The relative file names below ``root`` (folder or zip) and a function that reads one."""
     if root.is_dir():
         files = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
-        return files, lambda name: (root / name).read_bytes()
+
+        def read(name: str) -> bytes:
+            _refuse_large(name, (root / name).stat().st_size)
+            return (root / name).read_bytes()
+
+        return files, read
     try:
         archive = zipfile.ZipFile(root)  # closed when nothing reads from it any more
-    except (zipfile.BadZipFile, OSError) as error:
+    # What its directory makes zipfile trip over: names that are no text, sizes that are none, an unknown version.
+    except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError, OverflowError) as error:
         raise damaged(root, "neither a folder nor a readable zip") from error
-    return [info.filename for info in archive.infolist() if not info.is_dir()], archive.read
+    entries = [info for info in archive.infolist() if not info.is_dir()]
+    names = [info.filename for info in entries]
+    for info in entries:
+        _refuse_large(f"{root}: {brief(info.filename)}", info.file_size)
+        if leads_out(info.filename) or any(map(is_control, info.filename)):
+            raise damaged(root, f"the name {brief(info.filename)} leads out of it, or is none")
+    if len(set(names)) < len(names):
+        raise damaged(root, "it holds two files of one name")
+    return names, archive.read
+
+
+def _refuse_large(name: str, size: int) -> None:
+    if size > LARGEST_FILE:
+        raise damaged(name, f"{size} bytes, {LARGEST_FILE} are the most")
 
 
 def _by_split(names: list[str], root: Path) -> tuple[list[str], list[str]]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, missing
+from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, leads_out, missing, read_text_lines
 from flcore.data.sources.imagefiles import ImageFiles
 
 _LAYOUT = "tiny-imagenet-200/ with wnids.txt, train/<wnid>/images/*.JPEG, val/val_annotations.txt and val/images/*.JPEG"
@@ -32,10 +32,10 @@ class TinyImageNet(Source):
         needed = ("wnids.txt", "train", "val/val_annotations.txt", "val/images")
         if folder is None or not all((folder / name).exists() for name in needed):
             raise missing(self.name, root, _LAYOUT, can_download=False)
-        wnids = tuple(sorted((folder / "wnids.txt").read_text().split()))
+        wnids = tuple(sorted(word for line in read_text_lines(folder / "wnids.txt") for word in line.split()))
         labels = {wnid: label for label, wnid in enumerate(wnids)}
-        if not labels:
-            raise damaged(folder / "wnids.txt", "names no classes")
+        if not labels or len(labels) < len(wnids) or any(leads_out(wnid) for wnid in wnids):
+            raise damaged(folder / "wnids.txt", "names no classes, one twice, or another folder")
         return RawDataset(
             _split(folder, _train_files(folder, labels)),
             _split(folder, _val_files(folder, labels)),
@@ -68,7 +68,7 @@ def _val_files(folder: Path, labels: dict[str, int]) -> list[tuple[str, int]]:
     annotations = folder / "val" / "val_annotations.txt"
     present = {path.name for path in (folder / "val" / "images").iterdir()}
     files = []
-    for number, line in enumerate(annotations.read_text().splitlines(), 1):
+    for number, line in enumerate(read_text_lines(annotations), 1):
         name, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]
         if wnid not in labels:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, missing
+from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, leads_out, missing, read_text_lines
 from flcore.data.sources.imagefiles import ImageFiles
 from flcore.params import param
 
@@ -57,10 +57,12 @@ class VireoFood172(Source):
         if not path.is_file():
             raise missing(self.name, root, _LAYOUT, can_download=False)
         names = []
-        for number, line in enumerate(path.read_text().splitlines(), 1):
+        for number, line in enumerate(read_text_lines(path), 1):
             name = line.strip().lstrip("/")
             folder = name.partition("/")[0]
-            if not folder.isdigit() or not 1 <= int(folder) <= _CLASSES:
+            if leads_out(name):
+                raise damaged(path, f"line {number}: {line!r} leads out of ready_chinese_food")
+            if not folder.isdecimal() or not 1 <= int(folder) <= _CLASSES:
                 raise damaged(path, f"line {number}: {line!r} does not begin with a class from 1 to {_CLASSES}")
             if not (root / "ready_chinese_food" / name).is_file():
                 raise damaged(path, f"line {number}: ready_chinese_food/{name} does not exist")

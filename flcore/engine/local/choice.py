@@ -14,7 +14,8 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,14 @@ from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.program import Compiler, NotThereError, compiler_missing, default_folder
 from flcore.engine.local.serial import SerialTrainer, Trainer
 from flcore.engine.local.stacked import StackedTrainer
-from flcore.errors import ConfigError, RunError
+from flcore.errors import ConfigError, DataError, RunError
 from flcore.experiment import EngineChoice, Experiment
-from flcore.files import write_json
+from flcore.files import read_json, write_json
 from flcore.locks import take_lock
 from flcore.methods.vocabulary import Leg, Turn
 from flcore.provenance import code_fingerprint
 from flcore.records import Record
+from flcore.wording import brief
 
 _WORTH = 1.1  # leave the reference only where that clearly pays
 _PROBE_SECONDS = 0.3
@@ -68,6 +70,21 @@ class EngineDecision:
         """What the engine has to know of it."""
         return EngineChoice(self.stack, self.compile)
 
+    @classmethod
+    def restored(cls, content: Mapping[str, Any]) -> EngineDecision:
+        """A decision from what was written of it.
+
+        Raises:
+            DataError: it is none.
+        """
+        try:
+            decision = cls(**content)
+        except TypeError as error:
+            raise DataError(f"no decision on stack and compile: {brief(str(error))}") from error
+        if type(decision.stack) is not bool or type(decision.compile) is not bool:
+            raise DataError("no decision on stack and compile: one of them is neither true nor false")
+        return decision
+
 
 def decide(
     experiment: Experiment,
@@ -92,17 +109,17 @@ def decide(
     disk.make_folder(cache)
     with disk.open_lock(path.with_suffix(".lock")) as file:
         take_lock(file, wait=True)
-        if path.exists():
-            return EngineDecision(**json.loads(path.read_text()))
+        with suppress(DataError):  # not there, or damaged: measured again
+            return EngineDecision.restored(read_json(path, ""))
         # Seconds of training that earlier runs of this kind spent without compiled steps.
         spent = path.with_suffix(".spent")
-        before = json.loads(spent.read_text())["seconds"] if spent.exists() else 0.0
+        before = _seconds_in(spent) or 0.0
         decision, waiting = measure(experiment, clock, programs or default_folder(), before)
         if waiting is None:
-            write_json(path, vars(decision))
+            write_json(path, vars(decision), durable=True)
             disk.remove(spent, missing_ok=True)
         else:
-            write_json(spent, {"seconds": before + waiting})
+            write_json(spent, {"seconds": before + waiting}, durable=True)
     return decision
 
 
@@ -290,5 +307,13 @@ def _recorded(experiment: Experiment, probe: _Probe, *, stack: bool, reasons: li
 
 def _expected_seconds(folder: Path) -> float:
     """What a program takes to compile here, from those that are there."""
-    known = [json.loads(path.read_text()).get("seconds") for path in folder.glob("*.json")]
+    known = [_seconds_in(path) for path in folder.glob("*.json")]
     return statistics.median([seconds for seconds in known if seconds] or [_COMPILE_SECONDS])
+
+
+def _seconds_in(path: Path) -> float | None:
+    """What a file of this machine says that something took; None where it says nothing, or is damaged."""
+    with suppress(DataError):
+        seconds = read_json(path, "").get("seconds")
+        return float(seconds) if isinstance(seconds, float | int) else None
+    return None

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flcore import disk
 from flcore.errors import RunError
-from flcore.files import replace_file, write_json
+from flcore.files import read_json, replace_file, write_json
 from flcore.locks import take_lock
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Compiler:
                     name = facts.get("method", {}).get("name", "a method")
                     logger.warning("engine.compile: compiling a step of %s, once on this machine (a minute) ...", name)
                     self._compile(function, example, path)
-        known = json.loads(path.read_text())
+        known = read_json(path, "delete it, and it is compiled again")
         if known.get("refused") is not None:
             raise NotCompilableError(known["refused"])
         os.utime(path)
@@ -170,10 +170,10 @@ class Compiler:
         try:
             library = _machine_code(flat, example)
         except NotCompilableError as error:
-            write_json(path, {"refused": str(error)})
+            write_json(path, {"refused": str(error)}, durable=True)
             return
-        replace_file(path.with_suffix(".so"), lambda file: file.write(library.read_bytes()))
-        write_json(path, {"terms": names, "seconds": self._clock() - begin})
+        replace_file(path.with_suffix(".so"), lambda file: file.write(library.read_bytes()), durable=True)
+        write_json(path, {"terms": names, "seconds": self._clock() - begin}, durable=True)
         self._forget_oldest()
 
     def _forget_oldest(self) -> None:

@@ -120,6 +120,12 @@ def os_error(number: int, path: str | None) -> OSError:
         (RunError("round 3, client 0007: lost", "Traceback of a worker"), 4, "round 3, client 0007: lost"),
         (KeyboardInterrupt(), 130, "interrupted; the same command goes on where it stopped"),
         (os_error(errno.ENOSPC, "runs/x"), 4, "runs/x: the disk is full; make room, and the same command goes on"),
+        (
+            os_error(errno.EIO, "runs/x"),
+            4,
+            "runs/x: the disk, or the way to it, fails (Input/output error); when it works again, "
+            "the same command goes on",
+        ),
         (os_error(errno.ENOSPC, None), 4, "a file: the disk is full; make room, and the same command goes on"),
         (os_error(errno.EROFS, "a/b"), 2, "a/b: cannot write there (Read-only file system); choose another --out"),
         (os_error(errno.ENOTDIR, "a/b"), 2, "a/b: cannot write there (Not a directory); choose another --out"),

@@ -242,5 +242,5 @@ def test_the_best_run_is_asked_for_by_a_metric(
 def test_servers_are_started_but_for_those_that_are_not_wanted(asked: list[tuple[Any, ...]]) -> None:
     for words in (["up", "--no-mlflow", "--no-worker"], ["status"], ["status", "--json"], ["down"]):
         assert main(words) == 0
-    wanted = {"prefect": True, "mlflow": False, "dashboard": True, "worker": False}
+    wanted = {"prefect": True, "mlflow": False, "dashboard": True, "worker": False, "flows_per_gpu": 1}
     assert asked == [("up", wanted), ("status", {"as_json": False}), ("status", {"as_json": True}), ("down", {})]

@@ -41,7 +41,7 @@ def test_parameters_stand_with_their_range_and_methods_on_a_page_of_their_own(pa
 def test_commands_stand_with_their_arguments_and_what_they_mean(pages: dict[str, str]) -> None:
     page = pages["docs/reference/commands.md"]
     assert "```text\nprotofl list KIND [--params FILE] [--json]\n```" in page
-    assert "protofl sweep [--params FILE] [--set KEY=VALUE]... (--vary KEY=A,B,...)..." in page
+    assert "protofl sweep [--params FILE] [--set KEY=VALUE]... [--vary KEY=A,B,...]... [--rows FILE]" in page
     assert "| `--seed N` | short for --set seed=N |" in page
     assert "  3 data missing or damaged   4 a run failed" in page
     for name in re.findall(r"\(#([\w-]+)\)", page):

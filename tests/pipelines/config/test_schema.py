@@ -146,6 +146,9 @@ def is_valid_value(section: str, entry: str | None, parameter: Param, value: Any
     return True
 
 
+NAMES_AND_SEEDS = ("methods", "baseline", "seeds", "partition_seeds", "variants")  # of the section compare
+
+
 @pytest.mark.parametrize("section", [*SHARED, *PLAIN])
 def test_types_ranges_and_choices_are_those_of_the_declarations(section: str) -> None:
     for where, entry, parameter in declarations():
@@ -154,13 +157,7 @@ def test_types_ranges_and_choices_are_those_of_the_declarations(section: str) ->
         for value in candidates(parameter):
             if isinstance(value, float) and value == int(value) and "float" not in parameter.type:
                 continue  # 1.0 is a whole number to JSON Schema, and none to the configuration
-            if section == "compare" and parameter.name in (
-                "methods",
-                "baseline",
-                "seeds",
-                "partition_seeds",
-                "variants",
-            ):
+            if section == "compare" and parameter.name in NAMES_AND_SEEDS:
                 continue  # of which more is known than their type; see above
             raw = {parameter.name: list(value) if isinstance(value, tuple) else value}
             wanted = is_valid_value(section, entry, parameter, raw[parameter.name])

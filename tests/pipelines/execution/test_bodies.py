@@ -126,7 +126,7 @@ def test_an_experiment_has_named_steps_and_a_folder_named_for_all_it_depends_on(
     assert told.watched == told.finished == [outcome.directory.name]
     assert sorted(path.name for path in outcome.directory.iterdir()) == [
         "clients", "config.json", "curves.csv", "history.jsonl", "inputs.json", "metrics.json", "model.safetensors",
-        "server.safetensors", "timing.json",
+        "seal.json", "server.safetensors", "timing.json",
     ]  # fmt: skip
 
 

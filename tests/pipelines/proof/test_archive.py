@@ -72,10 +72,12 @@ def test_no_place_of_the_machine_is_in_it(archived: Path, finished: Path) -> Non
             assert str(finished.parent).encode() not in content, name
 
 
-def test_the_same_run_gives_the_same_bytes_wherever_it_lies(archived: Path, finished: Path, tmp_path: Path) -> None:
+def test_the_same_run_gives_the_same_bytes_wherever_it_lies_and_whatever_the_file_is_called(
+    archived: Path, finished: Path, tmp_path: Path
+) -> None:
     shutil.copytree(finished, tmp_path / "elsewhere")
-    archive(tmp_path / "elsewhere", tmp_path / "first.zip", licence="CC-BY-4.0")
-    assert (tmp_path / "first.zip").read_bytes() == archived.read_bytes()
+    archive(tmp_path / "elsewhere", tmp_path / "other.zip", licence="CC-BY-4.0")
+    assert (tmp_path / "other.zip").read_bytes() == archived.read_bytes()
 
 
 def test_its_metadata_are_an_ro_crate(archived: Path) -> None:
@@ -110,7 +112,7 @@ def test_its_page_has_commands_that_are_ones(archived: Path) -> None:
     (block,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     lines = [shlex.split(line) for line in block.splitlines()]
     parsed = make_parser().parse_args(lines[1][1:])
-    assert (parsed.archive, parsed.check) == (Path("../../first.zip"), True)
+    assert (parsed.archive, parsed.check) == (Path("../../archive.zip"), True)
     assert "CC BY 4.0 (UCI data), BSD-3 (scikit-learn)" in page
     assert "https" not in page
 
@@ -120,7 +122,7 @@ def test_the_code_in_it_can_be_installed_and_repeats_it(archived: Path, tmp_path
     """The two commands of its page, in a folder of their own; the packages come from the cache of the installer."""
     page = entries(archived)["README.md"].decode()
     (block,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    shutil.copy(archived, tmp_path)
+    shutil.copy(archived, tmp_path / "archive.zip")
     done = subprocess.run(
         ["bash", "-ec", block], cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False
     )
@@ -217,7 +219,10 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
     "no partition": (without("indices.safetensors"), "/indices.safetensors, which is not there"),
     "no metrics": (without("metrics.json"), "/metrics.json, which is not there"),
     "a comparison that is none": (lambda c: set_proof(c, comparison=[]), "comparison: expected an object"),
-    "rows that are none": (lambda c: set_proof(c, comparison={"rows": [["x"]]}), "rows: expected pairs of a run and"),
+    "rows that are none": (
+        lambda c: set_proof(c, comparison={"rows": [["x"]]}),
+        "rows: expected a run, what its method is called, and",
+    ),
 }
 
 

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from flcore import run
+from flcore.config import Config
 from flcore.files import read_json
 from flcore.run_folder import stored_config
 from flcore.running import divide
 from pipelines.cli.app import main
 from pipelines.proof.archive import archive
-from pipelines.proof.contents import read_archive
+from pipelines.proof.contents import read_archive, without_places
 from pipelines.proof.results import beyond_tolerance, difference
 from pipelines.runs.cache import Cache
 
@@ -235,6 +236,19 @@ def test_code_in_an_archive_runs_only_where_that_is_allowed(tmp_path: Path, caps
         assert Path("it-ran").exists()
     finally:
         plugins.unload("mine")
+
+
+def test_no_place_that_an_archive_names_is_gone_to(finished: Path) -> None:
+    """Folders, downloads, clusters and stores are said on this machine, or not at all."""
+    stored = read_json(finished / "config.json", "")["config"]
+    hostile = {
+        **stored,
+        "data": {**stored["data"], "root": "/etc", "download": True},
+        "partition": {**stored["partition"], "path": "/etc/passwd"},
+        "engine": {**stored["engine"], "name": "ray", "workers": 9, "ray_address": "ray://elsewhere:1"},
+        "tracking": {"uri": "http://elsewhere"},
+    }
+    assert Config.from_mapping(without_places(hostile)) == Config.from_mapping(stored)
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------

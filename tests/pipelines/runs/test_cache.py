@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flcore import running
+from flcore import disk, running
 from flcore.config import Config
 from flcore.data.dataset import Dataset
 from flcore.errors import DataError
@@ -162,6 +162,29 @@ def test_what_is_placed_elsewhere_shares_large_files_and_replaces_what_was_there
     assert names == ["clients/0000.safetensors", "metrics.json"]
     assert (source / "clients" / "0000.safetensors").samefile(target / "clients" / "0000.safetensors")
     assert not (source / "metrics.json").samefile(target / "metrics.json")
+
+
+def test_what_is_placed_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped between the files of a run: half of it would look finished. The same again puts all of it there."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    for name in ("history.jsonl", "metrics.json", "model.safetensors", ".metrics.json.1.2.tmp"):
+        (source / name).write_text(name)
+    target.mkdir()
+    (target / "old").write_text("")
+
+    def stop(source: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "link", stop)  # of the model, which comes last
+        with pytest.raises(KeyboardInterrupt):
+            place(source, target)
+    assert [path.name for path in target.iterdir()] == ["old"]
+    place(source, target, lambda folder: (folder / "inputs.json").write_text("{}"))
+    names = ["history.jsonl", "inputs.json", "metrics.json", "model.safetensors"]
+    assert sorted(path.name for path in target.iterdir()) == names
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "target"}
 
 
 def test_inputs_are_found_where_they_are_said_to_be(cache: Cache, tmp_path: Path) -> None:

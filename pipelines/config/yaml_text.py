@@ -1,0 +1,106 @@
+"""YAML from outside, read with limits: a few lines of it can stand for more than any memory holds.
+
+What comes out is what JSON has: mappings, lists, text, numbers, booleans and null, none of them in itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flcore.wording import brief, is_control
+
+if TYPE_CHECKING:
+    import yaml
+
+LONGEST = 1_000_000
+"""Characters of a text."""
+
+_MOST_VALUES = 50_000  # with every alias written out
+_DEEPEST = 30
+_LARGEST = 2**63 - 1
+
+
+def parse(text: str) -> Any:
+    """The value of one YAML document; None for an empty one.
+
+    Raises:
+        ValueError: it is not YAML, or more than a parameter file can mean; says in a line what it is.
+    """
+    import yaml  # a third of what `protofl --help` takes
+
+    if len(text) > LONGEST:
+        raise ValueError(f"longer than {LONGEST} characters")
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count(node, {}, ())
+        value = loader.construct_document(node)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    # What its constructors let pass: dates that are none, tags that do not fit, numbers of thousands of digits.
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(brief(str(error)) or "a value that cannot be read") from error
+    _check_plain(value)
+    return value
+
+
+def _count(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> int:
+    """How many values a node stands for.
+
+    Args:
+        node: of a composed document. known: counts by node, of those that were seen. above: the nodes that it is in.
+
+    Raises:
+        ValueError: too many, too deep, in itself, or a key stands twice.
+    """
+    import yaml
+
+    if id(node) in above:
+        raise ValueError(f"line {node.start_mark.line + 1}: an alias stands for what it is in")
+    if len(above) > _DEEPEST:
+        raise ValueError(f"line {node.start_mark.line + 1}: nested more than {_DEEPEST} levels deep")
+    if id(node) in known:
+        return known[id(node)]
+    inside = (*above, id(node))
+    count = 1
+    if isinstance(node, yaml.MappingNode):
+        _refuse_twice(node)
+        count += sum(_count(key, known, inside) + _count(value, known, inside) for key, value in node.value)
+    elif isinstance(node, yaml.SequenceNode):
+        count += sum(_count(item, known, inside) for item in node.value)
+    if count > _MOST_VALUES:
+        raise ValueError(f"line {node.start_mark.line + 1}: stands for more than {_MOST_VALUES} values")
+    known[id(node)] = count
+    return count
+
+
+def _refuse_twice(node: yaml.MappingNode) -> None:
+    """YAML forbids a key that stands twice, and its reader here would take the last one."""
+    seen = set()
+    for key, _ in node.value:
+        name = (key.tag, key.value) if isinstance(key.value, str) else None
+        if name in seen:
+            raise ValueError(f"line {key.start_mark.line + 1}: {brief(key.value)} stands twice")
+        if name is not None and not key.tag.endswith(":merge"):
+            seen.add(name)
+
+
+def _check_plain(value: Any) -> None:
+    if isinstance(value, dict):
+        for key, own in value.items():
+            _check_plain(key)
+            _check_plain(own)
+    elif isinstance(value, list):
+        for item in value:
+            _check_plain(item)
+    elif isinstance(value, str):
+        if any(map(is_control, value)):
+            raise ValueError(f"control characters in {brief(value, 60)}")
+    elif type(value) is int and abs(value) > _LARGEST:
+        raise ValueError(f"{brief(value)} is too large; the largest whole number is {_LARGEST}")
+    elif not isinstance(value, int | float | None):
+        raise ValueError(f"{brief(value, 60)} is read as a {type(value).__name__}; put it in quotes if it is text")

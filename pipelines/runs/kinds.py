@@ -1,0 +1,85 @@
+"""What kinds of values stand in a run's JSON files, so that whoever reads them finds numbers where numbers belong.
+
+A check sum says that nothing has changed since a file was written; this is for files that have none, or that somebody
+else has written. Only what is read is looked at; null is a value of every kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flcore.errors import DataError
+from flcore.wording import brief
+
+NUMBER, COUNT = "a number", "a whole number"
+NUMBERS = {"*": NUMBER}
+_WAYS = {"*": NUMBERS}
+
+HISTORY: Mapping[str, Any] = {
+    **dict.fromkeys(("top1_global", "top1_vote", "mean_local", "mean_local_own_classes", "pooled_local"), NUMBER),
+    **dict.fromkeys(("client_std", "loss_global", "scalars_up", "simulated_seconds"), NUMBER),
+    **dict.fromkeys(("bytes_up", "bytes_down", "train_loss", "server"), NUMBERS),
+    "alternatives": _WAYS,
+    "round": COUNT,
+    "tasks": {"by_task": [NUMBER], "by_task_global": [NUMBER]},
+}
+"""Of a record of ``history.jsonl``."""
+
+TIMING: Mapping[str, Any] = {
+    "joules": NUMBERS,
+    "rounds": [{"round": COUNT, "seconds": NUMBERS, "joules": NUMBERS, "began_ms": COUNT, "ended_ms": COUNT}],
+    "seconds": NUMBERS,
+    "steps_per_second": NUMBER,
+    "began_ms": COUNT,
+    "ended_ms": COUNT,
+}
+"""Of ``timing.json``."""
+
+METRICS: Mapping[str, Any] = {
+    **dict.fromkeys(("top1_global", "top1_vote", "mean_local", "mean_local_own_classes", "pooled_local"), NUMBER),
+    **dict.fromkeys(("client_std", "loss_global", "last10_top1_global", "best_top1_global", "best_round"), NUMBER),
+    **dict.fromkeys(("top5_pooled_local", "top5_mean_local", "num_parameters", "scalars_up_per_round"), NUMBER),
+    **dict.fromkeys(("bytes_up", "bytes_down", "bytes_up_per_round", "bytes_down_per_round"), NUMBER),
+    **dict.fromkeys(("bytes_up_by_kind", "bytes_down_by_kind"), NUMBERS),
+    "alternatives": _WAYS,
+    "class_acc": [NUMBER],
+    "class_acc_vote": [NUMBER],
+    "privacy": {"epsilon": NUMBER, "delta": NUMBER},
+    "tasks": {"last_epochs": {}, "stage_ends": [{"round": COUNT}]},
+}
+"""Of ``metrics.json``."""
+
+
+def check(value: Any, kind: Any, where: str) -> None:
+    """Refuse a value of another kind.
+
+    Args:
+        value: as read from JSON.
+        kind: :data:`NUMBER`, :data:`COUNT`, a list with the kind of its items, or a mapping with the kinds of keys that
+            may be there, ``*`` for all of them.
+        where: for the error, the file.
+
+    Raises:
+        DataError: it is; names the place in the file.
+    """
+    if value is None:
+        return
+    if isinstance(kind, list):
+        if not isinstance(value, list):
+            raise _wrong(value, "a list", where)
+        for place, item in enumerate(value):
+            check(item, kind[0], f"{where}, {place}")
+    elif isinstance(kind, Mapping):
+        if not isinstance(value, Mapping):
+            raise _wrong(value, "an object", where)
+        for key in value if "*" in kind else kind.keys() & value.keys():
+            check(value[key], kind.get(key, kind.get("*")), f"{where}, {brief(key, 40)}")
+    elif isinstance(value, bool) or not isinstance(value, int if kind == COUNT else int | float):
+        raise _wrong(value, kind, where)
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        raise _wrong(value, "a number below 2^63", where)
+
+
+def _wrong(value: Any, kind: str, where: str) -> DataError:
+    return DataError(f"{where}: damaged, {brief(value, 60)} is not {kind}; run this method again")

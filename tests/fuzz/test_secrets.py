@@ -1,0 +1,72 @@
+"""A run and a study with a secret in every place that may hold one: no file that they leave has any of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+IN_THE_STORE, IN_THE_SERVER, IN_THE_KEY, IN_THE_STUDY, IN_THE_ENVIRONMENT = (
+    f"sesame-{place}" for place in ("store", "server", "key", "study", "environment")
+)
+SECRETS = (IN_THE_STORE, IN_THE_SERVER, IN_THE_KEY, IN_THE_STUDY, IN_THE_ENVIRONMENT)
+TINY = ("data.limit_per_class=4", "partition.num_clients=2", "federation.rounds=1", "partition.validation=0.3")
+
+
+def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command with secrets: in the store's address, the server's, their keys, and variables that are nobody's."""
+    # A closed port: whether a server answers is not what this is about.
+    secrets = {
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'store.db'}?password={IN_THE_STORE}",
+        "PREFECT_API_URL": f"http://me:{IN_THE_SERVER}@127.0.0.1:9/api",
+        "PREFECT_API_KEY": IN_THE_KEY,
+        "AWS_SECRET_ACCESS_KEY": IN_THE_ENVIRONMENT,
+    }
+    values = [f"--set={value}" for value in TINY]
+    return subprocess.run(
+        [sys.executable, "-m", "pipelines.cli", *words, *values],
+        cwd=folder,
+        env={**os.environ, **secrets, "HOME": str(folder / "home")},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+
+
+def with_a_secret(folder: Path) -> list[str]:
+    found = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        found += [f"{path.relative_to(folder)}: {secret}" for secret in SECRETS if secret.encode() in content]
+    return found
+
+
+@pytest.mark.slow
+def test_no_secret_is_in_any_file_or_message(tmp_path: Path) -> None:
+    store = f"tracking.uri=sqlite:///{tmp_path / 'other.db'}?password={IN_THE_STORE}"
+    run = typed(tmp_path, "run", "--out", "run", f"--set={store}")
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "run" / "report.html").exists() and (tmp_path / "other.db").exists()
+    study = typed(
+        tmp_path,
+        "tune",
+        "--method=fedprox",
+        "--trials=1",
+        "--out=study",
+        f"--storage=nosuch://me:{IN_THE_STUDY}@host/x",
+    )
+    assert study.returncode == 2, study.stderr
+    assert "--storage nosuch://***@host/x: cannot be opened" in study.stderr
+    said = run.stdout + run.stderr + study.stdout + study.stderr
+    assert [secret for secret in SECRETS if secret in said] == []
+    assert with_a_secret(tmp_path) == []
+
+
+def test_a_secret_in_a_file_would_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a.log").write_bytes(b"\x00" + IN_THE_KEY.encode())
+    assert with_a_secret(tmp_path) == [f"deep/a.log: {IN_THE_KEY}"]

@@ -1,0 +1,170 @@
+"""Every table of the papers: its numbers are the printed ones, and what it says can be configured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flcore.errors import ConfigError
+from pipelines.papers.catalogue import PAPERS, Column, PaperTable, Printed, table_named, table_of, tables
+from pipelines.papers.plan import Asked, cells, plan
+
+from .conftest import TINY, tiny
+
+DATASETS = {
+    "FEMNIST": "femnist",
+    "CIFAR-10": "cifar10",
+    "CIFAR10": "cifar10",
+    "CIFAR-100": "cifar100",
+    "CIFAR100": "cifar100",
+    "TinyImagenet": "tinyimagenet",
+    "VireoFood172": "vireofood172",
+    "MNIST": "mnist",
+    "EMNIST": "emnist",
+    "FashionMNIST": "fashionmnist",
+    "CelebA": "celeba",
+}
+PARTITIONERS = {
+    **dict.fromkeys(("lda", "dirichlet", "dda"), "dirichlet"),
+    "by-writer": "by_group",
+    "2-class": "classes_per_client",
+    "subset-95": "dominant",
+    "sharding": "shards",
+    "w-way-s-shot": "ways_shots",
+    "iid": "by_group",  # CelebA: persons, ten to a client
+}
+KEYS = {
+    "alpha": "partition.alpha",
+    "beta": "partition.alpha",
+    "gamma": "partition.imbalance_gamma",
+    "s": "partition.shards",
+    "w_bar": "partition.ways",
+    "w_hat": "partition.ways_spread",
+    "s_hat": "partition.shots_spread",
+    "sample_fraction": "federation.participation",
+    "virtual_per_class": "method.n_virtual",
+}
+METRICS = {
+    "A_loc": "tasks.last_epochs.a_loc",
+    "A_glo": "tasks.last_epochs.a_glo",
+    "A_loc_t": "tasks.last_epochs.a_loc_minority",
+    "A_glo_t": "tasks.last_epochs.a_glo_minority",
+    "energy_gt_wh": "timing.joules.train-generator",
+    "energy_lt_wh": "timing.joules.train-clients",
+    "duration_s_per_round": "timing.seconds_per_round",
+    "intra_class": "analyses.generator_distances.generated.tsne.intra",
+    "inter_class": "analyses.generator_distances.generated.tsne.inter",
+}
+NO_RESULTS = {"fedcspc.table1", "gfpl.table3"}
+"""Statistics of data sets, and hyper-parameters."""
+
+
+def row_of(table: PaperTable, record: Mapping[str, Any]) -> str:
+    """The key of the row that a transcribed record stands in, by its title."""
+    title = record["method"].removeprefix("FedPG/").removeprefix("FedCSPC/").replace("[", " (").replace("]", ")")
+    if "round" in record:
+        title = f"Round {record['round']}"
+    if "L_ad" in record:
+        title = ", ".join(part for part in ("L_ad", "L_ge", "L_po") if record[part]) or "none"
+    return next(row.key for row in table.rows if row.title == title)
+
+
+def columns_of(table: PaperTable, record: Mapping[str, Any], **more: Any) -> list[Column]:
+    """Columns with the setting and the metric of a transcribed record."""
+    asked = {KEYS[key]: value for key, value in record.items() if key in KEYS} | more
+    if "dataset" in record:
+        asked["data.name"] = DATASETS[record["dataset"]]
+    if "partition" in record:
+        asked["partition.name"] = PARTITIONERS[record["partition"]]
+    metric = METRICS.get(record.get("metric", ""))
+
+    def fits(column: Column) -> bool:
+        given = {**table.common, **column.values}
+        return all(given.get(key) == value for key, value in asked.items()) and metric in (None, column.metric)
+
+    return [column for column in table.columns if fits(column)]
+
+
+def test_printed_numbers_are_those_of_the_papers(printed_tables: Path) -> None:
+    """Each transcribed number stands in the cell whose configuration is its setting, and no cell has another."""
+    documents = yaml.safe_load(printed_tables.read_text(encoding="utf-8"))["tables"]
+    compared = 0
+    for document in documents:
+        if document["id"] in NO_RESULTS:
+            continue
+        table = table_named(document["id"])
+        expected: dict[tuple[str, str], Printed] = {}
+        for record in document["results"]:
+            row, found = row_of(table, record), columns_of(table, record)
+            accuracies = [column for column in found if column.metric != "scalars_up_per_round"]
+            assert len(accuracies) == 1, (table.id, record)
+            if record["value"] is not None:
+                expected[row, accuracies[0].key] = Printed(record["value"], record.get("std"))
+                compared += 1
+            if "comm_params_k" in record:  # once per method, of four ways
+                sent = [
+                    c for c in columns_of(table, {**record, "w_bar": 4}) if c not in accuracies and c.scale == 0.001
+                ]
+                assert len(sent) == 1
+                expected[row, sent[0].key] = Printed(record["comm_params_k"])
+        assert dict(table.printed) == expected, table.id
+    assert compared == 637
+
+
+def test_every_file_is_a_table_of_a_paper() -> None:
+    """Its name is its id, and each paper has its tables before nobody's."""
+    names = {path.name for path in (files("pipelines.papers") / "tables").iterdir() if path.name.endswith(".yaml")}
+    assert names == {f"{id}.yaml" for id in tables()}
+    assert [table.paper for table in tables().values()] == sorted(
+        (table.paper for table in tables().values()), key=PAPERS.index
+    )
+
+
+def test_every_cell_has_a_configuration_or_a_reason() -> None:
+    """What is refused is refused by its file, never by the configuration; of 677 printed numbers 600 can be run."""
+    runnable = 0
+    for table in tables().values():
+        planned = plan(table, Asked(seeds=(0,)), look_at_data=False)
+        told = {why for _, _, why in table.missing}
+        assert set(planned.refused.values()) <= told, table.id
+        assert {row.key for row in table.rows if row.method is None} <= {row for row, _, _ in table.missing}
+        runnable += sum((row.key, column.key) not in planned.refused for row, column in cells(table))
+    assert runnable >= 600
+
+
+def test_columns_with_the_same_runs_are_one_setting() -> None:
+    """``even`` and ``sent`` have the same keys; with a key of its own for one row, ``sent`` is another setting."""
+    assert [[column.key for column in group] for group in tiny().settings()] == [["even", "sent"], ["skewed"]]
+    apart = tiny(cells=[{"rows": ["near"], "columns": ["sent"], "values": {"method.mu": 1.0}}])
+    assert [[column.key for column in group] for group in apart.settings()] == [["even"], ["sent"], ["skewed"]]
+    assert apart.values_of(apart.row("near"), apart.column("sent")) == {"method.mu": 1.0}
+    assert apart.values_of(apart.row("near"), apart.column("even")) == {"method.mu": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"id": "nobody.table1"}, "id = nobody.table1: must begin with one of"),
+        ({"colour": "red"}, "tiny.yaml: colour is not known"),
+        ({"scale": "much"}, "scale = much: expected a number"),
+        ({"baseline": "moon"}, "baseline = moon: is no row"),
+        ({"printed": {"fedavg": {"odd": 1.0}}}, "printed.fedavg.odd: no such row or column"),
+        ({"printed": {"fedavg": {"even": [1, 2, 3]}}}, "expected a number, or a number and its spread"),
+        ({"cells": [{"rows": ["moon"], "values": {}}]}, "cells: moon: no such row or column"),
+        ({"missing": [{"row": "moon", "why": "?"}]}, "missing: no row moon"),
+        ({"rows": {"fedavg": {"method": "fedprox"}}}, "is the name of another method than fedprox"),
+        ({"rows": {"new": {"method": "fednothing"}}}, "method = fednothing: is not known"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_told(changes: dict[str, Any], message: str) -> None:
+    """By its name and key."""
+    with pytest.raises(ConfigError, match=message):
+        table_of(
+            {**TINY, "printed": {}, "missing": [], "baseline": next(iter({**TINY, **changes}["rows"])), **changes},
+            "tiny.yaml",
+        )

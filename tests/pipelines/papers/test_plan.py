@@ -1,0 +1,77 @@
+"""From a table to comparisons: who is run with what, who is refused and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flcore.errors import ConfigError
+from pipelines.papers.plan import Asked, TablePlan, plan
+
+from .conftest import tiny
+
+
+def planned(asked: Asked, **changes: Any) -> TablePlan:
+    return plan(tiny(**changes), asked, look_at_data=False)
+
+
+def test_settings_are_comparisons_of_what_can_be_run() -> None:
+    """The row without a method is refused everywhere, and a cell of a run that is there for its own reason alone."""
+    found = planned(Asked(seeds=(3, 4)))
+    assert [(setting.name, [row.key for row in setting.rows]) for setting in found.settings] == [
+        ("even", ["fedavg", "near"]),
+        ("skewed", ["fedavg", "near"]),
+    ]
+    assert found.num_runs == 8
+    assert found.refused == {
+        ("near", "sent"): "its bytes are not told",
+        **{("other", column): "Unheard-of is not built" for column in ("even", "sent", "skewed")},
+    }
+    compare = found.settings[1].parameters["compare"]
+    assert compare["methods"] == ["fedavg", "near"]
+    assert compare["variants"] == {"near": {"method": "fedprox", "method.mu": 0.1}}
+    assert compare["baseline"] == "fedavg"
+
+
+def test_a_row_that_cannot_be_configured_is_refused_alone() -> None:
+    """With the message that a run of it would end with."""
+    rows = {
+        "fedavg": {"method": "fedavg"},
+        "near": {"title": "FedProx", "method": "fedprox", "values": {"method.mu": -1}},
+    }
+    found = planned(Asked(), rows=rows, printed={}, missing=[])
+    assert [row.key for row in found.settings[0].rows] == ["fedavg"]
+    assert "method.mu = -1" in found.refused["near", "even"]
+
+
+def test_a_setting_keeps_its_folder_whichever_columns_are_asked_for() -> None:
+    """``sent`` is read from the runs of ``even``."""
+    found = planned(Asked(columns=("sent",)))
+    assert [setting.name for setting in found.settings] == ["even"]
+    assert [column.key for column in found.settings[0].columns] == ["sent"]
+    assert [row.key for row in found.settings[0].rows] == ["fedavg"]
+
+
+def test_rounds_are_scaled_for_all_rows_and_assignments_win() -> None:
+    """A fifth of 10 rounds are 2; of a cell's own 20 they are 4; what is set for all is not scaled."""
+    own = [{"rows": ["near"], "columns": ["skewed"], "values": {"federation.rounds": 20}}]
+
+    def rounds(asked: Asked) -> list[tuple[int, Any]]:
+        return [
+            (
+                setting.parameters["federation"]["rounds"],
+                setting.parameters["compare"]["variants"]["near"].get("federation.rounds"),
+            )
+            for setting in planned(asked, cells=own).settings
+        ]
+
+    assert rounds(Asked(rounds_scale=0.2)) == [(2, None), (2, 4)]
+    assert rounds(Asked(assignments=("federation.rounds=3",))) == [(3, None), (3, None)]
+
+
+def test_what_is_not_in_the_table_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"fedpa.tiny: no row moon; one of fedavg, near, other"):
+        planned(Asked(rows=("moon",)))
+    with pytest.raises(ConfigError, match=r"fedpa.tiny: no column odd; one of even, sent, skewed"):
+        planned(Asked(columns=("odd",)))
