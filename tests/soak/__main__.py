@@ -33,6 +33,7 @@ from tests.soak.place import ROUNDS, WORKS, Place, Typed, results
 
 SECONDS_PER_COMMAND = 1800.0
 SECONDS_TO_LEAVE = 300.0
+_SECONDS_BETWEEN_LOOKS = 0.5
 _FAULTS_PER_SEQUENCE = 5
 _REFUSED = (2, 3, 4)
 
@@ -50,9 +51,9 @@ class Thrown:
     work: str
     sequence: int
     after: float
-    outcome: str = ""
-    said: str = ""
-    why: str = ""
+    outcome: str
+    said: str
+    why: str
 
 
 @dataclass
@@ -74,13 +75,14 @@ class Soak:
     def run(self) -> None:
         """Throw all faults."""
         for work in WORKS:
+            self.place.forget_logged()
             out, began = self.place.home / "undisturbed" / work, time.monotonic()
             typed = self.place.type(work, out)
             assert self._ended(typed) == 0, typed.said
             self.seconds[work], self.undisturbed[work] = time.monotonic() - began, results(out)
             problem = self._problem(work, out)
             assert problem is None, problem
-        kinds = _in_turn(self.seed, [name for name in FAULTS if name not in left_out(self.place)])
+        kinds = _Bag(self.seed, [name for name in FAULTS if name not in left_out(self.place)])
         number = 0
         while len(self.thrown) < self.faults:
             self._sequence(number, kinds)
@@ -120,24 +122,20 @@ class Soak:
         """One command with one fault: what became of it, None where it ended before; and whether it ended well."""
         variables = fault.before(moment) if fault.before else {}
         typed, began = self.place.type(work, moment.out, variables), time.monotonic()
-        found = Thrown(kind, work, number, 0.0)
+        after, is_met = 0.0, True
         if fault.during:
-            with_luck = moment.random.uniform(0.3, self.seconds[work])
-            is_over = _wait(typed, with_luck) is not None
-            found.after = time.monotonic() - began
-            if is_over or not fault.during(moment, typed):
-                found = None  # type: ignore[assignment]
+            is_met = _wait(typed, moment.random.uniform(0.3, self.seconds[work])) is None
+            after = time.monotonic() - began
+            while is_met and not fault.during(moment, typed):  # there is no worker yet, say
+                is_met = _wait(typed, _SECONDS_BETWEEN_LOOKS) is None
         code = self._ended(typed)
         outcome, said = _judged(code, typed)
-        if fault.has_met is not None and not fault.has_met(moment):
-            found = None  # type: ignore[assignment]
-        if found is None:
-            assert outcome == "gone on", typed.said
+        if fault.has_met is not None:
+            is_met = fault.has_met(moment)
+        if not is_met and outcome == "gone on":
             return None, code == 0
-        found.outcome, found.said = outcome, said
-        if outcome == "lost":
-            found.why = f"exit code {code}: {said}; {typed.log}"
-        return found, code == 0
+        why = f"exit code {code}: {said}; {typed.log}" if outcome == "lost" or not is_met else ""
+        return Thrown(kind, work, number, after, "lost" if why else outcome, said, why), code == 0
 
     def _type_again(self, work: str, out: Path) -> str | None:
         """Without a fault; what is wrong then, None: nothing."""
@@ -250,10 +248,6 @@ class _Bag:
     def put_back(self, kind: str) -> None:
         """It could not be thrown."""
         self._next.insert(0, kind)
-
-
-def _in_turn(seed: int, kinds: Sequence[str]) -> _Bag:
-    return _Bag(seed, kinds)
 
 
 def table(thrown: Sequence[Thrown], missing: Mapping[str, str]) -> str:
