@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from pipelines.papers.plan import Asked, plan
 
 if __name__ == "__main__":
     table = table_of(json.loads(sys.argv[1]), "tiny.yaml")
-    planned = plan(table, Asked(seeds=(0, 1), assignments=("tracking.enabled=false",)))
+    planned = plan(table, Asked(seeds=(0, 1), rounds_scale=0.2, assignments=("tracking.enabled=false",)))
     with operation(planned.settings[0].parameters, wait=False) as (how, _):
         run_table(planned, Path(sys.argv[2]), how)
 """
@@ -46,15 +47,18 @@ def test_a_killed_table_ends_with_the_same_bytes(tmp_path: Path) -> None:
     """Killed when the first setting is compared, and started again: as if nothing had happened."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     process = started(killed)
-    deadline = time.monotonic() + 300
-    while not (killed / "table" / "even" / "comparison.json").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        deadline = time.monotonic() + 600
+        while not (killed / "table" / "even" / "comparison.json").exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     assert not (killed / "table" / "skewed" / "comparison.json").exists()
-    assert started(killed).wait(timeout=500) == 0
-    assert started(whole).wait(timeout=500) == 0
+    assert started(killed).wait(timeout=600) == 0
+    assert started(whole).wait(timeout=600) == 0
     for name in WRITTEN:
         assert (killed / "table" / name).read_bytes() == (whole / "table" / name).read_bytes(), name
     cells = json.loads((whole / "table" / "table.json").read_text(encoding="utf-8"))["cells"]
