@@ -66,6 +66,7 @@ _NAMED = {"seeds": "seed", "methods": "method", "partition_seeds": "seed"}
 _UNSAID_AT_DEFAULT: Mapping[str, frozenset[str]] = {
     "aggregation": frozenset(key.name for key in declared(Aggregation)),
     "federation": frozenset({"poisoned", "poisoned_clients", "attack", "attack_scale"}),
+    "data": frozenset({"mean", "std"}),
 }
 
 
@@ -243,7 +244,7 @@ class Config:
             own = {key: value for key, value in mapping["model"].items() if key != "pretrained_sha256"}
             mapping["model"] = {**own, "pretrained": start.digest()}
         for section, since in _UNSAID_AT_DEFAULT.items():
-            plain = _values(PLAIN[section]())
+            plain = _values((PLAIN[section] if section in PLAIN else type(getattr(self, section)))())
             mapping[section] = {k: v for k, v in mapping[section].items() if k not in since or v != plain[k]}
             if not mapping[section]:
                 del mapping[section]

@@ -183,6 +183,8 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("method", "proto_noise"): {"proto_clip": 1.0},
     ("engine", "stack_runs"): {"stack": True},
     ("aggregation", "noise"): {"clip": 1.0},
+    ("data", "mean"): {"mean": 0.5, "std": 0.5},
+    ("data", "std"): {"mean": 0.5, "std": 0.5},
 }
 # ... and of another section.
 NEEDS_ELSEWHERE: dict[tuple[str, str], dict[str, Any]] = {
@@ -193,6 +195,8 @@ NEEDS_OF: dict[tuple[str, str], dict[str, Any]] = {
     ("fedpg", "proto_clip"): {"proto_unit": "client"},
     ("fedpg", "proto_noise"): {"proto_unit": "client"},
 }
+OF_A_FILE = {"pretrained", "pretrained_sha256"}
+"""Keys by whose file's content a run is named: tests/flcore/models has files."""
 BASE: dict[str, Any] = {"partition": {"validation": 0.1}}
 
 
@@ -206,7 +210,7 @@ def every_key() -> list[tuple[str, str, str]]:
             continue
         for name in REGISTRIES[section]:
             mapping = Config.from_mapping({section: {"name": name}}).to_mapping()[section]
-            keys += [(name, section, key) for key in mapping if key != "name"]
+            keys += [(name, section, key) for key in mapping if key not in {"name", *OF_A_FILE}]
     return keys
 
 
@@ -229,7 +233,9 @@ def another(declared_as: Param, value: Any) -> Any:
         "str": [{"baseline": "local", "base": "fedprox"}.get(declared_as.name, "elsewhere")],
         "list of str": [["fedavg"]],
         "list of int": [[7]],
-        "mapping": [{"fedprox": {"method.mu": 0.5}}],
+        "mapping": [
+            {"slow": {"method": "fedavg"}} if declared_as.name == "variants" else {"fedprox": {"method.mu": 0.5}}
+        ],
     }
     return next(option for option in kinds[declared_as.type.removesuffix(" or null")] if option != value)
 
