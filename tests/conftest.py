@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -184,6 +185,7 @@ def _run(
         checkpoint=checkpoint,
         memory=lambda client: checkpoint.memory(client, state.memories),
         bytes=_committed(directory),
+        arrays=_arrays(directory),
     )
 
 
@@ -246,6 +248,15 @@ class Threaded(InlineOrchestrator):
     def map(self, name: str, function: Any, items: Any) -> list[Any]:
         with ThreadPoolExecutor(4) as pool:
             return list(pool.map(function, items))
+
+
+def _arrays(directory: Path) -> dict[str, dict[str, Any]]:
+    """What is in the files of tensors, without the seals that say whose they are."""
+    files = {name: content for name, content in _committed(directory).items() if name.endswith(".safetensors")}
+    return {
+        name: {key: (str(tensor.dtype), tensor.tolist()) for key, tensor in safetensors.torch.load(content).items()}
+        for name, content in files.items()
+    }
 
 
 def _committed(directory: Path) -> dict[str, bytes]:

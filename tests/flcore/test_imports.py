@@ -15,7 +15,11 @@ import flcore
 SIX = {"torch", "torchvision", "numpy", "sklearn", "scipy", "safetensors"}
 ALLOWED = SIX | {"flcore", "PIL", "threadpoolctl"}  # the last two are requirements of torchvision and scikit-learn
 # Imported inside functions, and only when somebody asks for what they do.
-ON_REQUEST = {"flcore/engine/pool/ray.py": {"ray"}, "flcore/prototypes/release.py": {"dp_accounting"}}
+ON_REQUEST = {
+    "flcore/engine/pool/ray.py": {"ray"},
+    "flcore/prototypes/release.py": {"dp_accounting"},
+    "flcore/aggregation/account.py": {"dp_accounting"},
+}
 MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml"}
 REPOSITORY = Path(flcore.__file__).parents[1]
 

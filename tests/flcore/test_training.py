@@ -72,7 +72,9 @@ def test_results_are_durable_before_the_checkpoint_goes(
     def fsync(handle: int) -> None:
         sync(handle)
         if (tmp_path / "run" / "checkpoint").exists():
-            synced.append(Path(f"/proc/self/fd/{handle}").readlink().relative_to(tmp_path).as_posix())
+            path = Path(f"/proc/self/fd/{handle}").readlink().relative_to(tmp_path)
+            made = path.name.removeprefix(".").split(".jsonl.")  # under a name of its own until it is whole
+            synced.append((path.parent / (f"{made[0]}.jsonl" if len(made) > 1 else path.name)).as_posix())
 
     monkeypatch.setattr(os, "fsync", fsync)
     config = lab.config(method__name="fedproto", federation__rounds=1)

@@ -12,7 +12,7 @@ from flcore.errors import ConfigError, DataError
 from flcore.files import write_json
 from flcore.plugins import load
 from flcore.run_folder import stored_mapping
-from pipelines.orchestration import services
+from pipelines.orchestration import plans
 from pipelines.runs.cache import Cache
 from pipelines.tracking.artifacts import comparison_files, small_files
 from pipelines.tracking.store import Store
@@ -88,22 +88,22 @@ def test_servers_listen_to_this_machine_alone_and_check_who_asks(
 ) -> None:
     """The words with which they are started: on loopback, and MLflow with its checks of hosts and origins."""
     monkeypatch.chdir(tmp_path)
-    plans = [
-        services._prefect(1),
-        services._mlflow(2, "sqlite:///a.db"),
-        services._dashboard(3),
-        services._worker(4, "x"),
+    planned = [
+        plans.prefect(1),
+        plans.mlflow(2, "sqlite:///a.db"),
+        plans.dashboard(3),
+        *(worker(4) for worker in plans.workers("x", [], 1).values()),
     ]
-    for plan in plans:
+    for plan in planned:
         words = [*plan.arguments, *plan.environment.values()]
         assert plan.url.startswith("http://127.0.0.1:")
         assert not [word for word in words if "0.0.0.0" in word or word in ("*", "::", "--expose-app")]
         assert not [
             word for word in (*words, *plan.environment) if "security" in word.lower() or "allowed" in word.lower()
         ]
-    hosts = [plan.arguments[plan.arguments.index("--host") + 1] for plan in plans if "--host" in plan.arguments]
+    hosts = [plan.arguments[plan.arguments.index("--host") + 1] for plan in planned if "--host" in plan.arguments]
     assert hosts == ["127.0.0.1", "127.0.0.1"]
-    assert plans[3].environment["PREFECT_WORKER_WEBSERVER_HOST"] == "127.0.0.1"
+    assert planned[3].environment["PREFECT_WORKER_WEBSERVER_HOST"] == "127.0.0.1"
     asked: list[str] = []
     monkeypatch.setattr("optuna_dashboard.run_server", lambda storage, host, port: asked.append(host))
     monkeypatch.setattr("sys.argv", ["dashboard", "--port", "3"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from flcore.engine.pool.groups import StoppedError
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Failure, Place
 from flcore.errors import ConfigError, DataError, RunError
+from flcore.files import sealed, unsealed
 from flcore.messages import Weights
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedproto import FedProto
@@ -232,7 +234,9 @@ def test_a_failure_on_the_disk_is_not_tried_again(lab: Any, tmp_path: Path) -> N
     executor, state = InlineExecutor(experiment, checkpoint), checkpoint.read_state()
     assert isinstance(executor.train(state, [[2]])[2], Failure)
     path = checkpoint.reply_file(1, 2).with_suffix(".json")
-    path.write_text(path.read_text().replace("training diverged", "as it was"))
+    told = unsealed(json.loads(path.read_text()))
+    assert told is not None
+    path.write_text(json.dumps(sealed(json.loads(json.dumps(told).replace("training diverged", "as it was")))))
     again = executor.train(state, [[2]])[2]
     assert isinstance(again, Failure) and again.cause.startswith("as it was")
 

@@ -49,9 +49,7 @@ def test_looking_changes_nothing(lab: Any, method: str, tmp_path: Path) -> None:
     seen = {every: lab.run(of(lab, method, federation__rounds=3, evaluation__every=every), tmp_path / str(every))
             for every in (1, 2, 3)}  # fmt: skip
     assert [[record["round"] for record in run.history] for run in seen.values()] == [[1, 2, 3], [2, 3], [3]]
-    kept = [
-        {name: content for name, content in run.bytes.items() if name.endswith(".safetensors")} for run in seen.values()
-    ]
+    kept = [run.arrays for run in seen.values()]
     assert kept[0] and kept[0] == kept[1] == kept[2]
     assert seen[1].history[-1] == seen[2].history[-1] == seen[3].history[-1]
     assert seen[1].history[1] == seen[2].history[0]

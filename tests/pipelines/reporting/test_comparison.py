@@ -242,7 +242,7 @@ def test_load_run_refuses_damage(tmp_path: Path) -> None:
         load_run(tmp_path / "fedavg-0")
     with pytest.raises(DataError, match="no 'dataset'"):
         make_run(tmp_path, "moon", 1, [0.7], dataset=None)
-    with pytest.raises(DataError, match="top1_global: expected a number"):
+    with pytest.raises(DataError, match="top1_global: damaged"):
         make_run(tmp_path, "fedper", 1, [0.7], top1_global="0.7")
     assert make_run(tmp_path, "fedrep", 1, [0.7], mean_local=float("nan")).mean_local is None
 

@@ -67,7 +67,7 @@ def test_any_number_of_a_finished_run_is_its_score(config_with: Configure, finis
     assert score("bytes_down_by_kind.model") == history[-1]["bytes_down"]["model"]
     assert score("class_acc.9") == metrics["class_acc"][9]
     # A run says everything that may be asked of it, and no list here names what there is not.
-    assert set(FIGURES) | set(NESTED) - {"tasks"} <= metrics.keys()
+    assert set(FIGURES) | set(NESTED) - {"tasks", "poisoned"} <= metrics.keys()
     assert all(record.keys() >= set(PER_ROUND) for record in history)
 
 

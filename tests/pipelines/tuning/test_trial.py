@@ -15,6 +15,7 @@ import yaml
 from flcore import training
 from flcore.config import Config
 from flcore.errors import RunError
+from flcore.files import sealed, unsealed
 from flcore.params import Search as Range
 from flcore.run_folder import RunFiles
 from pipelines.execution import one_run
@@ -70,8 +71,9 @@ def test_a_trial_that_other_code_began_is_begun_again(
         with pytest.raises(KeyboardInterrupt):
             search(config_with(), 2, tmp_path / "study")
     run = StudyFiles(tmp_path / "study").trial(0)
-    about = json.loads(run.config.read_text())
-    run.config.write_text(json.dumps(about | {"code": "of another day"}))
+    about = unsealed(json.loads(run.config.read_text()))
+    assert about is not None
+    run.config.write_text(json.dumps(sealed(about | {"code": "of another day"})))
     run.history.write_text(run.history.read_text().replace('"round": 2', '"round": 3'))
     search(config_with(), 2, tmp_path / "study")
     assert (tmp_path / "study" / "study.json").read_bytes() == (finished / "study.json").read_bytes()

@@ -200,7 +200,7 @@ def test_variants_are_tuned_as_methods_are_and_every_division_is_run(
         ]
     with (tmp_path / "tuned" / "curves.csv").open() as file:
         first = next(csv.DictReader(file))
-    assert (first["seed"], first["division"], first["round"]) == ("0", "5", "0")
+    assert (first["seed"], first["division"], first["round"]) == ("0", "5", "1")
     assert "divisions 5, 6" in outcome.markdown
     assert "95 % interval, 2 divisions." in outcome.markdown
 
