@@ -14,6 +14,7 @@ import pytest
 
 from flcore import run
 from flcore.config import Config
+from flcore.files import sealed, unsealed
 from pipelines.execution.bodies import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps
@@ -68,9 +69,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "run"
     run(SMALL, folder)
     config = RunFiles(folder).config
-    header = read_json(config)
+    header = unsealed(read_json(config))
+    assert header is not None
     header["environment"] = provenance.environment(Config.from_mapping(SMALL))
-    write_json(config, header)
+    write_json(config, sealed(header))
     return folder
 
 

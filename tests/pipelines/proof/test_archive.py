@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from flcore.errors import DataError
-from flcore.files import read_json, write_json
+from flcore.files import read_json, sealed, write_json
+from flcore.run_folder import described
 from pipelines.cli.app import main
 from pipelines.cli.parser import make_parser
 from pipelines.proof.archive import archive
@@ -51,7 +52,7 @@ def test_it_has_what_is_needed_and_no_data(archived: Path, finished: Path) -> No
     (said,) = proof["runs"].values()
     results = {path.relative_to(finished).as_posix() for path in finished.rglob("*") if path.is_file()}
     own = {name for name in results if not name.startswith(("prepared", "partition/"))}
-    assert said["results"].keys() == own - {"config.json", "timing.json"}
+    assert said["results"].keys() == own - {"config.json", "timing.json", "seal.json"}
     assert said["results"]["clients/0001.safetensors"] == digest(finished / "clients/0001.safetensors")
     assert said["data"] == read_json(finished / "prepared/meta.json", "")["fingerprint"]
     from flcore.data.dataset import Dataset
@@ -144,15 +145,15 @@ def test_folders_that_are_no_finished_run_are_refused(finished: Path, tmp_path: 
     assert refused(tmp_path / "empty").startswith("no run (config.json) and no comparison (comparison.json) there")
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
-    header = read_json(copy / "config.json", "")
-    write_json(copy / "config.json", {**header, "code": "0" * 64})
+    header = described(copy)
+    write_json(copy / "config.json", sealed({**header, "code": "0" * 64}))
     assert refused(copy).startswith("was made by other code than what is here; archive it with the code of commit ")
     other = {**header["environment"], "lock_hash": "0" * 64, "code_version": None}
-    write_json(copy / "config.json", {**header, "environment": other})
+    write_json(copy / "config.json", sealed({**header, "environment": other}))
     assert refused(copy) == (
         "was made by other packages (infra/requirements.lock) than what is here; carry it out again"
     )
-    write_json(copy / "config.json", header)
+    write_json(copy / "config.json", sealed(header))
     (copy / "history.jsonl").unlink()
     assert refused(copy) == "has not finished; the same command goes on with it"
 
