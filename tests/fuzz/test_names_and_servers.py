@@ -88,22 +88,18 @@ def test_servers_listen_to_this_machine_alone_and_check_who_asks(
 ) -> None:
     """The words with which they are started: on loopback, and MLflow with its checks of hosts and origins."""
     monkeypatch.chdir(tmp_path)
-    planned = [
-        plans.prefect(1),
-        plans.mlflow(2, "sqlite:///a.db"),
-        plans.dashboard(3),
-        *(worker(4) for worker in plans.workers("x", [], 1).values()),
-    ]
-    for plan in planned:
+    started = [plans.prefect(1), plans.mlflow(2, "sqlite:///a.db"), plans.dashboard(3)]
+    started += [plan(4) for plan in plans.workers("http://127.0.0.1:1/api", ["0"], 1).values()]
+    for plan in started:
         words = [*plan.arguments, *plan.environment.values()]
         assert plan.url.startswith("http://127.0.0.1:")
         assert not [word for word in words if "0.0.0.0" in word or word in ("*", "::", "--expose-app")]
         assert not [
             word for word in (*words, *plan.environment) if "security" in word.lower() or "allowed" in word.lower()
         ]
-    hosts = [plan.arguments[plan.arguments.index("--host") + 1] for plan in planned if "--host" in plan.arguments]
+    hosts = [plan.arguments[plan.arguments.index("--host") + 1] for plan in started if "--host" in plan.arguments]
     assert hosts == ["127.0.0.1", "127.0.0.1"]
-    assert planned[3].environment["PREFECT_WORKER_WEBSERVER_HOST"] == "127.0.0.1"
+    assert [plan.environment.get("PREFECT_WORKER_WEBSERVER_HOST") for plan in started[3:]] == ["127.0.0.1"] * 2
     asked: list[str] = []
     monkeypatch.setattr("optuna_dashboard.run_server", lambda storage, host, port: asked.append(host))
     monkeypatch.setattr("sys.argv", ["dashboard", "--port", "3"])
