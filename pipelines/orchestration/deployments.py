@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,9 @@ WEBHOOK = "PROTOFL_WEBHOOK"
 _FILE = Path("infra") / "prefect.yaml"
 _AUTOMATIONS = Path("infra") / "automations.yaml"
 _SECONDS = 600
+_SECONDS_TO_ANSWER = 60
+_BUSY = 503  # its database is held by somebody else for a moment
+_DELAYS_SECONDS = (1.0, 4.0, 16.0)
 
 
 def environment(api: str) -> dict[str, str]:
@@ -165,12 +169,18 @@ def _ask(api: str, method: str, path: str, body: dict[str, Any], allowed: tuple[
         headers["Authorization"] = f"Basic {base64.b64encode(password.encode()).decode()}"
     request = urllib.request.Request(api + path, json.dumps(body).encode(), headers, method=method)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=20) as answer:
-            return json.loads(answer.read() or b"{}")
-    except urllib.error.HTTPError as error:
-        if error.code in allowed:
-            return None
-        raise RunError(f"the Prefect server at {api} does not take a request ({path}: HTTP {error.code})") from error
-    except OSError as error:
-        raise RunError(f"the Prefect server at {api} does not answer ({error})") from error
+    delays = iter(_DELAYS_SECONDS)
+    while True:
+        try:
+            with opener.open(request, timeout=_SECONDS_TO_ANSWER) as answer:
+                return json.loads(answer.read() or b"{}")
+        except urllib.error.HTTPError as error:
+            if error.code in allowed:
+                return None
+            delay = next(delays, None) if error.code == _BUSY else None
+            if delay is None:
+                reason = f"does not take a request ({path}: HTTP {error.code})"
+                raise RunError(f"the Prefect server at {api} {reason}") from error
+        except OSError as error:
+            raise RunError(f"the Prefect server at {api} does not answer ({error})") from error
+        time.sleep(delay)

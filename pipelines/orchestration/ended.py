@@ -60,12 +60,12 @@ def unfinished_runs(flow: str, flow_run: FlowRun) -> list[Path]:
         flow: its name.
         flow_run: of a deployment, whose parameters say where its results go.
     """
-    given, began = flow_run.parameters.get("out"), flow_run.start_time
-    if given is None or began is None:
+    # A worker knows of a flow that it had to end what it was told before it began: when it was due.
+    given, due = flow_run.parameters.get("out"), flow_run.expected_start_time
+    if given is None or due is None:
         return []
-    due = flow_run.expected_start_time or began
     out = Path(str(given).replace("{date}", due.astimezone(UTC).date().isoformat()))
-    return [run for run in _FOLDERS[flow](out) if _is_unfinished(run, since=began)]
+    return [run for run in _FOLDERS[flow](out) if _is_unfinished(run, since=due)]
 
 
 _FOLDERS: Mapping[str, Callable[[Path], list[Path]]] = {

@@ -39,6 +39,8 @@ def prefect(port: int) -> Plan:
     environment = {
         "PREFECT_HOME": os.environ.get("PREFECT_HOME") or str((background.HOME / "prefect").absolute()),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # Where training takes all cores, an answer may take longer than the default of 10 s.
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
         # Many small writes at once: the default is a transaction for every change of every task.
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",

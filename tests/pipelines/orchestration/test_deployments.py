@@ -16,8 +16,8 @@ from pipelines.orchestration import deployments
 
 
 @pytest.fixture
-def api() -> Iterator[str]:
-    """A server that knows two flows and three deployments, of which one stands in the file and one is paused."""
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server that is busy at first; it has three deployments, one of which stands in the file and one is paused."""
     cron = {"schedule": {"cron": "0 3 * * *", "timezone": "UTC"}, "active": True}
     known: dict[str, list[dict[str, Any]]] = {
         "/flows/filter": [{"id": "1", "name": "compare"}, {"id": "2", "name": "federated-experiment"}],
@@ -28,8 +28,15 @@ def api() -> Iterator[str]:
         ],
     }
 
+    monkeypatch.setattr(deployments, "_DELAYS_SECONDS", (0.0, 0.0))
+    busy = ["/flows/filter"] * 2
+
     class Answers(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            if self.path in busy:
+                busy.remove(self.path)
+                self.send_error(503)
+                return
             self.send_response(200 if self.path in known else 409)
             self.end_headers()
             self.wfile.write(json.dumps(known.get(self.path)).encode())
@@ -56,6 +63,15 @@ def test_what_the_file_does_not_have_any_more_is_shown_with_what_ends_it(
         "`prefect deployment delete federated-experiment/nightly` ends it)",
         "mine: by hand (not in the file: `prefect deployment delete federated-experiment/mine` ends it)",
     ]
+
+
+def test_a_server_that_is_busy_for_a_moment_is_asked_again(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses twice: asked once it is an error, asked twice more it answers the second time."""
+    monkeypatch.setattr(deployments, "_DELAYS_SECONDS", ())
+    with pytest.raises(RunError, match=r"does not take a request \(/flows/filter: HTTP 503\)"):
+        deployments._ask(api, "POST", "/flows/filter", {})
+    monkeypatch.setattr(deployments, "_DELAYS_SECONDS", (0.0,))
+    assert len(deployments._ask(api, "POST", "/flows/filter", {})) == 2
 
 
 def test_what_is_there_already_is_not_made_and_a_refusal_is_one_line(api: str) -> None:

@@ -30,7 +30,7 @@ def a_run(folder: Path, *, finished: bool = False, touched: float = HOUR) -> Pat
 
 def flow_run(out: str | None) -> Any:
     due = BEGAN - timedelta(seconds=7)
-    return SimpleNamespace(parameters={"out": out}, start_time=BEGAN, expected_start_time=due, deployment_id=None)
+    return SimpleNamespace(parameters={"out": out}, start_time=None, expected_start_time=due, deployment_id=None)
 
 
 @pytest.fixture(autouse=True)
