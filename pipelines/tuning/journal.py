@@ -71,7 +71,7 @@ class _Backend(JournalFileBackend):
             with self._path.open("rb") as file:
                 file.seek(length)
                 more = file.read()
-            said = f"{length + len(more)} {zlib.crc32(more, check)}"
+            said = f"{length + len(more)} {zlib.crc32(more, check)}\n"
             replace_file(self._said, lambda file: file.write(said.encode()))
         finally:
             self._alone.release()
@@ -83,7 +83,7 @@ class _Backend(JournalFileBackend):
     def _known(self) -> tuple[int, int]:
         """Length and check sum that were written last; of nothing where nobody has."""
         text = self._said.read_bytes()[:40].decode("ascii", "replace") if self._said.is_file() else ""
-        found = re.fullmatch(r"([0-9]{1,15}) ([0-9]{1,15})", text)
+        found = re.fullmatch(r"([0-9]{1,15}) ([0-9]{1,15})\n", text)  # cut off, as by a power failure, it says nothing
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
     def _verify(self) -> None:

@@ -184,7 +184,7 @@ class Ground:
         self.expected = results(folder, self.scenario.counts)
         assert self.expected, f"{name}: nothing counts"
         assert self._undisturbed(again, self.scenario.command) == self.calls, f"{name}: other operations each time"
-        assert results(again, self.scenario.counts) == self.expected, f"{name}: two undisturbed runs differ"
+        assert not (differing := self.differing(again)), f"{name}: two undisturbed ones differ in {differing}"
         for each in (folder, again):
             shutil.rmtree(each)
 
@@ -203,6 +203,11 @@ class Ground:
     def states(self) -> int:
         """So many different states of the disk were gone on from."""
         return len(list(self._states.iterdir()))
+
+    def differing(self, folder: Path) -> list[str]:
+        """Names of files that count and are not as they have to be in the end."""
+        found = results(folder, self.scenario.counts)
+        return [name for name in sorted({*found, *self.expected}) if found.get(name) != self.expected.get(name)]
 
     def new(self, name: str) -> Path:
         """A new folder in which the scenario can begin."""
@@ -247,10 +252,7 @@ class Ground:
             second = carried_out(folder, [*self.scenario.command, "--restart"])
         if second.code != 0:
             return LOST, f"the second process ended with {second.code}: {second.said}"
-        found = results(folder, self.scenario.counts)
-        if found != self.expected:
-            names = sorted({*found, *self.expected})
-            differing = [name for name in names if found.get(name) != self.expected.get(name)]
+        if differing := self.differing(folder):
             return LOST, f"different in the end: {', '.join(differing)}"
         return outcome, second.line if outcome == REFUSED else ""
 

@@ -104,11 +104,13 @@ SCENARIOS = {
 }
 """By name."""
 
-NAMES_A_MOMENT = frozenset({"timing.json", ".running", ".lock", "study.journal", ".study.journal.lock"})
-"""Files that hold times, or that are only there to be locked."""
+NAMES_A_MOMENT = frozenset(
+    {"timing.json", ".running", ".lock", "study.journal", ".study.journal.lock", ".study.journal.check"}
+)
+"""Files that hold times, or their check sums, or that are only there to be locked."""
 
 
-TIMES = frozenset({"timing.json", "timing.jsonl", "seconds", "memory"})
+TIMES = frozenset({"timing.json", "timing.jsonl", "seconds", "memory", ".study.journal.check"})
 """Files, and folders of them, whose numbers are those of a moment."""
 
 
