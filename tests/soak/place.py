@@ -30,8 +30,8 @@ services._SECONDS_TO_START = 1500.0
 services._PORTS |= {name: 20000 + port + %d for name, port in services._PORTS.items()}
 sys.exit(main())
 """
-"""The command ``protofl`` on a machine that does much else beside: it waits longer for servers, and its ports are others
-than those that everybody takes."""
+"""The command ``protofl`` on a machine that does much else beside: it waits longer for servers, on ports other than
+those that everybody takes."""
 _MARK = "PROTOFL_SOAK"
 _DISK_MEGABYTES = 48
 
