@@ -27,9 +27,11 @@ from pipelines.cli.app import main
 from pipelines.orchestration import services
 
 services._SECONDS_TO_START = 1500.0
+services._PORTS |= {name: 20000 + port + %d for name, port in services._PORTS.items()}
 sys.exit(main())
 """
-"""The command ``protofl``, which waits longer for servers on a machine that does much else beside."""
+"""The command ``protofl`` on a machine that does much else beside: it waits longer for servers, on ports other than
+those that everybody takes."""
 _MARK = "PROTOFL_SOAK"
 _DISK_MEGABYTES = 48
 
@@ -180,7 +182,7 @@ class Place:
 
     def _run(self, *arguments: str, variables: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-c", _PATIENT, *arguments],
+            [sys.executable, "-c", _PATIENT % (os.getpid() % 1000), *arguments],
             cwd=self.home,
             env=self._environment | dict(variables or {}),
             capture_output=True,
