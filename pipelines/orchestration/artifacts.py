@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from httpx import HTTPError
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from pipelines.execution.progress import Watcher
+from pipelines.orchestration.address import is_lost
 
 _EVERY_SECONDS = 2.0  # an update is a request to the server
 
@@ -95,6 +95,8 @@ class ProgressArtifact:
             return
         try:
             update_progress_artifact(self._artifact, progress=round(100 * self.share, 1))
-        except HTTPError as error:
+        except Exception as error:
+            if not is_lost(error):
+                raise
             self._is_lost = True
             self.say(f"the Prefect server does not answer ({type(error).__name__}); the runs go on, its pages do not")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flcore.errors import RunError
+from pipelines.orchestration.address import choose, is_lost
 
 if TYPE_CHECKING:
     from pipelines.execution.bodies import Operation
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 def uses_prefect(orchestrator: str, how: Operation) -> bool:
     """Whether a command is carried out as a flow: what is asked for, and whether a server answers."""
-    from pipelines.orchestration.address import choose
-
     choice = choose(orchestrator)
     if choice.warning:
         how.watcher.say(choice.warning)
@@ -42,7 +41,6 @@ def as_flow(operation: Operation, body: Callable[..., str], *, hidden: str | Non
     Raises:
         RunError: Prefect's server was lost before the body had ended.
     """
-    from httpx import HTTPError  # what Prefect's client raises, when it has tried for half a minute
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     from pipelines.orchestration.flow_runs import CURRENT, Call
@@ -53,7 +51,9 @@ def as_flow(operation: Operation, body: Callable[..., str], *, hidden: str | Non
     try:
         with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
             body(**parameters)
-    except HTTPError as error:
+    except Exception as error:
+        if not is_lost(error):
+            raise
         lost = f"the Prefect server was lost on the way ({type(error).__name__})"
         if call.outcome is None:
             raise RunError(

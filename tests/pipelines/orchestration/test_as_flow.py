@@ -43,10 +43,28 @@ def test_results_that_are_there_are_told_though_the_flow_could_not_end(monkeypat
     ]
 
 
-def test_a_flow_that_is_broken_off_is_a_line_and_goes_on() -> None:
+def greet() -> Any:
+    """As Prefect's client does where a server is greeted that does not answer."""
+    try:
+        refuse()
+    except httpx.ConnectError as error:
+        raise RuntimeError("Failed to reach API at http://127.0.0.1:4200/api/") from error
+
+
+@pytest.mark.parametrize(("body", "named"), [(refuse, "ConnectError"), (greet, "RuntimeError")])
+def test_a_flow_that_is_broken_off_is_a_line_and_goes_on(body: Any, named: str) -> None:
     how: Any = SimpleNamespace(watcher=Listening())
-    with pytest.raises(RunError, match=r"^the Prefect server was lost on the way \(ConnectError\); .*the same command"):
-        as_flow(how, refuse)
+    with pytest.raises(RunError, match=rf"^the Prefect server was lost on the way \({named}\); .*the same command"):
+        as_flow(how, body)
+
+
+def test_a_mistake_in_a_flow_is_no_lost_server() -> None:
+    def mistaken() -> Any:
+        raise RuntimeError("no such thing")
+
+    how: Any = SimpleNamespace(watcher=Listening())
+    with pytest.raises(RuntimeError, match=r"^no such thing$"):
+        as_flow(how, mistaken)
 
 
 def test_a_page_that_cannot_be_brought_up_to_date_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
