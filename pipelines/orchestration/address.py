@@ -146,7 +146,7 @@ def problem_with(address: Address, patience_seconds: float) -> str | None:
 def is_lost(error: BaseException | None) -> bool:
     """Whether an error of Prefect's client is about a server that does not answer, or not as it should.
 
-    It raises httpx's errors when it has tried for half a minute, and its own, caused by these, where it greets a server.
+    It raises httpx's errors when it has tried for half a minute, and its own, caused by these, where it greets one.
     """
     from httpx import HTTPError  # which Prefect has loaded, and nobody else needs
 
