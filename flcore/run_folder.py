@@ -142,7 +142,8 @@ def seal(directory: Path, metrics: str) -> None:
     """
     files = RunFiles(directory)
     contents = {files.history.name: files.history.read_bytes(), files.metrics.name: metrics.encode()}
-    write_result(files.seal, {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()})
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    write_result(files.seal, digests, durable=True)
 
 
 def check_seal(directory: Path) -> None:

@@ -81,6 +81,8 @@ def results(plan: TablePlan, out: Path) -> TableResults:
             pair: Pair = run["seed"] if run.get("division") is None else (run["division"], run["seed"])
             folder = place / "runs" / f"{row.method}-s{run['seed']}-{run['config_hash'][:8]}"
             for column in columns:
+                if table.why_missing(row, column) is not None:  # such as a figure that is not what the paper's is
+                    continue
                 value = figure(folder, row.metrics.get(column.metric, column.metric))
                 scaled = None if value is None else column.scale * value
                 values.setdefault((row.key, column.key), {})[pair] = scaled

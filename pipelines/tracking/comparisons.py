@@ -146,7 +146,11 @@ def _rows(directory: Path, runs: Mapping[Path, RunFolder]) -> list[str]:
     """Of each run the row of a comparison that it stands in, the first of several; nothing unless all stand in one."""
     file = directory / "comparison.json"
     told = read_json(file)["runs"] if file.exists() else []
-    rows = {run["config_hash"]: metric_name(str(run["method"]).translate(_NO_BRACKETS)) for run in reversed(told)}
+    rows = {
+        run["config_hash"]: metric_name(str(run["method"]).translate(_NO_BRACKETS))
+        for run in reversed(told)
+        if "method" in run
+    }
     hashes = [(run.metrics or {}).get("config_hash") for run in runs.values()]
     return [rows[key] for key in hashes] if all(key in rows for key in hashes) else []
 

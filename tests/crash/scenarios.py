@@ -21,6 +21,7 @@ SMALL: Mapping[str, Any] = {
 }
 GFPL = {"name": "gfpl", "first_exchange": 1, "interval": 1}
 FEDCSPC = {"name": "fedcspc", "n_aug": 1, "cal_epochs": 2}
+LARGER = {"limit_per_class": 6, "size": 28}  # its model takes no smaller ones
 PROJECTED = {"name": "fedcspc_cnn", "projection_dim": 8}
 COMPARED = ({"name": "local"}, {"name": "fedavg"})
 INLINE = ("--orchestrator", "inline")
@@ -61,7 +62,7 @@ SCENARIOS = {
     "partition": Scenario("`stage partition`", ("stage", "partition", "--out", "stages"), ("stages",), methods=()),
     "fedavg": _run("`run`, FedAvg"),
     "gfpl": _run("`run`, GFPL: memories, server stages", method=GFPL),
-    "fedcspc": _run("`run`, FedCSPC: calibration, scores before it", method=FEDCSPC, model=PROJECTED),
+    "fedcspc": _run("`run`, FedCSPC: calibration, scores before it", method=FEDCSPC, model=PROJECTED, data=LARGER),
     "leg": _run("`run`, FedProto, `engine.durability: leg`", method={"name": "fedproto"}, engine={"durability": "leg"}),
     "elsewhere": Scenario(
         "`run` that has finished elsewhere",
