@@ -1,9 +1,10 @@
 """A comparison in MLflow: a run of its own with its table, figures and page, and the compared runs below it.
 
-The parent is named after the comparison and found again by its folder, its name and what is compared; a seed more goes
-to the same parent, a method more begins another one, since numbers once logged cannot be taken back. How runs that
-belong to several comparisons are shown, :mod:`pipelines.tracking.sync` says: below the one logged last. Of every other
-they keep a tag, ``protofl.comparison.<run id of the parent>``, by which MLflow's search finds all runs of one::
+The parent is named after the comparison and found again by its folder and name. A seed or a method more goes to the
+same parent, such as that of a run which failed at first; a method less begins another one, since numbers once logged
+cannot be taken back. How runs that belong to several comparisons are shown, :mod:`pipelines.tracking.sync` says: below
+the one logged last. Of every other they keep a tag, ``protofl.comparison.<run id of the parent>``, by which MLflow's
+search finds all runs of one::
 
     tags.`protofl.comparison.0f3a...` = "comparison"
 """
@@ -75,8 +76,8 @@ class _Comparison:
 
     @property
     def digest(self) -> str:
-        """Names the parent in the store."""
-        named = [str(self.directory.absolute()), self.name, sorted(set(self.labels.values()))]
+        """Names the comparison in the store."""
+        named = [str(self.directory.absolute()), self.name]
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:32]
 
     @property
@@ -185,12 +186,20 @@ def _parent(client: MlflowClient, store: Store, compared: _Comparison) -> str:
         "seeds": ", ".join(map(str, sorted({run.config["seed"] for run in compared.runs.values()}))),
         COMPARISON_TAG: compared.digest,
     }
+    means = _means(summary(compared))
     known = runs_tagged(client, experiment_id, {COMPARISON_TAG: compared.digest})
+    known = [run for run in known if _means(run.data.metrics) <= means]
     if known:
-        add_missing(client, known[0], tags, {})
-        return str(known[0].info.run_id)
+        largest = max(known, key=lambda run: len(_means(run.data.metrics)))
+        add_missing(client, largest, tags, {})
+        return str(largest.info.run_id)
     made = client.create_run(experiment_id, start_time=compared.times.began, tags=tags, run_name=compared.name)
     return str(made.info.run_id)
+
+
+def _means(figures: Mapping[str, float]) -> set[str]:
+    """Those that a comparison has of what it compares, however few seeds there are."""
+    return {metric_name(name) for name in figures if name.startswith("mean/")}
 
 
 def _fill(

@@ -100,25 +100,28 @@ def test_a_comparison_logged_again_changes_nothing(tmp_path: Path, reader: Any, 
     assert reader.contents() == before
 
 
-def test_a_seed_more_goes_to_the_same_comparison_a_method_more_begins_another(
+def test_a_seed_or_a_method_more_goes_to_the_same_comparison_a_method_less_begins_another(
     tmp_path: Path, reader: Any, write_run: Write
 ) -> None:
+    """So is one whose runs failed at first and are carried out now."""
     folder = tables(tmp_path / "compared")
     runs = [write_run(folder / "runs" / str(seed), 2, finished=True, seed=seed) for seed in (0, 1)]
+    other = write_run(folder / "runs" / "prox", 2, finished=True, seed=0, method="fedprox")
     assert log_comparison(folder, runs[:1], reader.uri)
     assert log_comparison(folder, runs, reader.uri)
-    [first] = [run for run in reader.runs() if run.info.run_name == "compared"]
-    assert reader.points(first)["comparison/runs"] == [(0, 1.0), (1, 2.0)]
-
-    other = write_run(folder / "runs" / "prox", 2, finished=True, seed=0, method="fedprox")
     assert log_comparison(folder, [*runs, other], reader.uri)
+    [first] = [run for run in reader.runs() if run.info.run_name == "compared"]
+    assert reader.points(first)["comparison/runs"] == [(0, 1.0), (1, 2.0), (2, 3.0)]
+    assert first.data.tags["methods"] == "fedavg, fedprox"
+
+    assert log_comparison(folder, [other], reader.uri)
     parents = {run.info.run_id for run in reader.runs() if run.info.run_name == "compared"}
     assert len(parents) == 2
-    children = [run for run in reader.runs() if PARENT in run.data.tags]
-    assert len(children) == 3
-    assert {run.data.tags[PARENT] for run in children} == parents - {first.info.run_id}, "that logged last has them"
     tagged = f"tags.`protofl.comparison.{first.info.run_id}` = 'compared'"
-    assert len(reader.client.search_runs([first.info.experiment_id], tagged)) == 2, "the first one is found by its tag"
+    assert len(reader.client.search_runs([first.info.experiment_id], tagged)) == 3, "the first one is found by its tag"
+    under = {run.info.run_name: run.data.tags[PARENT] for run in reader.runs() if PARENT in run.data.tags}
+    [last] = parents - {first.info.run_id}
+    assert sorted(under.values()) == sorted([first.info.run_id, first.info.run_id, last]), "that logged last has them"
 
 
 def test_a_run_that_is_compared_no_more_is_let_go(tmp_path: Path, reader: Any, write_run: Write) -> None:
