@@ -33,7 +33,7 @@ from flcore.engine.orchestrator import Orchestrator
 from flcore.engine.rounds import Observers, single_thread
 from flcore.errors import ConfigError, DataError
 from flcore.evaluation.scoring import Scorer
-from flcore.evaluation.summaries import summarise
+from flcore.evaluation.summaries import check_history, summarise
 from flcore.experiment import EngineChoice, Experiment
 from flcore.files import NOT_JSON, read_json, read_lines
 from flcore.records import Record, load_record
@@ -189,6 +189,7 @@ def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -
     experiment = Experiment.open(
         config, prepared, partition, choice=EngineChoice(False, False)
     )  # nothing is trained here
+    check_history(history, config.federation.rounds, files.history, _CURE)
     server, _ = load_record(files.server, cure=_CURE)
 
     def memory(client: int) -> Record:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from flcore.evaluation.continual import summarise_tasks
+from flcore.errors import DataError
+from flcore.evaluation.continual import ACCURACIES, summarise_tasks
 from flcore.evaluation.scores import Scores
 from flcore.experiment import Experiment
 
@@ -16,7 +18,7 @@ def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[s
     Args:
         experiment: the run.
         final: scores of its last state.
-        history: its records of evaluated rounds, oldest first, the last of the last round.
+        history: its records of evaluated rounds, oldest first, the last of the last round (:func:`check_history`).
     """
     config, meta, last = experiment.config, experiment.dataset.meta, history[-1]
     rounds = config.federation.rounds
@@ -69,6 +71,50 @@ def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[s
             "steps": last["steps"],
         }
     )
+
+
+_FIGURES = ("top1_global", "mean_local", "pooled_local", "client_std", "loss_global")
+_COUNTS = ("round", "scalars_up", "steps")
+_TRAFFIC = ("bytes_up", "bytes_down")
+_OF_TASKS = (*ACCURACIES, "by_task", "by_task_global")
+
+
+def check_history(history: Sequence[Mapping[str, Any]], rounds: int, path: Path, cure: str) -> None:
+    """Refuse records of rounds that no run of this kind has written, before anything is made of them.
+
+    Args:
+        history: as read from ``path``.
+        rounds: of the run.
+        path: for the error. cure: what to do, its end.
+
+    Raises:
+        DataError: names the first such line; or the last round is missing.
+    """
+
+    def is_number(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+
+    def wrong(record: Mapping[str, Any]) -> str | None:
+        for name in _COUNTS:
+            if not isinstance(record.get(name), int) or isinstance(record[name], bool):
+                return name
+        for name in _FIGURES:
+            if name not in record or not (record[name] is None or is_number(record[name])):
+                return name
+        for name in _TRAFFIC:
+            kinds = record.get(name)
+            if not isinstance(kinds, Mapping) or not all(isinstance(size, int) for size in kinds.values()):
+                return name
+        tasks = record.get("tasks", dict.fromkeys(_OF_TASKS))
+        is_stream = isinstance(tasks, Mapping) and all(name in tasks for name in _OF_TASKS)
+        return None if is_stream and ("tasks" in record) == ("tasks" in history[-1]) else "tasks"
+
+    for number, record in enumerate(history, start=1):
+        name = wrong(record)
+        if name is not None:
+            raise DataError(f"{path}, line {number}: damaged, {name} is missing or not what a round writes; {cure}")
+    if not history or history[-1]["round"] != rounds:
+        raise DataError(f"{path}: damaged, round {rounds} is missing; {cure}")
 
 
 def _poisoned(experiment: Experiment, final: Scores) -> dict[str, Any]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flcore.aggregation.account import client_epsilon
+from flcore.errors import DataError
 from flcore.evaluation.scoring import Scores
-from flcore.evaluation.summaries import best_round, mean_of_best, summarise
+from flcore.evaluation.summaries import best_round, check_history, mean_of_best, summarise
 
 
 def history(*accuracies: float | None, every: int = 1) -> list[dict[str, Any]]:
@@ -115,3 +118,23 @@ def test_noise_on_the_average_has_its_account(lab: Any) -> None:
     assert (told["privacy"]["noise_multiplier"], told["privacy"]["clip"]) == (8, 2)
     json.dumps(told, allow_nan=False)
     assert summarise(lab.experiment(**changes), FINAL, history(0.1, 0.2, 0.3))["privacy"] is None
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda records: records[1].pop("top1_global"), "line 2: damaged, top1_global"),
+        (lambda records: records[0].update(mean_local="0.5"), "line 1: damaged, mean_local"),
+        (lambda records: records[0].update(bytes_up=[3]), "line 1: damaged, bytes_up"),
+        (lambda records: records[1].update(round=True), "line 2: damaged, round"),
+        (lambda records: records[0].update(tasks={}), "line 1: damaged, tasks"),
+        (lambda records: records.pop(), "round 2 is missing"),
+        (lambda records: records.clear(), "round 2 is missing"),
+    ],
+)
+def test_a_history_that_no_run_wrote_is_refused(harm: Callable[[list[dict[str, Any]]], Any], said: str) -> None:
+    records = [{**record, "client_std": None, "loss_global": 0.5} for record in history(0.1, 0.2)]
+    check_history(records, 2, Path("history.jsonl"), "train again")
+    harm(records)
+    with pytest.raises(DataError, match=rf"^history\.jsonl.*{said}.*; train again$"):
+        check_history(records, 2, Path("history.jsonl"), "train again")
