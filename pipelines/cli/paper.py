@@ -91,7 +91,7 @@ def list_(arguments: argparse.Namespace) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """``protofl paper show``."""
-    from pipelines.papers.plan import cells, plan
+    from pipelines.papers.plan import cells, plan, refused_by_reason, told_length
 
     found = plan(_table(arguments), _asked(arguments))
     table = found.table
@@ -105,9 +105,9 @@ def show(arguments: argparse.Namespace) -> int:
     print(f"columns  {', '.join(column.key for column in table.columns)}\n")
     for setting in found.settings:
         print(f"{', '.join(column.title for column in setting.columns)}: {', '.join(row.key for row in setting.rows)}")
-    print(f"{sum(1 for _ in cells(table))} printed cells; {_length(found)}")
-    for line in _refusals(found):
-        print(line)
+    print(f"{sum(1 for _ in cells(table))} printed cells; {told_length(found)}")
+    for reason, where in refused_by_reason(found).items():
+        print(f"not run here: {where}: {reason}")
     for note in table.notes:
         print(f"note: {note}")
     return 0
@@ -180,16 +180,3 @@ def _asked(arguments: argparse.Namespace) -> Any:
         tuple(arguments.assignments),
         arguments.max_hours,
     )
-
-
-def _length(found: Any) -> str:
-    from pipelines.papers.plan import told_length
-
-    return told_length(found)
-
-
-def _refusals(found: Any) -> list[str]:
-    by_reason: dict[str, list[str]] = {}
-    for (row, column), why in found.refused.items():
-        by_reason.setdefault(why, []).append(f"{row}/{column}")
-    return [f"not run here: {', '.join(where)}: {why}" for why, where in by_reason.items()]

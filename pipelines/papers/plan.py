@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from pipelines.config.grid import PlannedRun
 from pipelines.config.params import override, with_values
 from pipelines.execution.bodies import comparison_runs
 from pipelines.papers.catalogue import Column, PaperTable, Row
+from pipelines.reporting.formats import plural
 from pipelines.runs.cache import Cache, kind_of
 
 
@@ -222,7 +223,7 @@ def _missing_data(table: PaperTable, column: Column, asked: Asked) -> str | None
 def told_length(found: TablePlan) -> str:
     """How many runs, and about how long they take on one core; earlier runs of the same kind say how long each does."""
     unknown = sum(setting.seconds is None for setting in found.settings)
-    words = f"{found.num_runs} runs in {len(found.settings)} settings"
+    words = f"{plural(found.num_runs, 'run')} in {plural(len(found.settings), 'setting')}"
     if found.seconds is not None:
         words += f", about {_duration(found.seconds)} on one core"
         words += f" and {unknown} settings of which no run has finished here" if unknown else ""
@@ -234,3 +235,25 @@ def told_length(found: TablePlan) -> str:
 def _duration(seconds: float) -> str:
     minutes = round(seconds / 60)
     return f"{minutes} minutes" if minutes < 120 else f"{seconds / 3600:.1f} hours"
+
+
+def refused_by_reason(found: TablePlan) -> dict[str, str]:
+    """By reason, which cells: a row with its columns, rows of the same columns together; all rows by "all"."""
+    table, by_reason = found.table, dict[str, dict[str, list[str]]]()
+    for (row, column), reason in found.refused.items():
+        by_reason.setdefault(reason, {}).setdefault(row, []).append(column)
+    told = {}
+    for reason, by_row in by_reason.items():
+        rows_of: dict[frozenset[str], list[str]] = {}
+        for row, columns in by_row.items():
+            rows_of.setdefault(frozenset(columns), []).append(row)
+        told[reason] = ", ".join(
+            f"{_titles(table.rows, set(rows), ', ')} ({_titles(table.columns, columns, '; ')})"
+            for columns, rows in rows_of.items()
+        )
+    return told
+
+
+def _titles(of: Sequence[Row] | Sequence[Column], keys: Collection[str], between: str) -> str:
+    """As printed, in the table's order."""
+    return "all" if len(keys) == len(of) else between.join(one.title for one in of if one.key in keys)

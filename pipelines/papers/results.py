@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipelines.papers.catalogue import Column, PaperTable, Printed, Row
 from pipelines.papers.figures_of_a_run import figure
-from pipelines.papers.plan import TablePlan, cells
+from pipelines.papers.plan import TablePlan, cells, refused_by_reason
 from pipelines.reporting import tables
 from pipelines.reporting.formats import MISSING, listed
 from pipelines.reporting.html import Notes, Rows, Section, Words, write_page
@@ -140,7 +140,7 @@ def write(found: TableResults, directory: Path) -> Path:
     if settings:
         sections.append(Section("settings", "Pages of the comparisons", tuple(settings)))
     if found.plan.refused:
-        refused = [f"{reason}: {where}" for reason, where in _refused(found).items()]
+        refused = [f"{reason}: {where}" for reason, where in refused_by_reason(found.plan).items()]
         sections.append(Section("refused", "Not run here", (Notes(tuple(refused)),)))
     if noted:
         sections.append(Section("notes", "Notes", (Notes(tuple(noted)),)))
@@ -235,28 +235,12 @@ def notes(found: TableResults) -> list[str]:
 def _refusals(found: TableResults) -> list[str]:
     if not found.plan.refused:
         return []
-    return ["## Not run here", "", *(f"- {reason}: {where}" for reason, where in _refused(found).items()), ""]
-
-
-def _refused(found: TableResults) -> dict[str, str]:
-    """By reason, which cells: a row with its columns, rows of the same columns together; all rows by "all"."""
-    table, by_reason = found.plan.table, dict[str, dict[str, list[str]]]()
-    for (row, column), reason in found.plan.refused.items():
-        by_reason.setdefault(reason, {}).setdefault(row, []).append(column)
-    told = {}
-    for reason, by_row in by_reason.items():
-        rows_of: dict[frozenset[str], list[str]] = {}
-        for row, columns in by_row.items():
-            rows_of.setdefault(frozenset(columns), []).append(row)
-        told[reason] = "; ".join(
-            f"{_titles(table.rows, set(rows))} ({_titles(table.columns, columns)})" for columns, rows in rows_of.items()
-        )
-    return told
-
-
-def _titles(of: Sequence[Row] | Sequence[Column], keys: Collection[str]) -> str:
-    """As printed, in the table's order."""
-    return "all" if len(keys) == len(of) else ", ".join(one.title for one in of if one.key in keys)
+    return [
+        "## Not run here",
+        "",
+        *(f"- {reason}: {where}" for reason, where in refused_by_reason(found.plan).items()),
+        "",
+    ]
 
 
 def _plain(value: float | None) -> str:

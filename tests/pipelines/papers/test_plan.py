@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flcore.errors import ConfigError
-from pipelines.papers.plan import Asked, TablePlan, plan
+from pipelines.papers.plan import Asked, TablePlan, plan, refused_by_reason
 
 from .conftest import tiny
 
@@ -27,6 +27,10 @@ def test_settings_are_comparisons_of_what_can_be_run() -> None:
     assert found.refused == {
         ("near", "sent"): "its bytes are not told",
         **{("other", column): "Unheard-of is not built" for column in ("even", "sent", "skewed")},
+    }
+    assert refused_by_reason(found) == {
+        "its bytes are not told": "FedProx (kilobytes)",
+        "Unheard-of is not built": "Unheard-of (all)",
     }
     compare = found.settings[1].parameters["compare"]
     assert compare["methods"] == ["fedavg", "near"]
