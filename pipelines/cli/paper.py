@@ -130,7 +130,7 @@ def run_(arguments: argparse.Namespace) -> int:
 
 def claims_(arguments: argparse.Namespace) -> int:
     """``protofl paper claims``."""
-    from pipelines.papers.claims import claims, judged, markdown
+    from pipelines.papers.claims import claims, counts, judged, markdown
     from pipelines.runs.layout import write_text
 
     which = [claim for claim in claims() if arguments.papers is None or claim.id.partition(".")[0] in arguments.papers]
@@ -142,8 +142,10 @@ def claims_(arguments: argparse.Namespace) -> int:
         print(json.dumps([_described(one) for one in found], indent=2))
     else:
         for one in found:
-            mean = "" if one.difference.mean is None else f" ({one.difference.mean:+.2f})"
-            print(f"{one.claim.id:<14} {one.verdict:<14} {one.claim.says}{mean}")
+            if one.verdict != "not run":
+                mean = "" if one.difference.mean is None else f" ({one.difference.mean:+.2f})"
+                print(f"{one.claim.id:<14} {one.verdict:<14} {one.claim.says}{mean}")
+        print(counts(found))
     return 0
 
 

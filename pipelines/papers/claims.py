@@ -22,6 +22,7 @@ there are several, else over seeds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -210,10 +211,20 @@ def asked_of(folder: Path) -> Asked:
     )
 
 
+def counts(found: Sequence[Judged]) -> str:
+    """How many there are of each verdict, in a sentence."""
+    verdicts: Mapping[Verdict, str] = {
+        "holds": "hold",
+        "does not hold": "do not hold",
+        "undecided": "undecided",
+        "not run": "not run",
+    }
+    words = (f"{sum(one.verdict == verdict for one in found)} {word}" for verdict, word in verdicts.items())
+    return f"{len(found)} claims: {', '.join(words)}."
+
+
 def markdown(found: Sequence[Judged]) -> str:
-    """``docs/claims.md``: every claim with its verdict, by paper."""
-    verdicts: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not run")
-    counts = {name: sum(one.verdict == name for one in found) for name in verdicts}
+    """``docs/claims.md``: by paper every claim that runs say something of, and how many tables have still to be run."""
     lines = [
         "# What the papers claim, and what holds",
         "",
@@ -223,21 +234,26 @@ def markdown(found: Sequence[Judged]) -> str:
         "divisions the interval is over them, and else over seeds, and then says nothing of other divisions. Budget:",
         "share of the paper's rounds.",
         "",
-        f"{len(found)} claims: " + ", ".join(f"{count} {name}" for name, count in counts.items()) + ".",
+        counts(found),
         "",
     ]
     for paper in dict.fromkeys(one.claim.id.partition(".")[0] for one in found):
-        lines += [f"## {paper}", "", "| claim | where | verdict | difference [95 %] | seeds | divisions | budget |"]
-        lines += ["| :--- | :--- | :--- | ---: | ---: | ---: | ---: |"]
-        lines += [_line(one) for one in found if one.claim.id.partition(".")[0] == paper]
-        lines.append("")
+        own = [one for one in found if one.claim.id.partition(".")[0] == paper]
+        measured = [one for one in own if one.verdict != "not run"]
+        lines += [f"## {paper}", ""]
+        if measured:
+            lines += ["| claim | where | verdict | difference [95 %] | seeds | divisions | budget |"]
+            lines += ["| :--- | :--- | :--- | ---: | ---: | ---: | ---: |", *map(_line, measured), ""]
+        open_ = Counter(one.claim.table for one in own if one.verdict == "not run")
+        if open_:
+            lines += [f"Not run: {', '.join(f'{number} of `{table}`' for table, number in open_.items())}.", ""]
     return "\n".join(lines)
 
 
 def _line(one: Judged) -> str:
     difference = one.difference
     if difference.mean is None:
-        return f"| {one.claim.says} | {one.claim.where} | {one.verdict} | | | | |"
+        return f"| {one.claim.says} | {one.claim.where} | **{one.verdict}** | | | | |"
     interval = "" if difference.low is None else f" [{difference.low:+.2f}, {difference.high:+.2f}]"
     seeds, divisions = len(one.seeds), len(one.divisions) or 1
     return (

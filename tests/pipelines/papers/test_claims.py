@@ -131,4 +131,5 @@ def test_one_run_decides_nothing_and_none_is_not_run(compared: Compared) -> None
     one, none = judge(claim(), measured), judge(claim(better="other"), measured)
     assert (one.verdict, none.verdict) == ("undecided", "not run")
     page = markdown([one, none])
-    assert "2 claims: 0 holds, 0 does not hold, 1 undecided, 1 not run." in page
+    assert "2 claims: 0 hold, 0 do not hold, 1 undecided, 1 not run." in page
+    assert page.count("**undecided**") == 1 and "Not run: 1 of `fedpa.tiny`." in page
