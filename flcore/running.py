@@ -35,7 +35,7 @@ from flcore.errors import ConfigError, DataError
 from flcore.evaluation.scoring import Scorer
 from flcore.evaluation.summaries import check_history, summarise
 from flcore.experiment import EngineChoice, Experiment
-from flcore.files import NOT_JSON, read_json, read_lines
+from flcore.files import NOT_JSON, read_json, read_lines, sweep
 from flcore.records import Record, load_record
 from flcore.run_folder import RunFiles, check_seal, refuse_other_run, result_text, seal, write_result, write_text
 from flcore.training import train
@@ -129,6 +129,8 @@ def prepare(config: Config, directory: Path) -> Dataset:
     """
     request_file = directory.with_name(f"{directory.name}.request.json")
     request = config.to_mapping()["data"]
+    sweep(directory)
+    sweep(directory.parent, request_file.name)
     with suppress(DataError):  # not there, interrupted or damaged: made again below
         if read_json(request_file, "") == request:
             return Dataset.load(directory)
@@ -168,6 +170,7 @@ def divide(config: Config, prepared: Path, directory: Path) -> Partition:
         imbalance=config.partition.imbalance,
     )
     disk.make_folder(directory)
+    sweep(directory)
     division.save(directory)
     return division
 
