@@ -30,7 +30,9 @@ def uses_prefect(orchestrator: str, how: Operation) -> bool:
 def as_flow(operation: Operation, body: Callable[..., str], *, hidden: str | None = None, **parameters: Any) -> Any:
     """Run a flow in this process, with this operation; returns the outcome of its body.
 
-    Its heartbeat is off: a thread that sleeps in whole seconds and is waited for at the end of every flow.
+    Its heartbeat is off: a thread that sleeps in whole seconds and is waited for at the end of every flow. A server
+    that has gone is asked once more, not for a minute per question: only while the body is at work, whose steps are
+    worth it, it may be away for as long as Prefect's own patience lasts (`flow_runs.operation`).
 
     Args:
         operation: how the body is carried out.
@@ -41,15 +43,15 @@ def as_flow(operation: Operation, body: Callable[..., str], *, hidden: str | Non
     Raises:
         RunError: Prefect's server was lost before the body had ended.
     """
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-    from pipelines.orchestration.flow_runs import CURRENT, Call
+    from pipelines.orchestration.flow_runs import CURRENT, Call, impatient
 
     _log_on_the_page()
-    call = Call(operation, hidden)
+    call = Call(operation, hidden, patience=int(PREFECT_CLIENT_MAX_RETRIES.value()))
     token = CURRENT.set(call)
     try:
-        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}), impatient():
             body(**parameters)
     except Exception as error:
         if not is_lost(error):

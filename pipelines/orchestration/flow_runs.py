@@ -6,7 +6,7 @@ A flow that a command starts is given its :class:`Operation` by the command; one
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from prefect import get_client, get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from pydantic import Field, WithJsonSchema
 
 from flcore.config import Config
@@ -54,16 +55,26 @@ class Call:
     Attributes:
         operation: how the body is carried out.
         storage: of a study, whose address may hold a password.
+        patience: how often a request to the server is repeated while the body is at work.
         outcome: what came of it.
     """
 
     operation: Operation
     storage: str | None = None
+    patience: int = 0
     outcome: Outcome | StudyOutcome | None = None
 
 
 CURRENT: ContextVar[Call] = ContextVar("call")
 """The command that calls the flow; none where a deployment does."""
+
+_HASTE = 1
+"""How often a request is repeated that nothing but a page depends on: for about two seconds."""
+
+
+def impatient() -> AbstractContextManager[Any]:
+    """Where somebody waits for a command whose results are on disk, or not begun."""
+    return temporary_settings({PREFECT_CLIENT_MAX_RETRIES: _HASTE})
 
 
 # ---- parameters --------------------------------------------------------------------------------------------------
@@ -124,6 +135,7 @@ def operation(
         log = Lines(get_run_logger().info)
         if call is not None:
             given = call.operation
+            stack.enter_context(temporary_settings({PREFECT_CLIENT_MAX_RETRIES: call.patience}))
             watcher = ProgressArtifact(given.watcher, log)
         else:
             given = Operation(InlineSteps(), log, stack.enter_context(_recorder(config, log.say)))
@@ -169,13 +181,20 @@ def show_run(outcome: Outcome) -> None:
     """The scores and costs of a finished run as an artifact, with where it is; the command knows of it before."""
     left(outcome)
     lines = [f"folder: `{outcome.directory}`", *([f"MLflow: `{outcome.store}`"] if outcome.store else [])]
-    create_markdown_artifact(_run_table(outcome.directory) + "\n\n" + "\n\n".join(lines), key="result")
+    with _at_the_end():
+        create_markdown_artifact(_run_table(outcome.directory) + "\n\n" + "\n\n".join(lines), key="result")
 
 
 def show_table(outcome: Outcome | StudyOutcome) -> None:
     """The table of many runs as an artifact; the command knows of it before."""
     left(outcome)
-    create_markdown_artifact(outcome.markdown, key="table", description=f"of the runs in {outcome.directory}")
+    with _at_the_end():
+        create_markdown_artifact(outcome.markdown, key="table", description=f"of the runs in {outcome.directory}")
+
+
+def _at_the_end() -> AbstractContextManager[Any]:
+    """All is done: a command does not wait for the server now, while a deployment has time."""
+    return nullcontext() if CURRENT.get(None) is None else impatient()
 
 
 def _run_table(directory: Path) -> str:
