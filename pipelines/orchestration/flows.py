@@ -22,6 +22,7 @@ from flcore.config import Config
 from flcore.data.dataset import Dataset
 from flcore.errors import ConfigError
 from flcore.files import read_json, write_json
+from flcore.files import sweep as sweep_leftovers
 from pipelines.config.grid import plan
 from pipelines.config.params import without_tracking
 from pipelines.execution.bodies import comparison, comparison_runs, experiment
@@ -278,6 +279,7 @@ def retrain_on_new_data(
         was = "none has finished before" if before is None else f"the last run had {before['data_fingerprint'][:16]}"
         create_markdown_artifact(f"new data: {now[:16]}; {was}", key="data")
         outcome = experiment(checked, home / now[:16], how, restart=restart)
+        sweep_leftovers(home, last.name)
         write_json(last, {"data_fingerprint": now, "run": outcome.directory.name})
         show_run(outcome)
     return Completed(message=f"trained on new data ({now[:16]}; {was}): {left(outcome)}", data=str(outcome.directory))

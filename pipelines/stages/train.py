@@ -18,7 +18,7 @@ from pathlib import Path
 from flcore import disk
 from flcore.config import Config
 from flcore.errors import DataError, RunError
-from flcore.files import read_json, write_json
+from flcore.files import read_json, sweep, write_json
 from flcore.run_folder import RunFiles, described, write_result
 from pipelines.execution.bodies import Operation, carry_out_placed
 from pipelines.execution.one_run import PlacedRun, finished_by_other_code, placed
@@ -50,6 +50,7 @@ def train(
         RunError: runs failed; the others are finished, and found again next time.
     """
     ledger = directory.with_suffix(".json")
+    sweep(ledger.parent, ledger.name)
     known = read_json(ledger, _CURE) if ledger.exists() else {}
     runs: list[PlacedRun] = []
     for config in configs:
