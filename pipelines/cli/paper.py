@@ -33,6 +33,8 @@ def add_to(group: Callable[[str, str, str], Callable[..., Parser]]) -> None:
 
     shown = add("show", show, "A table's setting, its cells, what is refused and why, and about how long it takes.")
     _which(shown)
+    about = "carry out three rounds of every kind of run of which none has finished here, to know how long they take"
+    shown.add_argument("--measure", action="store_true", help=about)
     options.as_json(shown, "an object")
 
     run = add("run", run_, "Carry out what can be run of a table, setting by setting.", _RUN_EPILOG)
@@ -94,6 +96,10 @@ def show(arguments: argparse.Namespace) -> int:
     from pipelines.papers.plan import cells, plan, refused_by_reason, told_length
 
     found = plan(_table(arguments), _asked(arguments))
+    if arguments.measure:
+        from pipelines.orchestration.papers import with_times
+
+        found = with_times(found)
     table = found.table
     if arguments.json:
         settings = [{"columns": [c.key for c in s.columns], "parameters": s.parameters} for s in found.settings]

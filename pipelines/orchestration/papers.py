@@ -11,7 +11,8 @@ from pipelines.orchestration.as_flow import as_flow, uses_prefect
 from pipelines.orchestration.commands import operation, say_table
 from pipelines.papers.carry_out import folder_of, run_table
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.plan import Asked, plan
+from pipelines.papers.plan import Asked, TablePlan, plan
+from pipelines.papers.trial import measure
 
 
 def run_paper(
@@ -46,3 +47,11 @@ def run_paper(
         else:
             outcome = run_table(planned, folder, how, restart=restart)
     say_table(outcome, planned.num_runs)
+
+
+def with_times(planned: TablePlan) -> TablePlan:
+    """``protofl paper show --measure``: the plan once more, when a few rounds of each kind of run have been timed."""
+    first: Mapping[str, Any] = planned.settings[0].parameters if planned.settings else {}
+    with operation({**first, "tracking": {"enabled": False}}) as (how, _):
+        measured = measure(planned, folder_of(planned) / "trial", how)
+    return plan(planned.table, planned.asked) if measured else planned

@@ -137,10 +137,10 @@ def _configs(table: PaperTable, column: Column, rows: Sequence[Row], asked: Aske
         for row in built:  # one of them is at fault
             found |= _configs(table, column, [row], asked)
         return found
-    return found | {row.key: run.config for row, run in zip(built, _one_draw(runs, built), strict=True)}
+    return found | {row.key: run.config for row, run in zip(built, one_draw(runs, built), strict=True)}
 
 
-def _one_draw(runs: Sequence[PlannedRun], rows: Sequence[Row]) -> Sequence[PlannedRun]:
+def one_draw(runs: Sequence[PlannedRun], rows: Sequence[Row]) -> Sequence[PlannedRun]:
     """Of every row the run on its first division."""
     return runs[:: len(runs) // len(rows)] if rows else []
 
@@ -228,7 +228,7 @@ def told_length(found: TablePlan) -> str:
         words += f", about {_duration(found.seconds)} on one core"
         words += f" and {unknown} settings of which no run has finished here" if unknown else ""
     elif found.settings:
-        words += "; how long they take is not known before one of each kind has finished here"
+        words += "; how long they take is not known before one of each kind has finished here (paper show --measure)"
     return words
 
 

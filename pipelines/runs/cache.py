@@ -169,9 +169,12 @@ class Cache:
         with self._alone(entry):
             known = _read_or_empty(entry)
             write_json(entry, known | {about["code"]: [str(directory.absolute()), _results(directory)]})
-        seconds = sum(read_json(RunFiles(directory).timing, _CURE)["seconds"].values())
-        cores = max(worker_count(config.engine), 1)
-        write_json(self._known("seconds", kind_of(config)), {"seconds": seconds * cores, "method": config.method.name})
+        self.note_seconds(config, sum(read_json(RunFiles(directory).timing, _CURE)["seconds"].values()))
+
+    def note_seconds(self, config: Config, seconds: float) -> None:
+        """Remember how long the training of a run takes; with workers inside, they all take as long."""
+        spent = seconds * max(worker_count(config.engine), 1)
+        write_json(self._known("seconds", kind_of(config)), {"seconds": spent, "method": config.method.name})
 
     def note_peak(self, config: Config, peak: int) -> None:
         """Remember the bytes of memory that a run's process took at most; with workers inside, it is none of it all."""

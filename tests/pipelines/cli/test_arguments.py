@@ -112,7 +112,7 @@ OPTIONS = {
     "methods seeds cores engine data-root baseline",
     "completion": "",
     "paper list": "json",
-    "paper show": "rows columns seeds partition-seeds rounds-scale max-hours set json",
+    "paper show": "rows columns seeds partition-seeds rounds-scale max-hours set measure json",
     "paper run": "rows columns seeds partition-seeds rounds-scale max-hours set out orchestrator restart no-wait",
     "paper claims": "home papers write json",
 }
