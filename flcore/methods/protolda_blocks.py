@@ -28,7 +28,8 @@ from flcore.messages import Arrays, Weights
 from flcore.methods.patch_sums import CLASS_WEIGHTS, FILTERS, PatchSums
 from flcore.methods.vocabulary import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
 from flcore.params import Search, param
-from flcore.prototypes.krylov import Margins, directions, head, next_block, solved, standardised_products
+from flcore.prototypes.discriminant import Margins, head
+from flcore.prototypes.krylov import directions, next_block, solved, standardised_products
 from flcore.prototypes.release import clip_to_norm
 from flcore.records import Payloads, Record, Slot
 

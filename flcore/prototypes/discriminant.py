@@ -30,6 +30,48 @@ NEVER = -1e4
 
 
 @dataclass(frozen=True)
+class Margins:
+    """What counts, class sums and the diagonal of a second moment say: shares, means and deviations.
+
+    Attributes:
+        counts: float64 [C], samples of each class.
+        sums: float64 [C, D], features by class.
+        squares: float64 [D], Σ f².
+    """
+
+    counts: Tensor
+    sums: Tensor
+    squares: Tensor
+
+    @property
+    def shares(self) -> Tensor:
+        """Of each class among all samples, [C]."""
+        return self.counts / self.counts.sum()
+
+    @property
+    def held(self) -> Tensor:
+        """Bool [C], classes that have samples."""
+        return self.counts > 0
+
+    @property
+    def mean(self) -> Tensor:
+        """Of all features, [D]."""
+        return self.sums.sum(0) / self.counts.sum()
+
+    @property
+    def scale(self) -> Tensor:
+        """Deviations [D]; infinite for features that never change, which are then left out: theirs are rounding."""
+        variance = self.squares / self.counts.sum() - self.mean.square()
+        return torch.where(variance > 1e-12 * (1 + self.mean.square()), variance.clamp_min(1e-30).sqrt(), torch.inf)
+
+    @property
+    def class_means(self) -> Tensor:
+        """Of standardised features, [C, D]; 0 for classes without samples."""
+        means = self.sums / self.counts.clamp_min(1e-300).unsqueeze(1) - self.mean
+        return torch.where(self.held.unsqueeze(1), means / self.scale, 0.0)
+
+
+@dataclass(frozen=True)
 class ClassSums:
     """Sums over samples: all that a linear discriminant asks of data.
 
@@ -50,6 +92,17 @@ class ClassSums:
     def __sub__(self, other: ClassSums) -> ClassSums:
         """The sums without those samples: exact forgetting."""
         return ClassSums(self.counts - other.counts, self.sums - other.sums, self.second - other.second)
+
+    @property
+    def margins(self) -> Margins:
+        """All of them but what stands beside the second moment's diagonal."""
+        return Margins(self.counts, self.sums, self.second.diagonal())
+
+    @property
+    def covariance(self) -> Tensor:
+        """Of the standardised features, [D, D]."""
+        mean, scale = self.margins.mean, self.margins.scale
+        return (self.second / self.counts.sum() - torch.outer(mean, mean)) / torch.outer(scale, scale)
 
     @classmethod
     def nothing(cls, num_classes: int, dim: int) -> ClassSums:
@@ -88,13 +141,17 @@ def discriminant(totals: ClassSums, shrinkage: float) -> Linear:
     Returns:
         The head for features as they are; classes without samples have zero weights and the bias :data:`NEVER`.
     """
-    mean, scale, means, total = _standardised(totals)
-    shares = totals.counts / totals.counts.sum()
-    within = total - (shares.unsqueeze(1) * means).mT @ means
-    directions = _solved(within, shrinkage, means.mT).mT
-    held = totals.counts > 0
-    bias = torch.where(held, shares.log() - (means * directions).sum(1) / 2, NEVER)
-    return _unfolded(torch.where(held.unsqueeze(1), directions, 0.0), bias, mean, scale)
+    margins = totals.margins
+    means = margins.class_means
+    within = totals.covariance - (margins.shares.unsqueeze(1) * means).mT @ means
+    return head(_solved(within, shrinkage, means.mT), margins)
+
+
+def head(solution: Tensor, margins: Margins) -> Linear:
+    """The discriminant of directions X = (S_w + λI)⁻¹ μᵀ, [D, C]; what is returned is as of :func:`discriminant`."""
+    bias = margins.shares.log() - (margins.class_means * solution.mT).sum(1) / 2
+    weight = torch.where(margins.held.unsqueeze(1), solution.mT, 0.0)
+    return _unfolded(weight, torch.where(margins.held, bias, NEVER), margins)
 
 
 def ridge(totals: ClassSums, shrinkage: float) -> Linear:
@@ -106,11 +163,9 @@ def ridge(totals: ClassSums, shrinkage: float) -> Linear:
     Returns:
         As :func:`discriminant`.
     """
-    mean, scale, means, total = _standardised(totals)
-    shares = totals.counts / totals.counts.sum()
-    directions = _solved(total, shrinkage, (shares.unsqueeze(1) * means).mT).mT
-    held = totals.counts > 0
-    return _unfolded(directions, torch.where(held, shares, NEVER), mean, scale)
+    margins = totals.margins
+    directions = _solved(totals.covariance, shrinkage, (margins.shares.unsqueeze(1) * margins.class_means).mT).mT
+    return _unfolded(directions, torch.where(margins.held, margins.shares, NEVER), margins)
 
 
 def cross_validated(totals: ClassSums, grid: Sequence[float]) -> float:
@@ -123,12 +178,13 @@ def cross_validated(totals: ClassSums, grid: Sequence[float]) -> float:
         totals: of n > 1 samples.
         grid: values of λ to choose from, all positive.
     """
-    _, _, means, total = _standardised(totals)
-    number = float(totals.counts.sum())
-    shares = totals.counts / number
-    values, vectors = torch.linalg.eigh(total)
+    margins, number = totals.margins, float(totals.counts.sum())
+    shares = margins.shares
+    values, vectors = torch.linalg.eigh(totals.covariance)
     values = values.clamp_min(0)
-    joint = (vectors.mT @ (shares.unsqueeze(1) * means).mT).square().sum(1)  # Σ_c of squared covariances, by direction
+    joint = (
+        (vectors.mT @ (shares.unsqueeze(1) * totals.margins.class_means).mT).square().sum(1)
+    )  # Σ_c of squared covariances, by direction
     variance = float((shares * (1 - shares)).sum())
 
     def score(shrinkage: float) -> float:
@@ -150,19 +206,6 @@ def reweighted(bias: Tensor, before: Tensor, after: Tensor) -> Tensor:
     return torch.where(held, bias + shift.to(bias.dtype), NEVER)
 
 
-def _standardised(totals: ClassSums) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean and deviation of features [D], class means [C, D] and covariance [D, D] of the standardised ones."""
-    number = totals.counts.sum()
-    mean = totals.sums.sum(0) / number
-    covariance = totals.second / number - torch.outer(mean, mean)
-    variance = covariance.diagonal()
-    # A feature that never changes says nothing; its deviation is rounding.
-    scale = torch.where(variance > 1e-12 * (1 + mean.square()), variance.clamp_min(1e-30).sqrt(), torch.inf)
-    means = totals.sums / totals.counts.clamp_min(1e-300).unsqueeze(1) - mean
-    means = torch.where((totals.counts > 0).unsqueeze(1), means / scale, 0.0)
-    return mean, scale, means, covariance / torch.outer(scale, scale)
-
-
 def _solved(matrix: Tensor, shrinkage: float, right: Tensor) -> Tensor:
     """(A + λI)⁻¹ B for a symmetric A [D, D] whose negative eigenvalues count as 0, and B [D, C]."""
     factor, failed = torch.linalg.cholesky_ex(matrix + shrinkage * torch.eye(len(matrix), dtype=matrix.dtype))
@@ -172,10 +215,10 @@ def _solved(matrix: Tensor, shrinkage: float, right: Tensor) -> Tensor:
     return vectors @ ((vectors.mT @ right) / (values.clamp_min(0) + shrinkage).unsqueeze(1))
 
 
-def _unfolded(weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor) -> Linear:
+def _unfolded(weight: Tensor, bias: Tensor, margins: Margins) -> Linear:
     """A head of standardised features as one of features as they are."""
-    unscaled = weight / scale
-    return unscaled, bias - unscaled @ mean
+    unscaled = weight / margins.scale
+    return unscaled, bias - unscaled @ margins.mean
 
 
 # ---- the wire ----------------------------------------------------------------------------------------------------

@@ -8,46 +8,12 @@ gradients, which forget earlier ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from flcore.prototypes.discriminant import NEVER, Linear
+from flcore.prototypes.discriminant import Margins
 
 _NOTHING_LEFT = 1e-9  # of the first residual: directions of that size are rounding
-
-
-@dataclass(frozen=True)
-class Margins:
-    """What clients sum beforehand: all of a second moment that its diagonal says.
-
-    Attributes:
-        counts: float64 [C], samples of each class.
-        sums: float64 [C, D], features by class.
-        squares: float64 [D], Σ f².
-    """
-
-    counts: Tensor
-    sums: Tensor
-    squares: Tensor
-
-    @property
-    def mean(self) -> Tensor:
-        """Of all features, [D]."""
-        return self.sums.sum(0) / self.counts.sum()
-
-    @property
-    def scale(self) -> Tensor:
-        """Deviations [D]; infinite for features that never change, which are then left out."""
-        variance = self.squares / self.counts.sum() - self.mean.square()
-        return torch.where(variance > 1e-12 * (1 + self.mean.square()), variance.clamp_min(1e-30).sqrt(), torch.inf)
-
-    @property
-    def class_means(self) -> Tensor:
-        """Of standardised features, [C, D]; 0 for classes without samples."""
-        means = self.sums / self.counts.clamp_min(1e-300).unsqueeze(1) - self.mean
-        return torch.where((self.counts > 0).unsqueeze(1), means / self.scale, 0.0)
 
 
 def directions(block: Tensor, margins: Margins) -> Tensor:
@@ -73,7 +39,7 @@ def solved(basis: Tensor, products: Tensor, margins: Margins, shrinkage: float) 
         basis: V, [D, m], standardised; need not be orthonormal. products: T V, [D, m].
         margins: of all clients. shrinkage: λ > 0.
     """
-    means, shares = margins.class_means, margins.counts / margins.counts.sum()
+    means, shares = margins.class_means, margins.shares
     applied = products - means.mT @ (shares.unsqueeze(1) * (means @ basis)) + shrinkage * basis
     gram = basis.mT @ applied
     coefficients = torch.linalg.lstsq((gram + gram.mT) / 2, basis.mT @ means.mT, driver="gelsd").solution
@@ -93,11 +59,3 @@ def next_block(basis: Tensor, residual: Tensor, first: float) -> Tensor:
             rest = rest - orthonormal @ (orthonormal.mT @ rest)
     vectors, sizes, _ = torch.linalg.svd(rest, full_matrices=False)
     return vectors[:, sizes > _NOTHING_LEFT * first]
-
-
-def head(solution: Tensor, margins: Margins) -> Linear:
-    """Weight [C, D] and bias [C] of the discriminant for features as they are."""
-    shares, held = margins.counts / margins.counts.sum(), margins.counts > 0
-    bias = torch.where(held, shares.log() - (margins.class_means * solution.mT).sum(1) / 2, NEVER)
-    weight = torch.where(held.unsqueeze(1), solution.mT, 0.0) / margins.scale
-    return weight, bias - weight @ margins.mean

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from flcore.prototypes.discriminant import ClassSums, class_sums, discriminant
-from flcore.prototypes.krylov import Margins, directions, head, next_block, solved, standardised_products
+from flcore.prototypes.discriminant import ClassSums, Margins, class_sums, discriminant, head
+from flcore.prototypes.krylov import directions, next_block, solved, standardised_products
 
 
 def data(dim: int = 12, classes: int = 3) -> tuple[ClassSums, Margins]:
@@ -17,7 +17,7 @@ def data(dim: int = 12, classes: int = 3) -> tuple[ClassSums, Margins]:
     mixing = torch.randn(dim, dim, generator=generator)
     features = torch.rand(90, dim, generator=generator) @ mixing + labels.unsqueeze(1) / 3
     totals = class_sums(features, labels, classes)
-    return totals, Margins(totals.counts, totals.sums, totals.second.diagonal())
+    return totals, totals.margins
 
 
 def exchanged(totals: ClassSums, margins: Margins, blocks: int, shrinkage: float) -> tuple[list[float], torch.Tensor]:
@@ -39,7 +39,7 @@ def exchanged(totals: ClassSums, margins: Margins, blocks: int, shrinkage: float
 def test_one_direction_by_hand() -> None:
     """One feature (section 3a): the first block is all there is, and the head that of the discriminant."""
     line = class_sums(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), torch.tensor([0, 0, 1, 1]), 2)
-    margins = Margins(line.counts, line.sums, line.second.diagonal())
+    margins = line.margins
     assert margins.mean.item() == 3 and margins.scale.item() == pytest.approx(math.sqrt(5))
     left, solution = exchanged(line, margins, 1, 0.3)
     assert left[0] < 1e-12
