@@ -31,7 +31,8 @@ from flcore.methods.vocabulary import Batch, Context, LocalModel, Turn
 from flcore.records import load_record
 from flcore.training import train_together
 
-STACK_RUNS = {"stack": True, "stack_runs": True, "stack_size": 32}
+STACK = {"stack": True, "stack_size": 32}
+STACK_RUNS = {**STACK, "stack_runs": True}
 SEEDS = (0, 1, 2)
 SECONDS = 60  # far more than anything here takes
 
@@ -116,7 +117,12 @@ def turns(lab: Any, experiment: Any, before: Any, worker: TurnRunner | None = No
 
 @pytest.mark.parametrize("method", every_method())
 def test_one_step_of_three_runs(lab: Any, distance: Any, method: str, trained: list[Stack], tmp_path: Path) -> None:
-    """In round 2, each run after another first one: 1e-5 of each array's largest value; all runs in one stack."""
+    """In round 2, each run after another first one: 1e-5 of each array's largest value; all runs in one stack.
+
+    FedDC sends and keeps differences of weights. Of a bias before BatchNorm that is rounding alone: 2^-26 for values of
+    a quarter, which is 1.5e-5 of the smallest value that `distance` divides by.
+    """
+    tolerance = 2e-5 if method == "feddc" else 1e-5
     changes = {"method__name": method, "model": lab.model_of(method), "local__lr": 0.1}
     plain = {seed: lab.experiment(**changes, seed=seed, local__steps=1) for seed in SEEDS}
     before = {
@@ -128,8 +134,8 @@ def test_one_step_of_three_runs(lab: Any, distance: Any, method: str, trained: l
     for seed, own in zip(SEEDS, found, strict=True):
         for client, (reply, memory) in turns(lab, plain[seed], before[seed]).items():
             other, other_memory = own[client]
-            assert distance({**reply.message}, {**other.message}) < 1e-5
-            assert distance({**memory}, {**other_memory}) < 1e-5
+            assert distance({**reply.message}, {**other.message}) < tolerance
+            assert distance({**memory}, {**other_memory}) < tolerance
             assert other.losses == pytest.approx(dict(reply.losses), rel=1e-5, abs=1e-6)
             assert (reply.steps, reply.up, reply.down) == (other.steps, other.up, other.down)
     clients = sorted(plain[0].trainers)
@@ -141,6 +147,8 @@ def test_one_step_of_three_runs(lab: Any, distance: Any, method: str, trained: l
 def test_two_rounds_of_three_runs(lab: Any, distance: Any, method: str, trained: list[Stack], tmp_path: Path) -> None:
     """1e-3 of what servers and clients hold, as for stacks of one run; other initial weights, cohorts and shuffles.
 
+    Beside a run that is stacked alone: against a serial one (`test_stacked.py`) a rounding may have moved an image over
+    a kink of ReLU or of pooling, here by AVX-512 one of GFPL's, and two rounds later a bias of 0.01 is 1 % other.
     As there FedGen's generator enlarges a rounding to 1e-2, and FedCSPC's own work at the server is left out.
     """
     changes = {
@@ -153,7 +161,7 @@ def test_two_rounds_of_three_runs(lab: Any, distance: Any, method: str, trained:
     with_others = [stack for stack in trained if len({seed for seed, _ in stack}) == len(SEEDS)]
     assert with_others and len(with_others) == len(trained)
     for seed, run in zip(SEEDS, found, strict=True):
-        alone = lab.run(lab.experiment(**changes, seed=seed), tmp_path / f"alone-{seed}")
+        alone = lab.run(lab.experiment(**changes, seed=seed, engine=STACK), tmp_path / f"alone-{seed}")
         servers = [
             {name: payload for name, payload in one.state.server.items() if name not in ("calibrated", "exemplars")}
             for one in (alone, run)
