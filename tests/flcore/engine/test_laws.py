@@ -111,7 +111,7 @@ def test_nothing_of_the_process_counts(tmp_path: Path) -> None:
             {"PYTHONHASHSEED": "2", "TZ": "Asia/Tokyo", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "4", "USER": "bob"},
         )
     ):
-        home = tmp_path / "deeper" * number / str(number)
+        home = tmp_path / ("deeper/" * number) / str(number)
         home.mkdir(parents=True)
         environment = {**os.environ, **changes, "PYTHONPATH": str(Path(__file__).parents[3])}
         subprocess.run([sys.executable, "-c", code, json.dumps(raw)], cwd=home, env=environment, check=True)
