@@ -231,7 +231,7 @@ def test_many_runs_are_one_flow_that_ends_with_their_table(
     assert all(text in artifacts["table"] for text in in_table)
     seen = tasks_of(api, run["id"], last)
     assert seen["prepare-data"] == seen["partition-data"] == seen[last] == 1
-    trained = {name for name in seen if name.startswith(("fedavg-s0", "fedproto-s0", "trial-"))}
+    trained = {name for name in seen if name.startswith(("fedavg-s0", "fedproto-s0", "trial "))}
     assert sum(seen[name] for name in trained) == 2 and len(seen) == 3 + len(trained)
 
 
