@@ -15,7 +15,7 @@ from pipelines.execution.bodies import Outcome
 from pipelines.execution.progress import Silence
 from pipelines.orchestration import artifacts
 from pipelines.orchestration.as_flow import as_flow
-from pipelines.orchestration.flow_runs import show_table
+from pipelines.orchestration.flow_runs import CURRENT, show_table
 
 
 class Listening(Silence):
@@ -86,3 +86,22 @@ def test_a_page_that_cannot_be_brought_up_to_date_is_said_once(monkeypatch: pyte
     shown.end()
     assert asked == [25.0]  # the first of four rounds; nobody was asked again
     assert watcher.lines == ["the Prefect server does not answer (ConnectError); the runs go on, its pages do not"]
+
+
+def test_only_a_body_at_work_waits_for_a_server_that_has_gone() -> None:
+    """Prefect repeats a question five times, for a minute in all; around a body it is asked once more."""
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
+
+    found: list[int] = []
+
+    def body() -> Any:
+        found.append(PREFECT_CLIENT_MAX_RETRIES.value())
+        call = CURRENT.get()
+        found.append(call.patience)
+        call.outcome = Outcome(Path("all"))
+
+    usual = PREFECT_CLIENT_MAX_RETRIES.value()
+    how: Any = SimpleNamespace(watcher=Listening())
+    as_flow(how, body)
+    assert found == [1, usual] and usual > 1
+    assert PREFECT_CLIENT_MAX_RETRIES.value() == usual
