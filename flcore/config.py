@@ -67,6 +67,7 @@ _UNSAID_AT_DEFAULT: Mapping[str, frozenset[str]] = {
     "aggregation": frozenset(key.name for key in declared(Aggregation)),
     "federation": frozenset({"poisoned", "poisoned_clients", "attack", "attack_scale"}),
     "data": frozenset({"mean", "std"}),
+    "local": frozenset({"batches"}),
 }
 
 
@@ -121,6 +122,8 @@ class Config:
         self._check_needs()
         if (self.data.mean is None) != (self.data.std is None):
             raise ConfigError(f"data.mean = {self.data.mean}, data.std = {self.data.std}: set both, or neither")
+        if self.local.batches == "endless" and self.local.steps is None:
+            raise ConfigError("local.batches = endless: set local.steps, the mini-batches of a round, for example 20")
         self._check_aggregation()
         if self.engine.stack_runs:
             self._check_stacked_runs()

@@ -129,6 +129,11 @@ class LocalConfig:
     epochs: int = param(1, "passes over the client's data per round", low=1)
     steps: int | None = param(None, "mini-batches per round; where set, used instead of epochs", low=1)
     batch_size: int = param(32, "B, samples per mini-batch", low=1)
+    batches: Literal["all", "full", "endless"] = param(
+        "all",
+        "all: the last mini-batch of a pass may be smaller; full: it is left out, but of a client with fewer than "
+        "batch_size samples; endless: full ones, of passes that go on from round to round (needs local.steps)",
+    )
     optimizer: Literal["sgd", "adam"] = param("sgd", "fresh in every round, as in the papers")
     lr: float = param(0.01, "learning rate of the first round", above=0)
     momentum: float = param(0.0, "of SGD", low=0, below=1)

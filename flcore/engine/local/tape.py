@@ -6,7 +6,7 @@ it is trained alone or in a stack: each kind of draw has a stream of (seed, roun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -62,9 +62,8 @@ def record_tape(
     # The turn's seed, not the experiment's: a stack may hold clients of several runs (`meeting.py`).
     config, seed, keys = experiment.config, turn.setting.seed, (turn.round, turn.client, number)
     batch_size, device = config.local.batch_size, config.engine.device
-    generator = torch_stream(seed, "batches", *keys)
-    laid_out = list(batch_positions(size, batch_size, *passes(config.local, phase), generator))
-    a_pass = -(-size // batch_size)
+    laid_out = list(_laid_out(size, config.local, turn, phase, number))
+    a_pass = steps_per_pass(size, config.local)
     before = {"none": len(laid_out), "last_pass": max(0, len(laid_out) - a_pass)}.get(phase.note, 0)
     kept = [len(row) > 1 or not skip_single for row in laid_out]
     rows = [row for row, keep in zip(laid_out, kept, strict=True) if keep]
@@ -82,7 +81,7 @@ def record_tape(
         augment_generator = torch_stream(seed, "augmentation", *keys)
         flat = draw_augmentation(steps * batch_size, config.data.augmentation, augment_generator)
         augmentation = {name: draw.reshape(steps, batch_size, *draw.shape[1:]) for name, draw in flat.items()}
-    single = skip_single and size % batch_size == 1
+    single = skip_single and size % batch_size == 1 and (config.local.batches == "all" or size == 1)
     planned = replace(turn, steps_per_pass=a_pass - single)
     draws = experiment.method.draws(planned, steps, torch_stream(seed, "draws", *keys))
     return Tape(
@@ -103,31 +102,82 @@ def passes(local: LocalConfig, phase: Phase) -> tuple[int, int | None]:
     return phase.epochs or 1, phase.steps
 
 
+def steps_per_pass(size: int, local: LocalConfig) -> int:
+    """How many mini-batches one pass over ``size`` samples has."""
+    if local.batches == "all":
+        return -(-size // local.batch_size)
+    return max(size // local.batch_size, min(size, 1))
+
+
 def planned_steps(size: int, local: LocalConfig, phase: Phase) -> int:
     """How many mini-batches a phase over ``size`` samples has (single ones that BatchNorm skips included)."""
     epochs, steps = passes(local, phase)
     if size == 0:
         return 0
-    return steps if steps is not None else epochs * -(-size // local.batch_size)
+    return steps if steps is not None else epochs * steps_per_pass(size, local)
+
+
+def _laid_out(size: int, local: LocalConfig, turn: Turn, phase: Phase, number: int) -> Iterator[Tensor]:
+    epochs, steps = passes(local, phase)
+    seed, full = turn.setting.seed, local.batches != "all"
+    if local.batches != "endless" or steps is None:
+        generator = torch_stream(seed, "batches", turn.round, turn.client, number)
+        return batch_positions(size, local.batch_size, epochs, steps, generator, full=full)
+
+    def generator_of(which: int) -> torch.Generator:
+        return torch_stream(seed, "passes", turn.client, number, which)
+
+    return endless_positions(size, local.batch_size, (turn.round - 1) * steps, steps, generator_of)
 
 
 def batch_positions(
-    size: int, batch_size: int, epochs: int, steps: int | None, generator: torch.Generator
+    size: int, batch_size: int, epochs: int, steps: int | None, generator: torch.Generator, *, full: bool = False
 ) -> Iterator[Tensor]:
     """Positions of each mini-batch in a client's data: shuffled passes, the last batch of a pass may be smaller.
 
-    With ``steps``, passes are chained and cut after so many batches. Without data there are none.
+    With ``steps``, passes are chained and cut after so many batches. With ``full``, a last batch that is smaller is
+    left out, but where it is the only one (fedpa.md, 7l). Without data there are none.
     """
     if size == 0:
         return
     if steps is None:
         for _ in range(epochs):
-            yield from torch.split(torch.randperm(size, generator=generator), batch_size)
+            yield from _one_pass(size, batch_size, generator, full=full)
         return
     taken = 0
     while taken < steps:
-        for positions in torch.split(torch.randperm(size, generator=generator), batch_size):
+        for positions in _one_pass(size, batch_size, generator, full=full):
             yield positions
             taken += 1
             if taken == steps:
                 return
+
+
+def endless_positions(
+    size: int, batch_size: int, begin: int, steps: int, generator_of: Callable[[int], torch.Generator]
+) -> Iterator[Tensor]:
+    """``steps`` full mini-batches, from the one with number ``begin`` on, of an endless chain of shuffled passes.
+
+    What a data loader gives whose iterator outlives the round, as in the releases of FedGen and FedPA (fedpa.md,
+    section 2). The chain runs on with the rounds, also with those in which the client is not drawn, so that nothing of
+    it has to be kept: which of its samples come is a function of the round.
+
+    Args:
+        size: samples of the client. batch_size: B; a client with fewer has one batch a pass.
+        begin: counted over the run, from 0. generator_of: of the pass with a number, from 0.
+    """
+    if size == 0:
+        return
+    whole = max(1, size // batch_size)
+    which, skipped = divmod(begin, whole)
+    taken = 0
+    while taken < steps:
+        for positions in _one_pass(size, batch_size, generator_of(which), full=True)[skipped : skipped + steps - taken]:
+            yield positions
+            taken += 1
+        which, skipped = which + 1, 0
+
+
+def _one_pass(size: int, batch_size: int, generator: torch.Generator, *, full: bool) -> tuple[Tensor, ...]:
+    rows = torch.split(torch.randperm(size, generator=generator), batch_size)
+    return rows[:-1] if full and len(rows) > 1 and len(rows[-1]) < batch_size else rows

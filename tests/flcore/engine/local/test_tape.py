@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 from flcore.engine import client_data
 from flcore.engine.client import TurnRunner
 from flcore.engine.local.samples import drawn_labels
-from flcore.engine.local.tape import Tape, batch_positions, passes, planned_steps, record_tape
+from flcore.engine.local.tape import (
+    Tape,
+    batch_positions,
+    endless_positions,
+    passes,
+    planned_steps,
+    record_tape,
+)
 from flcore.errors import ConfigError
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
@@ -49,9 +56,47 @@ def test_steps_chain_passes_and_are_cut() -> None:
     assert [len(batch) for batch in positions(3, 4, 5, 2)] == [3, 3]
 
 
-def test_runs_of_both_kinds_count_their_steps(lab: Any) -> None:
-    """Client 0 has 43 samples: 3 batches of 16 a pass."""
-    for changes, expected in (({"local__epochs": 2}, 6), ({"local__steps": 5}, 5), ({"local__steps": 2}, 2)):
+def test_full_batches_leave_the_rest_of_a_pass_out() -> None:
+    """10 samples in batches of 4: the two of each pass that are left over are others the next time."""
+    batches = [row.tolist() for row in batch_positions(10, 4, 2, None, torch_stream(0, "batches", 1), full=True)]
+    everything = positions(10, 4, 2, None)
+    assert batches == [row for row in everything if len(row) == 4] and len(batches) == 4
+    # Eight are twice 4, and nothing is left; three are fewer than a batch, and are what there is.
+    for size, sizes in ((8, [4, 4]), (3, [3]), (0, [])):
+        rows = batch_positions(size, 4, 1, None, torch_stream(0, "batches", 1), full=True)
+        assert [len(row) for row in rows] == sizes
+
+
+def test_an_endless_chain_of_passes_goes_on_with_the_rounds() -> None:
+    """10 samples in batches of 4, two a pass; three steps a round: 0a 0b 1a | 1b 2a 2b | 3a 3b 4a."""
+
+    def rows(begin: int, steps: int) -> list[list[int]]:
+        generators = [torch_stream(0, "passes", 1, which) for which in range(20)]
+        return [row.tolist() for row in endless_positions(10, 4, begin, steps, generators.__getitem__)]
+
+    rounds = [rows(begin, 3) for begin in (0, 3, 6)]
+    chain_of_rounds = [row for each in rounds for row in each]
+    assert chain_of_rounds == rows(0, 9)
+    assert all(len(row) == 4 for row in chain_of_rounds)
+    for first in (0, 2, 4, 6):
+        assert len({*chain_of_rounds[first], *chain_of_rounds[first + 1]}) == 8  # no sample twice in a pass
+    assert list(endless_positions(0, 4, 0, 3, torch_stream)) == []  # type: ignore[arg-type]
+
+
+def test_endless_batches_need_a_number_of_steps(lab: Any) -> None:
+    with pytest.raises(ConfigError, match=r"local\.batches = endless: set local\.steps"):
+        lab.experiment(local__batches="endless")
+
+
+def test_runs_of_all_kinds_count_their_steps(lab: Any) -> None:
+    """Client 0 has 43 samples: 3 batches of 16 a pass, two of them full."""
+    for changes, expected in (
+        ({"local__epochs": 2}, 6),
+        ({"local__steps": 5}, 5),
+        ({"local__steps": 2}, 2),
+        ({"local__epochs": 2, "local__batches": "full"}, 4),
+        ({"local__steps": 5, "local__batches": "endless"}, 5),
+    ):
         experiment = lab.experiment(**changes)
         assert lab.train(experiment)[0].steps == expected
 
@@ -128,11 +173,13 @@ def test_passes_of_a_phase(phase: Phase, local: dict[str, int], expected: tuple[
     assert passes(LocalConfig(**local), phase) == expected
 
 
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.none() | st.integers(1, 9))
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.none() | st.integers(1, 9), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_planned_steps_are_those_laid_out(size: int, batch_size: int, epochs: int, steps: int | None) -> None:
-    local = LocalConfig(batch_size=batch_size, epochs=epochs, steps=steps)
-    laid_out = list(batch_positions(size, batch_size, epochs, steps, torch_stream(0, "batches")))
+def test_planned_steps_are_those_laid_out(
+    size: int, batch_size: int, epochs: int, steps: int | None, full: bool
+) -> None:
+    local = LocalConfig(batch_size=batch_size, epochs=epochs, steps=steps, batches="full" if full else "all")
+    laid_out = list(batch_positions(size, batch_size, epochs, steps, torch_stream(0, "batches"), full=full))
     assert len(laid_out) == planned_steps(size, local, Phase())
 
 
