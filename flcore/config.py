@@ -68,6 +68,7 @@ _UNSAID_AT_DEFAULT: Mapping[str, frozenset[str]] = {
     "federation": frozenset({"poisoned", "poisoned_clients", "attack", "attack_scale"}),
     "data": frozenset({"mean", "std"}),
     "local": frozenset({"batches"}),
+    "evaluation": frozenset({"snapshots"}),
 }
 
 
@@ -131,6 +132,9 @@ class Config:
             raise ConfigError("evaluation.split = validation: needs partition.validation above 0, for example 0.2")
         if len(set(self.evaluation.analyses)) < len(self.evaluation.analyses):
             raise ConfigError(f"evaluation.analyses = {list(self.evaluation.analyses)}: a name stands twice")
+        beyond = [number for number in self.evaluation.snapshots if number > self.federation.rounds]
+        if beyond:
+            raise ConfigError(f"evaluation.snapshots = {beyond}: the run has {self.federation.rounds} rounds")
         self._check_comparison()
 
     def _check_comparison(self) -> None:

@@ -65,6 +65,21 @@ class RunFiles:
         return {path.stem: load_record(path)[0] for path in sorted(self.before.glob("*.safetensors"))}
 
     @property
+    def snapshots(self) -> Path:
+        """What server and clients held after rounds of ``evaluation.snapshots``; see :meth:`snapshot`."""
+        return self.directory / "snapshots"
+
+    def snapshot(self, number: int, name: str) -> Path:
+        """What ``server`` or ``client.<id>`` held after a round; 0: before the first."""
+        return self.snapshots / f"{number:04d}.{name}.safetensors"
+
+    def records(self) -> list[Path]:
+        """What is there of :attr:`clients`, :attr:`before` and :attr:`snapshots`."""
+        # In this order: fingerprints of finished runs are taken over it.
+        folders = (self.clients, self.before, self.snapshots)
+        return [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
+
+    @property
     def timing(self) -> Path:
         """Seconds by leg and phase, and when each leg began and ended (milliseconds since 1970); a side file."""
         return self.directory / "timing.json"

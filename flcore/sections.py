@@ -24,8 +24,10 @@ class DataConfig:
         None, "of pixels from 0 to 1, all channels, taken off before they are divided by std; null: the dataset's own"
     )
     std: float | None = param(None, "with mean; FedPA and FedPG take 0.5 and 0.5", above=0)
-    augmentation: Literal["none", "crop_flip", "crop_flip_rot"] = param(
-        "none", "of training batches; never of evaluation"
+    augmentation: Literal["none", "crop_flip", "reflect_crop_flip", "crop_flip_rot"] = param(
+        "none",
+        "of training batches, never of evaluation: crops of the image with a border of 4 pixels, black or (reflect) "
+        "mirrored, flips, rotations by up to 15 degrees",
     )
 
 
@@ -201,11 +203,17 @@ class EvaluationConfig:
     )
     analyses: tuple[
         Literal[
-            "class_heatmap", "tsne", "tsne_calibration", "tsne_prototypes", "tsne_generated", "virtual_images",
-            "generator_distances", "inversion", "inversion_search", "gradcam",
+            "class_heatmap", "class_heatmap_trained", "tsne", "tsne_trained", "tsne_calibration", "tsne_prototypes",
+            "tsne_generated", "virtual_images", "generator_distances", "inversion", "inversion_search", "gradcam",
         ],
         ...,
     ] = param((), "analyses of the finished run, for its report; see protofl analyse --help")  # fmt: skip
+    snapshots: tuple[int, ...] = param(
+        (),
+        "rounds (0: before the first) of which the folder keeps what server and clients held then; every analysis is "
+        "made of each of them too",
+        low=0,
+    )
 
 
 @dataclass(frozen=True)

@@ -236,8 +236,12 @@ def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, sta
     for client in sorted(state.memories):
         save_record(files.clients / f"{client:04d}.safetensors", checkpoint.memory(client, state.memories))
     disk.remove_tree(files.before)
-    for label, server in checkpoint.kept().items():
+    for label, server in checkpoint.aside.kept().items():
         save_record(files.before / f"{label}.safetensors", server)
+    disk.remove_tree(files.snapshots)
+    for number in sorted(set(experiment.config.evaluation.snapshots)):
+        for name, record in checkpoint.aside.round(number).items():
+            save_record(files.snapshot(number, name), record)
     rounds = checkpoint.records("timing.jsonl")
     seconds, joules = _sums(rounds, "seconds"), _sums(rounds, "joules")
     # A leg in which clients only answer takes time too, but none of it for training.
@@ -247,8 +251,7 @@ def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, sta
     times = {"began_ms": rounds[0]["began_ms"], "ended_ms": rounds[-1]["ended_ms"]}
     write_result(files.timing, {**timing, **times})
     # What says that the run has finished comes last, after a power failure too.
-    kept = [*sorted(files.clients.iterdir()), *sorted(files.before.glob("*"))]
-    make_durable([files.model, files.server, files.timing, *kept])
+    make_durable([files.model, files.server, files.timing, *files.records()])
     write_text(files.history, (files.checkpoint / "history.jsonl").read_text(), durable=True)
     disk.remove_tree(files.checkpoint)
 

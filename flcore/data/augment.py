@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-Policy = Literal["none", "crop_flip", "crop_flip_rot"]
+Policy = Literal["none", "crop_flip", "reflect_crop_flip", "crop_flip_rot"]
 
 _PAD = 4
 _MAX_DEGREES = 15.0
@@ -23,8 +23,8 @@ def draw_augmentation(batch_size: int, policy: Policy, generator: torch.Generato
     """The random numbers for one batch, on the generator's device.
 
     Returns:
-        Nothing for ``none``. For ``crop_flip``: ``shift`` int64 [B, 2], rows and columns from 0 to 8, and ``flip``
-        bool [B]. For ``crop_flip_rot`` also ``angle`` float32 [B], degrees from -15 to 15.
+        Nothing for ``none``. Else ``shift`` int64 [B, 2], rows and columns from 0 to 8, and ``flip`` bool [B]. For
+        ``crop_flip_rot`` also ``angle`` float32 [B], degrees from -15 to 15.
     """
     if policy == "none":
         return {}
@@ -40,32 +40,38 @@ def draw_augmentation(batch_size: int, policy: Policy, generator: torch.Generato
 
 
 def augment(images: Tensor, policy: Policy, draws: Mapping[str, Tensor], fill: Tensor | float = 0.0) -> Tensor:
-    """Pad by 4 and crop, flip horizontally and, for ``crop_flip_rot``, rotate about the centre (bilinear).
+    """Pad by 4 and crop at random, flip horizontally and, for ``crop_flip_rot``, rotate about the centre (bilinear).
 
     Args:
         images: float [B, C, H, W].
         policy: the policy the draws were made for; ``none`` returns ``images`` as they are.
         draws: from :func:`draw_augmentation`, on any device.
         fill: value outside the image, one number or [C]. On normalised images 0 is the mean colour; black, as in the
-            published code that pads before it normalises, is ``-mean / std``.
+            published code that pads before it normalises, is ``-mean / std``. With ``reflect_crop_flip`` the border is
+            the image's own, mirrored at its edge, and this is not looked at.
 
     Returns:
         A new tensor of the same shape, type and device.
     """
     if policy == "none":
         return images
-    background = torch.as_tensor(fill, dtype=images.dtype, device=images.device).reshape(-1, 1, 1)
     moved = {name: draw.to(images.device) for name, draw in draws.items()}
-    changed = _crop_and_flip(images - background, moved["shift"], moved["flip"])  # minus: outside is zero from here on
+    if policy == "reflect_crop_flip":
+        padded = functional.pad(images, (_PAD, _PAD, _PAD, _PAD), mode="reflect")
+        return _crop_and_flip(padded, moved["shift"], moved["flip"])
+    background = torch.as_tensor(fill, dtype=images.dtype, device=images.device).reshape(-1, 1, 1)
+    # Minus: outside is zero from here on.
+    padded = functional.pad(images - background, (_PAD, _PAD, _PAD, _PAD))
+    changed = _crop_and_flip(padded, moved["shift"], moved["flip"])
     if policy == "crop_flip_rot":
         changed = _rotate(changed, moved["angle"])
     return changed + background
 
 
-def _crop_and_flip(images: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
-    batch, channels, height, width = images.shape
-    device = images.device
-    padded = functional.pad(images, (_PAD, _PAD, _PAD, _PAD))
+def _crop_and_flip(padded: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
+    batch, channels = padded.shape[:2]
+    height, width = (side - 2 * _PAD for side in padded.shape[-2:])
+    device = padded.device
     rows = shift[:, :1] + torch.arange(height, device=device)
     columns = torch.arange(width, device=device).expand(batch, width)
     columns = shift[:, 1:] + torch.where(flip[:, None], width - 1 - columns, columns)

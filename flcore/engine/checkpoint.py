@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore import disk
+from flcore.engine.aside import Aside
 from flcore.engine.owned import load_owned, save_owned
 from flcore.engine.run_state import RunName, RunState
 from flcore.engine.turns import Failure, Reply
@@ -200,7 +201,7 @@ class Checkpoint:
         written = [self.server_file(state.legs)] if changed else []
         written += [self.memory_file(client, leg) for client, leg in state.memories.items() if leg == state.legs]
         written += [path for name in _RECORDS if (path := self.directory / name).exists()]
-        written += sorted(self.directory.glob("before/*.safetensors"))
+        written += self.aside.points()
         make_durable(written)
         legs = {name: known.get(name, state.legs) for name in state.server}
         content = {
@@ -228,16 +229,15 @@ class Checkpoint:
             if path not in named:
                 disk.try_to_remove(path)
 
-    def keep(self, label: str, server: Record) -> None:
-        """Keep what the server held at a point of the last round, for analyses of the finished run."""
-        save_owned(self.directory / "before" / f"{label}.safetensors", server, label, self._run)
+    @property
+    def aside(self) -> Aside:
+        """States that are kept for analyses of the finished run."""
+        return Aside(self.directory, self._run, CURE)
 
-    def kept(self) -> dict[str, Record]:
-        """What :meth:`keep` was given, by label."""
-        return {
-            path.stem: load_owned(path, path.stem, self._run, CURE)
-            for path in sorted(self.directory.glob("before/*.safetensors"))
-        }
+    def keep_round(self, state: RunState) -> None:
+        """Put aside what server and clients hold after a round that is about to be committed."""
+        memories = {client: self.memory(client, state.memories) for client in sorted(state.memories)}
+        self.aside.keep_round(state.round, state.server, memories)
 
     def show(self, server: Record, legs: Mapping[int, int]) -> Path:
         """Let workers see a state that is not committed: what the server holds, and whose memory is of which leg."""

@@ -105,6 +105,8 @@ def run_rounds(
     if state is None:
         state = RunState(0, Record(experiment.method.start_server(experiment.setting)), run=name)
         checkpoint.start(state, replace=restart)
+    if state.legs == 0 and 0 in experiment.config.evaluation.snapshots:
+        checkpoint.keep_round(state)
     observers.on_start(state.round)
     scorer = RoundScorer(experiment, checkpoint, executor)
     run = _Run(experiment, checkpoint, executor, orchestrator, observers, scorer)
@@ -152,6 +154,8 @@ def _run_round(run: _Run, latest: _Latest) -> RoundRecord | None:
             record = {"round": number, **scores, **_round_facts(after, replies, cohort, facts)}
             after = replace(after, evaluated=after.evaluated + 1)
             watch.lap("evaluate")
+        if last and number in run.experiment.config.evaluation.snapshots:
+            run.checkpoint.keep_round(after)  # before the commit: who is killed in between does it again
         timing = {"round": number, "leg": leg.name, "steps": after.steps - state.steps, **watch.record()}
         times = {"began_ms": _milliseconds(began), "ended_ms": _milliseconds(run.observers.wall_clock())}
         run.checkpoint.commit(after, record, {**timing, **times})
@@ -182,7 +186,7 @@ def _score_on_the_way(
         scored, servers = run.scorer.on_the_way(leg, before, in_front, after, number)
     if number == run.experiment.config.federation.rounds:
         for label, server in servers.items():
-            run.checkpoint.keep(label, server)
+            run.checkpoint.aside.keep(label, server)
     return replace(after, scored={**after.scored, **scored})
 
 

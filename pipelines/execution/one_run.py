@@ -201,7 +201,7 @@ def carry_out(
 
 def analyses_left(run: PlacedRun) -> list[str]:
     """The analyses that a run asks for and nobody has made."""
-    return [name for name in run.config.evaluation.analyses if name not in analyses.stored_names(run.directory)]
+    return [name for name in analyses.asked(run.config) if name not in analyses.stored_names(run.directory)]
 
 
 def _with_hurdles(run: PlacedRun, observers: Observers | None) -> Observers | None:

@@ -32,9 +32,8 @@ def result_files(run: Path) -> dict[str, Path]:
     """
     files = RunFiles(run)
     single = (files.metrics, files.history, files.curves, files.model, files.server)
-    folders = (files.clients, files.before, files.analyses)
     found = [path for path in single if path.is_file()]
-    found += [path for folder in folders if folder.is_dir() for path in folder.iterdir()]
+    found += [*files.records(), *files.analyses.glob("*")]
     return {path.relative_to(run).as_posix(): path for path in sorted(found) if not path.name.startswith(".")}
 
 

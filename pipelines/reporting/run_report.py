@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flcore.evaluation.analyses import without_round
 from pipelines.reporting import page_tables
 from pipelines.reporting.comparison import compare
 from pipelines.reporting.comparison_tables import comparison_tables, definitions
-from pipelines.reporting.figures.analyses import CAPTIONS, HEADINGS, analysis_drawings
+from pipelines.reporting.figures.analyses import CAPTIONS, analysis_drawings, heading
 from pipelines.reporting.figures.partition import load_partition
 from pipelines.reporting.figures.sets import Drawing, run_drawings, write_drawings
 from pipelines.reporting.html import (
@@ -60,7 +61,7 @@ def report(
         prepared, partition = prepared or found.prepared, partition or found.partition
     if config is not None:
         assert prepared is not None  # found above
-        analyses.compute(config, prepared, partition, directory, config.evaluation.analyses)
+        analyses.compute(config, prepared, partition, directory, analyses.asked(config))
     return write_run_page(directory, partition)
 
 
@@ -114,6 +115,6 @@ def _analyses(stored: Sequence[analyses.StoredAnalysis], drawn: Mapping[str, Dra
     for analysis in stored:
         block: Block = Words(f"Left out: {analysis.skipped}.")
         if analysis.name in drawn:
-            caption = " ".join((CAPTIONS[analysis.name], *analysis.notes))
-            block = panels(HEADINGS[analysis.name], caption, drawn[analysis.name])
-        yield Section(f"analysis-{analysis.name}", HEADINGS[analysis.name], (block,), level=3)
+            caption = " ".join((CAPTIONS[without_round(analysis.name)[0]], *analysis.notes))
+            block = panels(heading(analysis.name), caption, drawn[analysis.name])
+        yield Section(f"analysis-{analysis.name}", heading(analysis.name), (block,), level=3)

@@ -19,14 +19,14 @@ import numpy as np
 
 from flcore import disk
 from flcore.errors import DataError
-from flcore.evaluation.analyses import SUMMARIES
+from flcore.evaluation.analyses import SUMMARIES, with_snapshots, without_round
 from flcore.files import replace_file, sweep
 from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
 
 if TYPE_CHECKING:
     from flcore.config import Config
-    from flcore.evaluation.analyses.base import Result
-    from flcore.records import Record
+    from flcore.evaluation.analyses.base import FinishedRun, Result
+    from flcore.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class StoredAnalysis:
     """An analysis as it lies in a run's folder.
 
     Attributes:
-        name: of the registry.
+        name: of the registry, with the round where it is of a snapshot.
         skipped: why it could not be done; None where it was.
         arrays: by name. rows: of the table, all values as text, empty for none. notes: what a reader must know.
     """
@@ -55,7 +55,7 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
         config: of the run.
         prepared: the run's data. partition: its partition.
         directory: of the run.
-        names: keys of :data:`flcore.evaluation.analyses.SUMMARIES`.
+        names: as :func:`asked` gives them.
 
     Raises:
         DataError: the run has not finished, is damaged, or ran on other data.
@@ -65,10 +65,9 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
     index = {name: entry for name, entry in _index(files, run).items() if name not in names}
     if names:
         from flcore.engine.rounds import single_thread
-        from flcore.evaluation.analyses.base import FinishedRun, Result
+        from flcore.evaluation.analyses.base import Result
         from flcore.evaluation.analyses.registry import ANALYSES
         from flcore.experiment import EngineChoice, Experiment
-        from flcore.records import Record, load_record
 
         single_thread()
         nothing_is_trained = EngineChoice(stack=False, compile=False)
@@ -78,21 +77,35 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
                 f"{directory}: the run has other data, another partition or another configuration than {prepared} and "
                 f"{partition}; name its own with --prepared and --partition"
             )
-        server, _ = load_record(files.server)
-
-        def memory(client: int) -> Record:
-            path = files.clients / f"{client:04d}.safetensors"
-            return load_record(path)[0] if path.exists() else Record()
-
-        run_left = FinishedRun(experiment, server, memory, files.states_before())
         for name in names:
-            reason = ANALYSES[name].applies(run_left)
-            result = Result() if reason is not None else ANALYSES[name].compute(run_left)
+            base, number = without_round(name)
+            run_left = _left(files, experiment, number)
+            reason = ANALYSES[base].applies(run_left)
+            result = Result() if reason is not None else ANALYSES[base].compute(run_left)
             if reason is not None:
                 print(f"{name}: left out, {reason}", file=sys.stderr)
             _store(files, name, result)
             index[name] = {"skipped": reason, "notes": list(result.notes)}
     write_json(files.analyses / "index.json", {"run": run, "analyses": index})
+
+
+def _left(files: RunFiles, experiment: Experiment, number: int | None) -> FinishedRun:
+    """What a run left when it had finished, or after a round of which it kept a snapshot."""
+    from flcore.evaluation.analyses.base import FinishedRun
+    from flcore.records import Record, load_record
+
+    def memory(client: int) -> Record:
+        last = files.clients / f"{client:04d}.safetensors"
+        path = last if number is None else files.snapshot(number, f"client.{client:04d}")
+        return load_record(path)[0] if path.exists() else Record()
+
+    server, _ = load_record(files.server if number is None else files.snapshot(number, "server"))
+    return FinishedRun(experiment, server, memory, files.states_before() if number is None else {})
+
+
+def asked(config: Config) -> list[str]:
+    """Every analysis that a run asks for: of the finished run, then of its snapshots."""
+    return with_snapshots(config.evaluation.analyses, config.evaluation.snapshots)
 
 
 def stored_names(directory: Path) -> set[str]:
@@ -119,9 +132,14 @@ def load(directory: Path) -> list[StoredAnalysis]:
             _read_rows(files.analyses / f"{name}.csv"),
             tuple(index[name]["notes"]),
         )
-        for name in SUMMARIES
-        if name in index
+        for name in sorted(index, key=_place)
     ]
+
+
+def _place(name: str) -> tuple[int, float]:
+    """In the order of the registry; snapshots in their order, before the finished run."""
+    base, number = without_round(name)
+    return list(SUMMARIES).index(base), float("inf") if number is None else number
 
 
 def _index(files: RunFiles, run: str) -> dict[str, Any]:

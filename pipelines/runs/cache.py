@@ -234,9 +234,8 @@ def has_finished(directory: Path, run_hash: str, code: str) -> bool:
 def _results(directory: Path) -> str:
     """A fingerprint of what a finished run gave; whoever deletes or alters some of it has no whole run to share."""
     files = RunFiles(directory)
-    kept = [path for folder in (files.clients, files.before) for path in sorted(folder.glob("*.safetensors"))]
     digests = []
-    for path in (files.metrics, files.history, files.model, files.server, *kept):
+    for path in (files.metrics, files.history, files.model, files.server, *files.records()):
         if path.is_file():
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()

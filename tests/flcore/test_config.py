@@ -89,7 +89,7 @@ def refusal(raw: dict[str, Any]) -> str:
         ({"evaluation": {"split": "validation"}}, "evaluation.split = validation: needs partition.validation above 0"),
         (
             {"evaluation": {"analyses": ["gradcam", "tsnee"]}},
-            "evaluation.analyses = ['gradcam', 'tsnee']: did you mean 'tsne'? expected one of class_heatmap, tsne,",
+            "evaluation.analyses = ['gradcam', 'tsnee']: did you mean 'tsne'? expected one of class_heatmap,",
         ),
         ({"local": {"optimizer": "sgdd"}}, "local.optimizer = sgdd: did you mean 'sgd'? expected one of sgd, adam"),
         ({"evaluation": {"analyses": ["tsne", "tsne"]}}, "evaluation.analyses = ['tsne', 'tsne']: a name stands twice"),

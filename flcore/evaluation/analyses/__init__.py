@@ -6,11 +6,13 @@ without importing what computes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 SUMMARIES: Mapping[str, str] = {
     "class_heatmap": "accuracy by client and class, with the models that answer for clients",
+    "class_heatmap_trained": "the same with each client's model as its training left it (needs evaluation.private)",
     "tsne": "t-SNE of test features of the global model, or of several clients' models in one embedding",
+    "tsne_trained": "t-SNE of several clients' models as their training left them (needs evaluation.private)",
     "tsne_calibration": "t-SNE of test features before and after the server's calibration, with accuracies",
     "tsne_prototypes": "t-SNE of one client's features with prototypes: class means, and means of 2 and 4 clusters",
     "tsne_generated": "t-SNE of real and generated features together",
@@ -21,3 +23,17 @@ SUMMARIES: Mapping[str, str] = {
     "gradcam": "where the model looks before and after calibration: kept right, mended, broken, still wrong",
 }
 """Name → one line, in the order of reports."""
+
+_ROUND = "_round_"
+
+
+def with_snapshots(names: Sequence[str], snapshots: Sequence[int]) -> list[str]:
+    """The analyses that a run asks for: ``tsne`` of the finished run, ``tsne_round_2`` of what it was after round 2."""
+    rounds = sorted(set(snapshots))
+    return [*names, *(f"{name}{_ROUND}{number}" for name in names for number in rounds)]
+
+
+def without_round(name: str) -> tuple[str, int | None]:
+    """The name in :data:`SUMMARIES`, and the round whose snapshot is analysed; None: the finished run."""
+    base, mark, number = name.rpartition(_ROUND)
+    return (base, int(number)) if mark else (name, None)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flcore.evaluation.analyses.base import FinishedRun
-from flcore.evaluation.answering import global_model, own_model
+from flcore.evaluation.answering import global_model, own_model, private_model
 from flcore.evaluation.forward import Forward, StoredImages
 from flcore.evaluation.scored_data import scored_data
 from flcore.messages import Weights
@@ -46,6 +46,12 @@ class Answers:
     def own_model(self, client: int) -> Weights | None:
         """The model that answers for this client alone; None where the global one does."""
         return own_model(self._experiment, self.server, client, self.memory(client))
+
+    def trained_model(self, client: int) -> Weights | None:
+        """A client's model as its last local training left it; None before its first. For runs that keep them."""
+        memory = on_device(self.memory(client), self._experiment.config.engine.device)
+        trained = private_model(memory)
+        return None if trained is None else with_statistics(trained, memory, self._experiment.setting)
 
     def reference_model(self) -> tuple[Weights, str]:
         """The model whose features are looked at where one is enough, and its name in words."""

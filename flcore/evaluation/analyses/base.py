@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcore.evaluation.answering import Memories
+from flcore.evaluation.answering import Memories, private_model
 from flcore.experiment import Experiment
 from flcore.records import Record
 from flcore.rng import torch_stream
@@ -67,6 +67,16 @@ class Analysis:
 
 def always(run: FinishedRun) -> str | None:
     """For analyses that every run allows."""
+    return None
+
+
+def keeps_trained_models(run: FinishedRun) -> str | None:
+    """For analyses of clients' models as their own training left them, before anything was averaged."""
+    if not run.experiment.keeps_private_models:
+        return "clients' own models are kept where evaluation.private is true"
+    clients = range(run.experiment.setting.num_clients)
+    if all(private_model(run.memories(client)) is None for client in clients):
+        return "no client has trained a model yet"
     return None
 
 

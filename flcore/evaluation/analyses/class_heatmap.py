@@ -7,11 +7,14 @@ the global model on the whole test set.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from flcore.evaluation.analyses.answers import Answers
 from flcore.evaluation.analyses.base import FinishedRun, Result, Row
+from flcore.messages import Weights
 
 MOST_CLIENTS = 200
 """More rows than this nobody can read, and each may cost a pass over the test set."""
@@ -23,8 +26,20 @@ def class_heatmap(run: FinishedRun) -> Result:
     Columns: ``model`` (client id or ``global``), ``test`` (``all`` or ``own``), ``class``, ``correct``, ``total`` and
     ``accuracy`` (None without test samples).
     """
-    experiment = run.experiment
     answers = Answers(run)
+    return _heatmap(run, answers, answers.own_model)
+
+
+def class_heatmap_trained(run: FinishedRun) -> Result:
+    """As :func:`class_heatmap` with each client's model as its own training left it; who never trained has no row."""
+    answers = Answers(run)
+    return _heatmap(run, answers, answers.trained_model, trained=True)
+
+
+def _heatmap(
+    run: FinishedRun, answers: Answers, model_of: Callable[[int], Weights | None], *, trained: bool = False
+) -> Result:
+    experiment = run.experiment
     names, num_clients = experiment.dataset.meta.class_names, experiment.setting.num_clients
     rows: list[Row] = []
 
@@ -39,12 +54,12 @@ def class_heatmap(run: FinishedRun) -> Result:
 
     shared = answers.global_model()
     for client in range(min(num_clients, MOST_CLIENTS)):
-        own, classes = answers.own_model(client), answers.classes(client)
+        own, classes = model_of(client), answers.classes(client)
         images, labels = answers.own_test(client)
         if own is not None:
             add(str(client), "all", answers.predictions(own, answers.images, classes), answers.labels)
             add(str(client), "own", answers.predictions(own, images, classes), labels)
-        elif shared is not None:
+        elif shared is not None and not trained:
             add(str(client), "own", answers.predictions(shared, images), labels)
     if shared is not None:
         add("global", "all", answers.predictions(shared, answers.images), answers.labels)

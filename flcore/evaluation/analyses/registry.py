@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flcore.evaluation.analyses import SUMMARIES
-from flcore.evaluation.analyses.base import Analysis, always, needs_global_model
-from flcore.evaluation.analyses.class_heatmap import class_heatmap
+from flcore.evaluation.analyses.base import Analysis, always, keeps_trained_models, needs_global_model
+from flcore.evaluation.analyses.class_heatmap import class_heatmap, class_heatmap_trained
 from flcore.evaluation.analyses.generated import generator_distances, has_generated_features, tsne_generated
 from flcore.evaluation.analyses.gradcam import can_compare_maps, gradcam_cases
 from flcore.evaluation.analyses.inversion import inversion, inversion_search
-from flcore.evaluation.analyses.tsne import keeps_uncalibrated, tsne, tsne_calibration
+from flcore.evaluation.analyses.tsne import keeps_uncalibrated, tsne, tsne_calibration, tsne_trained
 from flcore.evaluation.analyses.tsne_prototypes import tsne_prototypes
 from flcore.evaluation.analyses.virtual_sheet import has_virtual_images, virtual_sheet
 
@@ -18,7 +18,9 @@ ANALYSES: Mapping[str, Analysis] = {
     name: Analysis(SUMMARIES[name], compute, applies)
     for name, compute, applies in (
         ("class_heatmap", class_heatmap, always),
+        ("class_heatmap_trained", class_heatmap_trained, keeps_trained_models),
         ("tsne", tsne, always),
+        ("tsne_trained", tsne_trained, keeps_trained_models),
         ("tsne_calibration", tsne_calibration, keeps_uncalibrated),
         ("tsne_prototypes", tsne_prototypes, always),
         ("tsne_generated", tsne_generated, has_generated_features),

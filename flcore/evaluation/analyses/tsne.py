@@ -7,6 +7,9 @@ get one each, because their feature spaces need not have anything in common.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import islice
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -43,17 +46,30 @@ def tsne(run: FinishedRun) -> Result:
                 "class_names": class_names(experiment),
             }
         )
-    clients = range(min(experiment.setting.num_clients, MOST_CLIENTS))
-    models = [(answers.own_model(client), answers.classes(client)) for client in clients]
-    found = _looked_at(answers, [(model, classes) for model, classes in models if model is not None])
+    note = "The method has no global model: the first clients' models, the same images, one embedding."
+    return _of_clients(run, answers, answers.own_model, note)
+
+
+def tsne_trained(run: FinishedRun) -> Result:
+    """As :func:`tsne`, for the first clients' models as their own training left them (FedPG figure 3, FedCSPC 8)."""
+    answers = Answers(run)
+    note = "The first clients' models as their own training left them, the same images, one embedding."
+    return _of_clients(run, answers, answers.trained_model, note)
+
+
+def _of_clients(run: FinishedRun, answers: Answers, model_of: Callable[[int], Weights | None], note: str) -> Result:
+    """The first clients that have a model, in one embedding."""
+    asked = ((client, model_of(client)) for client in range(run.experiment.setting.num_clients))
+    having = list(islice(((client, model) for client, model in asked if model is not None), MOST_CLIENTS))
+    clients = [client for client, _ in having]
     return Result(
         {
-            **found,
+            **_looked_at(answers, [(model, answers.classes(client)) for client, model in having]),
             "models": np.array([f"client {client}" for client in clients]),
-            "counts": counts[: len(clients)],
-            "class_names": class_names(experiment),
+            "counts": run.experiment.partition.counts[clients],
+            "class_names": class_names(run.experiment),
         },
-        notes=("The method has no global model: the first clients' models, the same images, one embedding.",),
+        notes=(note,),
     )
 
 

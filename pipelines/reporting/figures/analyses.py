@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from flcore.evaluation.analyses import without_round
 from pipelines.reporting.figures.embeddings import (
     MADE,
     REAL,
@@ -24,7 +25,9 @@ from pipelines.runs.record import RunRecord
 
 HEADINGS: Mapping[str, str] = {
     "class_heatmap": "Accuracy by client and class",
+    "class_heatmap_trained": "Accuracy by client and class, as trained",
     "tsne": "Features of test images",
+    "tsne_trained": "Features of test images under clients' own models",
     "tsne_calibration": "Features before and after calibration",
     "tsne_prototypes": "Prototypes over a client's features",
     "tsne_generated": "Real and generated features",
@@ -37,8 +40,12 @@ HEADINGS: Mapping[str, str] = {
 CAPTIONS: Mapping[str, str] = {
     "class_heatmap": "Models that answer for clients, on the whole test set or the client's own test data; last row: "
     "the global model on the whole test set. Grey: no test samples.",
+    "class_heatmap_trained": "Each client's model as its own training left it, before anything was averaged, on the "
+    "whole test set or its own test data; last row: the global model. Grey: no test samples.",
     "tsne": "t-SNE (perplexity 30, from a PCA); its axes have no unit. Colour: true class, then predicted class; "
     "marker: model. Right: training samples.",
+    "tsne_trained": "t-SNE (perplexity 30, from a PCA); its axes have no unit. Colour: true class, then predicted "
+    "class; marker: client. Right: training samples.",
     "tsne_calibration": "t-SNE of the same test images under both models, each in an embedding of its own; accuracy on "
     "the whole test set.",
     "tsne_prototypes": "t-SNE of training features and prototypes together. Black-edged: means of one, two and four "
@@ -57,9 +64,8 @@ CAPTIONS: Mapping[str, str] = {
 
 def analysis_drawings(analyses: Sequence[StoredAnalysis], run: RunRecord) -> dict[str, Drawing]:
     """The figures of the analyses of a run that were done, by name; their data lie with the analyses."""
-    subject = subject_of(run)
     return {
-        analysis.name: drawing(analysis.name, {"": draw_analysis(analysis, subject)})
+        analysis.name: drawing(analysis.name, {"": draw_analysis(analysis, subject_of(run, analysis.name))})
         for analysis in analyses
         if analysis.skipped is None
     }
@@ -73,14 +79,24 @@ def draw_analysis(analysis: StoredAnalysis, subject: str) -> Figure:
         subject: what was analysed (dataset, partition, seed, method, round), written above the figure.
     """
     with house_style():
-        figure = _DRAWINGS[analysis.name](analysis)
+        figure = _DRAWINGS[without_round(analysis.name)[0]](analysis)
         figure.suptitle(subject, fontsize=7.5, color=MUTED, x=0.01, horizontalalignment="left")
         return figure
 
 
-def subject_of(run: RunRecord) -> str:
+def subject_of(run: RunRecord, name: str) -> str:
     """What every figure of a run's analyses states above it."""
-    return f"{run.dataset}, {run.partition} partition, seed {run.seed}: {run.method} after round {run.rounds}"
+    _, number = without_round(name)
+    when = f"after round {run.rounds if number is None else number}" if number != 0 else "before the first round"
+    return f"{run.dataset}, {run.partition} partition, seed {run.seed}: {run.method} {when}"
+
+
+def heading(name: str) -> str:
+    """Above the figure of an analysis."""
+    base, number = without_round(name)
+    if number is None:
+        return HEADINGS[base]
+    return f"{HEADINGS[base]}, {f'after round {number}' if number else 'before the first round'}"
 
 
 def _class_heatmap(analysis: StoredAnalysis) -> Figure:
@@ -148,7 +164,9 @@ def _generator_distances(analysis: StoredAnalysis) -> Figure:
 
 _DRAWINGS: Mapping[str, Callable[[StoredAnalysis], Figure]] = {
     "class_heatmap": _class_heatmap,
+    "class_heatmap_trained": _class_heatmap,
     "tsne": draw_tsne,
+    "tsne_trained": draw_tsne,
     "tsne_calibration": draw_calibration,
     "tsne_prototypes": draw_prototypes,
     "tsne_generated": draw_generated,

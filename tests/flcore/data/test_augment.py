@@ -52,6 +52,18 @@ def test_crop_and_flip_equal_padding_slicing_and_flipping_one_by_one() -> None:
     torch.testing.assert_close(augment(batch, "crop_flip", draws, torch.tensor(fill)), torch.stack(expected))
 
 
+def test_a_mirrored_border_has_the_pixels_next_to_the_edge() -> None:
+    """Rows 0 to 9 of ten: above row 0 lie 1, 2, 3, 4; moved up by all four, the crop begins with 4, 3, 2, 1, 0."""
+    rows = torch.arange(10.0)[None, None, :, None].expand(1, 1, 10, 12)
+    up = still(1) | {"shift": torch.tensor([[0, 4]])}
+    assert augment(rows, "reflect_crop_flip", up, 7.0)[0, 0, :, 5].tolist() == [4, 3, 2, 1, 0, 1, 2, 3, 4, 5]
+    draws = draw_augmentation(6, "reflect_crop_flip", generator())
+    assert set(draws) == {"shift", "flip"}
+    # Where the crop lies within the image, the border does not matter.
+    middle = still(6) | {"flip": draws["flip"]}
+    assert torch.equal(augment(images(), "reflect_crop_flip", middle), augment(images(), "crop_flip", middle))
+
+
 def test_draws_that_change_nothing() -> None:
     assert torch.equal(augment(images(), "crop_flip", still(6)), images())
     torch.testing.assert_close(augment(images(), "crop_flip_rot", still(6)), images())
@@ -71,7 +83,7 @@ def test_rotation_is_rigid_on_oblong_images() -> None:
     assert turned[0, 0, 2, 8] == pytest.approx(1, abs=1e-4) and turned.sum() == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.parametrize("policy", ["none", "crop_flip", "crop_flip_rot"])
+@pytest.mark.parametrize("policy", ["none", "crop_flip", "reflect_crop_flip", "crop_flip_rot"])
 def test_augmentation_is_a_function_of_images_and_draws(policy: Policy) -> None:
     batch, state = images(), torch.get_rng_state()
     one, two, other = (augment(batch, policy, draw_augmentation(6, policy, generator(seed))) for seed in (5, 5, 6))

@@ -144,7 +144,7 @@ def killed_and_resumed(lab: Any, raw: Any, seconds: float, times: int, tmp_path:
 
 KILLABLE = {
     "held": {"model": {"name": "fedgen_cnn", "batchnorm": "local"}, "engine__durability": "leg"},
-    "fedproto": {"method__name": "fedproto"},
+    "fedproto": {"method__name": "fedproto", "evaluation__snapshots": [0, 3]},
     "stacked": {"method__name": "fedproto", "engine__stack": True, "engine__stack_size": 2},
 }
 

@@ -210,7 +210,7 @@ def test_killed_between_legs_the_scores_are_not_lost(lab: Any, tmp_path: Path) -
 def test_the_last_rounds_states_stay_for_analyses(lab: Any, tmp_path: Path) -> None:
     """What the server held in front of stage two of round 3 says class 1; nothing of earlier rounds is kept."""
     run = lab.run(lab.experiment(algorithm=Steered()), tmp_path / "run")
-    kept = run.checkpoint.kept()
+    kept = run.checkpoint.aside.kept()
     assert kept.keys() == {"before_two", "before_asking", "before_three"}
     assert kept["before_two"][MODEL].params["head.bias"].tolist() == torch.eye(6)[1].tolist()
-    assert lab.run(lab.experiment(method__name="local"), tmp_path / "local").checkpoint.kept() == {}
+    assert lab.run(lab.experiment(method__name="local"), tmp_path / "local").checkpoint.aside.kept() == {}

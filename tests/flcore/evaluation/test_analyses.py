@@ -12,10 +12,10 @@ from torch import Tensor
 
 from flcore.config import Config
 from flcore.errors import ConfigError
-from flcore.evaluation.analyses import SUMMARIES
+from flcore.evaluation.analyses import SUMMARIES, with_snapshots, without_round
 from flcore.evaluation.analyses.answers import BEFORE_CALIBRATION
 from flcore.evaluation.analyses.base import FinishedRun, equal_per_class
-from flcore.evaluation.analyses.class_heatmap import class_heatmap
+from flcore.evaluation.analyses.class_heatmap import class_heatmap, class_heatmap_trained
 from flcore.evaluation.analyses.embedding import embed
 from flcore.evaluation.analyses.generated import generator_distances, tsne_generated
 from flcore.evaluation.analyses.gradcam import gradcam_cases
@@ -66,6 +66,16 @@ def tiny_run(lab: Any, tmp: Any, **changes: Any) -> tuple[Any, Record, Any]:
 
 
 # ------------------------------------------------------------------------------------------------- names, samples
+
+
+def test_names_of_snapshots() -> None:
+    names = with_snapshots(["tsne", "class_heatmap"], [10, 0])
+    assert names[2:] == [f"{base}_round_{number}" for base in ("tsne", "class_heatmap") for number in (0, 10)]
+    assert list(map(without_round, names)) == [
+        *(("tsne", None), ("class_heatmap", None)),
+        *(("tsne", 0), ("tsne", 10), ("class_heatmap", 0), ("class_heatmap", 10)),
+    ]
+    assert all(without_round(name) == (name, None) for name in SUMMARIES)
 
 
 def test_every_name_has_an_entry_and_a_line() -> None:
@@ -131,6 +141,26 @@ def test_heatmap_of_personal_models(lab: Any) -> None:
         ("1", "all"): [0.0, 0.0, None],
         ("1", "own"): [None, 0.0, None],
     }
+
+
+def test_heatmap_of_models_as_they_were_trained(lab: Any) -> None:
+    """Of a method with a global model: client 0 left training with one that swaps a and b, client 1 never trained.
+
+    Client 0 is then wrong on a and b, all images of both (0 of 1, 0 of 3: c is said of nothing but image 3's class b).
+    """
+    run = finished(
+        federation(lab, evaluation__private=True),
+        {"model": reader()},
+        {0: {"private_model": reader((1, 0, 2))}, 1: {}}.__getitem__,
+    )
+    assert ANALYSES["class_heatmap_trained"].applies(run) is None
+    assert table(class_heatmap_trained(run)) == {
+        ("0", "all"): [0.0, 0.0, None],
+        ("0", "own"): [0.0, 0.0, None],
+        ("global", "all"): [1.0, pytest.approx(2 / 3), None],
+    }
+    untrained = finished(federation(lab, evaluation__private=True), {"model": reader()})
+    assert ANALYSES["tsne_trained"].applies(untrained) == "no client has trained a model yet"
 
 
 # ----------------------------------------------------------------------------------------------------------- t-SNE
@@ -303,6 +333,7 @@ def test_what_a_run_allows_and_why_not(lab: Any) -> None:
     assert {name for name, reason in reasons.items() if reason is None} == {
         *("class_heatmap", "tsne", "tsne_prototypes", "inversion", "inversion_search"),
     }
+    assert reasons["tsne_trained"] == "clients' own models are kept where evaluation.private is true"
     assert reasons["gradcam"] == "fedavg has no state before a calibration"
     assert reasons["virtual_images"] == "the server of fedavg holds no virtual images"
     assert reasons["generator_distances"] == "the server of fedavg holds nothing that generates features"

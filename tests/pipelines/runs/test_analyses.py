@@ -16,6 +16,7 @@ from flcore.evaluation.analyses.base import Result
 from flcore.running import divide
 from flcore.running import run as run_to_end
 from pipelines.cli import app as cli
+from pipelines.proof.results import result_files
 from pipelines.reporting import run_report
 from pipelines.reporting.figures.analyses import CAPTIONS, HEADINGS, draw_analysis
 from pipelines.reporting.figures.style import save
@@ -85,6 +86,30 @@ def test_same_run_same_bytes(run: Path, evaluated: Path, tmp_path: Path) -> None
         assert [path.name for path in paths] == [path.name for path in sorted((second / name).iterdir())]
         assert all(path.read_bytes() == (second / name / path.name).read_bytes() for path in paths)
     assert (run / "report.html").read_bytes() == (second / "report.html").read_bytes()
+
+
+def test_snapshots_are_analysed_as_they_were(tmp_path: Path) -> None:
+    """Round 0 is the initial model, everywhere the same; round 1 is the finished run of one round."""
+    two, one = tmp_path / "two", tmp_path / "one"
+    asked = {"analyses": ["class_heatmap", "class_heatmap_trained"], "snapshots": [1, 0], "private": True}
+    for folder, rounds in ((two, 2), (one, 1)):
+        config = Config.from_mapping({**RAW, "federation": {"rounds": rounds}, "evaluation": asked})
+        run_to_end(config, folder)
+        analyses.compute(config, folder / "prepared", folder / "partition", folder, analyses.asked(config))
+    run_report.write_run_page(two, two / "partition")
+    found = {entry.name: entry for entry in analyses.load(two)}
+    assert list(found) == [
+        *("class_heatmap_round_0", "class_heatmap_round_1", "class_heatmap"),
+        *("class_heatmap_trained_round_0", "class_heatmap_trained_round_1", "class_heatmap_trained"),
+    ]
+    assert found["class_heatmap_trained_round_0"].skipped == "no client has trained a model yet"
+    earlier = {entry.name: entry.rows for entry in analyses.load(one)}
+    for name in ("class_heatmap", "class_heatmap_trained"):
+        assert found[f"{name}_round_1"].rows == earlier[name] != found[name].rows
+    page = (two / "report.html").read_text(encoding="utf-8")
+    assert "Accuracy by client and class, before the first round" in page and "fedavg after round 1" in page
+    digests = {name for name in result_files(two) if name.startswith("snapshots/")}
+    assert {"snapshots/0000.server.safetensors", "snapshots/0001.client.0000.safetensors"} <= digests
 
 
 def test_a_finished_run_is_analysed_later(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,6 +217,7 @@ def stored(name: str, classes: int) -> StoredAnalysis:
     }
     arrays = {
         "tsne": calibration,
+        "tsne_trained": calibration,
         "tsne_calibration": calibration,
         "tsne_prototypes": prototypes,
         "tsne_generated": generated,
@@ -218,7 +244,7 @@ def stored(name: str, classes: int) -> StoredAnalysis:
         for m in ("1", "2", "all")
     ]
     counted = [{"case": case, "count": "1", "share": "0.25"} for case in ("kept right", "mended", "broken", "x")]
-    rows = {"class_heatmap": heat, "generator_distances": distances, "gradcam": counted}
+    rows = {"class_heatmap": heat, "class_heatmap_trained": heat, "generator_distances": distances, "gradcam": counted}
     if name.startswith("inversion"):
         rows[name] = attacked
     return StoredAnalysis(name, None, {**common, **arrays}, tuple(rows.get(name, ())), ())

@@ -1,0 +1,68 @@
+"""States that a running run puts aside, for analyses when it has finished: they are no part of what it goes on with.
+
+::
+
+    checkpoint/
+      before/before_calibration.safetensors   what the server held at a point of the last round that is scored too
+      rounds/0010.server.safetensors          what it held after a round of `evaluation.snapshots` (0: before the first)
+      rounds/0010.client.0003.safetensors     what a client remembered then
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flcore.engine.owned import load_owned, save_owned
+from flcore.files import make_durable
+from flcore.records import Record
+
+
+@dataclass(frozen=True)
+class Aside:
+    """What a checkpoint's folder holds of such states.
+
+    Attributes:
+        directory: of the checkpoint. run: digest of the run's name. cure: what to do where something is damaged.
+    """
+
+    directory: Path
+    run: str
+    cure: str
+
+    def keep(self, label: str, server: Record) -> None:
+        """Keep what the server held at a point of the last round."""
+        save_owned(self.directory / "before" / f"{label}.safetensors", server, label, self.run)
+
+    def points(self) -> list[Path]:
+        """The files that :meth:`keep` wrote; they are made durable with the next commit."""
+        return sorted(self.directory.glob("before/*.safetensors"))
+
+    def kept(self) -> dict[str, Record]:
+        """What :meth:`keep` was given, by label.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        return {path.stem: load_owned(path, path.stem, self.run, self.cure) for path in self.points()}
+
+    def keep_round(self, number: int, server: Record, memories: Mapping[int, Record]) -> None:
+        """Keep what server and clients hold after a round, before that is committed; it survives a power failure."""
+        clients = {f"client.{client:04d}": record for client, record in memories.items()}
+        for name, record in {"server": server, **clients}.items():
+            save_owned(self._file(number, name), record, [number, name], self.run)
+        make_durable([self._file(number, name) for name in ("server", *clients)])
+
+    def round(self, number: int) -> dict[str, Record]:
+        """What was kept of a round: ``server``, and ``client.<id>`` of those that remembered something.
+
+        Raises:
+            DataError: it is gone, or damaged.
+        """
+        clients = sorted(path.stem for path in self.directory.glob(f"rounds/{number:04d}.client.*.safetensors"))
+        names = ("server", *(stem.partition(".")[2] for stem in clients))
+        return {name: load_owned(self._file(number, name), [number, name], self.run, self.cure) for name in names}
+
+    def _file(self, number: int, name: str) -> Path:
+        return self.directory / "rounds" / f"{number:04d}.{name}.safetensors"
