@@ -22,7 +22,7 @@ from flcore.errors import ConfigError
 from pipelines.orchestration.background import STATE, is_running, recorded
 from pipelines.tracking.addresses import without_password, without_secrets
 
-_PATIENCE_SECONDS = 0.5
+_PATIENCE_SECONDS = 2.0  # the first question to a server that was just started takes it most of a second
 _LONG_PATIENCE_SECONDS = 5.0  # for one that is there: on a machine that trains it may be slow to answer
 _OWN = f"{STATE}, protofl up"
 _CLOUD = "https://api.prefect.cloud/"

@@ -48,6 +48,7 @@ def as_flow(operation: Operation, body: Callable[..., str], *, hidden: str | Non
     from pipelines.orchestration.flow_runs import CURRENT, Call, impatient
 
     _log_on_the_page()
+    _say_once_that_it_is_lost()
     call = Call(operation, hidden, patience=int(PREFECT_CLIENT_MAX_RETRIES.value()))
     token = CURRENT.set(call)
     try:
@@ -66,6 +67,23 @@ def as_flow(operation: Operation, body: Callable[..., str], *, hidden: str | Non
         CURRENT.reset(token)
     assert call.outcome is not None
     return call.outcome
+
+
+def _say_once_that_it_is_lost() -> None:
+    """Leave it to the lines above that the server has gone: Prefect's senders write a page for each of their messages.
+
+    Whoever asks Prefect for its debugging output gets that.
+    """
+    if logging.getLogger("prefect").isEnabledFor(logging.DEBUG):
+        return
+    logging.raiseExceptions = False  # "--- Error logging to API ---"
+    for sender in ("prefect._internal.concurrency", "EventsWorker", "APILogWorker"):
+        # A filter, not a level: Prefect sets all levels again when a flow begins.
+        logging.getLogger(sender).addFilter(_is_no_failure)
+
+
+def _is_no_failure(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.WARNING
 
 
 def _log_on_the_page() -> None:

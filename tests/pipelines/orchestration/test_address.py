@@ -50,7 +50,7 @@ class Answers(BaseHTTPRequestHandler):
         elif self.path == "/page/admin/version":
             self._say(200, "<html>")
         elif self.path == "/slow/admin/version":
-            time.sleep(2)
+            time.sleep(4)
             self._say(200, json.dumps("3.8.8"))
         elif self.path == "/moved/admin/version":
             self.send_response(302)
@@ -199,12 +199,12 @@ def test_whatever_else_answers_is_no_prefect_server(path: str, host: str, monkey
     assert not found.uses_prefect and found.warning is not None
 
 
-def test_half_a_second_is_waited_and_not_more(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_seconds_are_waited_and_not_more(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"http://{host}/slow")
     before = time.monotonic()
     found = address.choose("auto")
-    assert found.warning is not None and "0.5 s" in found.warning
-    assert time.monotonic() - before < 1.5  # the machine may be busy; the server takes two
+    assert found.warning is not None and "2 s" in found.warning
+    assert time.monotonic() - before < 3.5  # the machine may be busy; the server takes four
     assert address.choose("prefect").uses_prefect  # which one asked for is worth waiting for
 
 
@@ -217,7 +217,7 @@ def test_a_server_that_is_known_to_run_here_may_be_slow(host: str) -> None:
     finally:
         stop("prefect")
     found = address.choose("auto")
-    assert found.warning is not None and "0.5 s" in found.warning
+    assert found.warning is not None and "2 s" in found.warning
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://[", "ftp://host/api", "http://no.such.host.invalid/api"])
