@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +61,7 @@ _NOT_IDENTITY = {
 }
 
 
+_CLAIM = ("better", "than", "metric", "by", "says")
 _NAMED = {"seeds": "seed", "methods": "method", "partition_seeds": "seed"}
 # Keys that came when runs had names already: at their defaults they change nothing and are no part of the identity, so
 # that a run made before them is found again.
@@ -154,6 +156,8 @@ class Config:
         for name in compare.settings:
             if name not in METHODS:
                 raise ConfigError(f"compare: {unknown_key(name, name, METHODS).replace('key', 'method', 1)}")
+        for name, claim in compare.claims.items():
+            _check_claim(f"compare.claims.{name}", claim, rows)
         for key in ("seeds", "methods", "partition_seeds"):
             given = getattr(compare, key) or ()
             if len(set(given)) < len(given):
@@ -265,6 +269,24 @@ class Config:
         """SHA-256 that names a run: its identity with the data and the partition it ran on."""
         named = {"config": self.identity(), "data": data_fingerprint, "partition": partition_fingerprint}
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+
+
+def _check_claim(place: str, claim: Any, rows: Collection[str]) -> None:
+    """Refuse a claim of a form that nobody can judge; ``rows`` are those that a comparison may have."""
+    if not isinstance(claim, Mapping) or not {"better", "than"} <= {*claim}:
+        raise ConfigError(f"{place} = {brief(claim)}: expected {{better: METHOD, than: METHOD or a list of them}}")
+    for key in claim:
+        if key not in _CLAIM:
+            raise ConfigError(f"{place}: {unknown_key(str(key), str(key), _CLAIM)}")
+    rivals = claim["than"] if isinstance(claim["than"], list | tuple) else [claim["than"]]
+    for row in (claim["better"], *rivals):
+        if not isinstance(row, str) or row.removesuffix(" (tuned)") not in rows:
+            raise ConfigError(f"{place}: {unknown_key(str(row), str(row), rows).replace('key', 'method', 1)}")
+    lead, texts = claim.get("by", 0.0), [claim[key] for key in ("metric", "says") if key in claim]
+    if isinstance(lead, bool) or not isinstance(lead, int | float) or not math.isfinite(lead):
+        raise ConfigError(f"{place}.by = {brief(lead)}: expected a number")
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{place}: metric and says are texts")
 
 
 def _seed(value: Any) -> int:

@@ -245,6 +245,9 @@ class CompareConfig:
     variants: Mapping[str, Any] = param(
         {}, "further rows by name: a method and dotted keys, such as {slow: {method: fedavg, local.lr: 0.001}}"
     )
+    claims: Mapping[str, Any] = param(
+        {}, "claims by name that get a verdict: which row is better than which, such as {ours: {better: A, than: B}}"
+    )
 
 
 SHARED: Mapping[str, type | None] = {

@@ -36,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """``protofl compare``: methods × seeds, then one table."""
+    from pipelines.config.files import claims_of
     from pipelines.config.params import with_values, with_variants
     from pipelines.orchestration import commands
 
@@ -43,6 +44,8 @@ def compare(arguments: argparse.Namespace) -> int:
     raw = with_variants(_raw(arguments), arguments.variant)
     if arguments.partition_seeds is not None:
         raw = with_values(raw, {"compare.partition_seeds": list(arguments.partition_seeds)})
+    if arguments.claims is not None:
+        raw = with_values(raw, {"compare.claims": claims_of(arguments.claims)})
     commands.compare(raw, *what, tuned=arguments.tuned, budget=arguments.budget, **_how(arguments))
     return 0
 

@@ -126,6 +126,8 @@ def _add_runs(add: _Commands) -> None:
     compare.add_argument("--seeds", type=whole_numbers, metavar="0,1,...", help="default: compare.seeds")
     about = "divisions of the data, each with every seed (default: compare.partition_seeds)"
     compare.add_argument("--partition-seeds", type=whole_numbers, metavar="0,1,...", help=about)
+    about = "claims, which row is better than which, for verdicts by these runs: a YAML file (default: compare.claims)"
+    compare.add_argument("--claims", type=Path, metavar="FILE", help=about)
     about = "tune every method with N trials on validation data, then compare tuned and as given (default: no tuning)"
     compare.add_argument("--tuned", type=whole_number(1), default=0, metavar="N", help=about)
     about = (

@@ -55,15 +55,31 @@ def points_of(path: Path) -> list[Any]:
     Raises:
         ConfigError: the file is missing, is not YAML, or holds no list.
     """
-    try:
-        points = _parsed(path)
-    except OSError as error:
-        raise ConfigError(f"--rows {path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ConfigError(f"--rows {path}: not valid YAML: {error}") from error
+    points = _of_option("--rows", path)
     if not isinstance(points, list) or not points:
         raise ConfigError(f"--rows {path}: expected a list of points, such as [{{method.mu: 0.1}}, {{method.mu: 1}}]")
     return points
+
+
+def claims_of(path: Path) -> dict[str, Any]:
+    """The claims of a file for a comparison: a YAML mapping by name; the configuration checks what stands in it.
+
+    Raises:
+        ConfigError: the file is missing, is not YAML, or holds no mapping.
+    """
+    claims = _of_option("--claims", path)
+    if not isinstance(claims, dict) or not claims:
+        raise ConfigError(f"--claims {path}: expected claims by name, such as ours: {{better: gfpl, than: fedavg}}")
+    return {str(name): claim for name, claim in claims.items()}
+
+
+def _of_option(option: str, path: Path) -> Any:
+    try:
+        return _parsed(path)
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ConfigError(f"{option} {path}: not valid YAML: {error}") from error
 
 
 def with_plugins(raw: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -37,10 +37,10 @@ from flcore.errors import ConfigError
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import TableResults, results
+from pipelines.reporting.claims import Judgement, judgement
 from pipelines.reporting.statistics import PairedDifference, paired_difference
 from pipelines.runs.layout import read_json
 
-Verdict = Literal["holds", "does not hold", "undecided", "not run"]
 _KEYS = ["id", "says", "where", "table", "column", "better", "than", "by", "lower"]
 _VARYING = ("column", "better", "than")
 
@@ -76,7 +76,7 @@ class Judged:
     """
 
     claim: Claim
-    verdict: Verdict
+    verdict: Judgement
     difference: PairedDifference
     seeds: tuple[int, ...] = ()
     divisions: tuple[int, ...] = ()
@@ -146,19 +146,6 @@ def _each(entry: Mapping[str, Any], here: str) -> Iterator[Claim]:
         )
 
 
-def verdict(difference: PairedDifference, by: float = 0.0) -> Verdict:
-    """What a difference says of a claimed lead.
-
-    Args:
-        difference: of the one that is claimed to be better, more being better. by: the lead that is claimed.
-    """
-    if difference.n == 0:
-        return "not run"
-    if difference.low is not None and difference.low > by:
-        return "holds"
-    return "does not hold" if difference.high is not None and difference.high < by else "undecided"
-
-
 def judge(claim: Claim, found: TableResults) -> Judged:
     """A claim by the results of its table."""
     better, than = (found.cells[row, claim.column].ours.by_seed for row in (claim.better, claim.than))
@@ -166,7 +153,7 @@ def judge(claim: Claim, found: TableResults) -> Judged:
     pairs = difference.by_seed
     seeds = tuple(sorted({pair[1] if isinstance(pair, tuple) else pair for pair in pairs}))
     divisions = tuple(sorted({pair[0] for pair in pairs if isinstance(pair, tuple)}))
-    return Judged(claim, verdict(difference, claim.by), difference, seeds, divisions, found.plan.asked.rounds_scale)
+    return Judged(claim, judgement(difference, claim.by), difference, seeds, divisions, found.plan.asked.rounds_scale)
 
 
 def judged(home: Path, which: Sequence[Claim]) -> list[Judged]:
@@ -213,7 +200,7 @@ def asked_of(folder: Path) -> Asked:
 
 def counts(found: Sequence[Judged]) -> str:
     """How many there are of each verdict, in a sentence."""
-    verdicts: Mapping[Verdict, str] = {
+    verdicts: Mapping[Judgement, str] = {
         "holds": "hold",
         "does not hold": "do not hold",
         "undecided": "undecided",

@@ -20,6 +20,7 @@ from flcore.files import read_json
 from flcore.provenance import code_fingerprint, code_modules
 from flcore.run_folder import RunFiles, described, stored_config
 from pipelines.proof.contents import (
+    CLAIMED,
     FINGERPRINT_DIGITS,
     FORMAT,
     METADATA,
@@ -213,6 +214,7 @@ def _add_comparison(compared: _Compared, runs: Sequence[_Run], contents: dict[st
         "rows": [[names[row["config_hash"]], row["method"], row.get("division")] for row in document["runs"]],
         "budget": document.get("budget"),
         "tuning": document["tuning"],
+        "claims": {claim["name"]: {key: claim[key] for key in CLAIMED} for claim in document.get("claims", [])},
         "failed": document["failed"],
         "results": digests(files),
     }

@@ -18,7 +18,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ _PLACES: Mapping[str, frozenset[str]] = {
 }
 """Keys that say where things lie, and who computes; none of them changes a result."""
 
+CLAIMED = ("better", "than", "metric", "by", "says")
+"""What an archive says of a claim of its comparison."""
 FINGERPRINT_DIGITS = 16  # of a fingerprint, in names
 _MOST_JSON = 2**28  # bytes of a file that is read into memory as a whole
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -96,6 +98,7 @@ class ArchivedComparison:
         budget: in a sentence, what every run might spend; None where that is a number of rounds.
         tuning: what studies found before. failed: why other runs have no result.
         results: SHA-256 by name of each file of the comparison.
+        claims: as in the section ``compare``, each with all of :data:`CLAIMED`.
     """
 
     baseline: str
@@ -105,6 +108,7 @@ class ArchivedComparison:
     tuning: Sequence[Mapping[str, Any]]
     failed: Mapping[str, str]
     results: Mapping[str, str]
+    claims: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -252,7 +256,16 @@ def _comparison(said: _Values, runs: Sequence[str]) -> ArchivedComparison:
         tuning=[_tuned(_Values(f"{said.where}: tuning", entry)) for entry in tuning],
         failed={label: failed.text(label) for label in failed.values},
         results=said.hashes("results"),
+        claims=_claims(said.inner("claims")) if "claims" in said.values else {},
     )
+
+
+def _claims(said: _Values) -> dict[str, Mapping[str, Any]]:
+    found = {name: said.inner(name) for name in said.values}
+    return {
+        name: {**{key: own.text(key) for key in CLAIMED if key != "by"}, "by": own.number("by")}
+        for name, own in found.items()
+    }
 
 
 def _tuned(said: _Values) -> Mapping[str, Any]:

@@ -205,7 +205,11 @@ def _carry_out(placed: Sequence[PlacedRun], how: Operation) -> None:
 def _compare(comparison: ArchivedComparison, home: Path, how: Operation) -> None:
     """Set the runs against each other as the archive says."""
     baseline = comparison.baseline.removesuffix(" (tuned)") if comparison.tuning else comparison.baseline
-    section = {"baseline": baseline, "target_fraction": comparison.target_fraction}
+    section = {
+        "baseline": baseline,
+        "target_fraction": comparison.target_fraction,
+        "claims": comparison.claims,
+    }
     asked = how.recorder.compare(
         "comparison",
         {"compare": section},

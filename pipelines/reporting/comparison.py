@@ -12,15 +12,15 @@ from statistics import fmean
 from typing import Any
 
 from flcore.errors import ConfigError, ProtoflError
+from pipelines.reporting.claims import JudgedRow, RowClaim, judge
 from pipelines.reporting.formats import listed, plural
 from pipelines.reporting.statistics import (
     PairedDifference,
     Summary,
     paired_differences,
-    rounds_to_target,
-    summarise,
     summarise_runs,
 )
+from pipelines.reporting.targets import RunTarget, TargetSummary, mean_rounds, run_target, target_summary
 from pipelines.runs.record import (
     COMMUNICATION,
     SCORES,
@@ -30,7 +30,6 @@ from pipelines.runs.record import (
     check_metric,
     group_by_method,
     in_order,
-    is_measured,
     pair_name,
 )
 
@@ -38,32 +37,6 @@ PAIRED_METRICS = ("top1_global", "mean_local")
 PAIRED_TASK_SCORES = ("a_glo", "a_loc", "a_sel")
 # What every method has: clients are scored whatever answers for them.
 COMMON_METRIC = "mean_local"
-
-
-@dataclass(frozen=True)
-class RunTarget:
-    """One run on its way to the target.
-
-    `target` is None where there is none or the run's history does not tell; `rounds` and `bytes` are None where the
-    run never got there.
-    """
-
-    metric: str
-    target: float | None
-    rounds: int | None
-    bytes: float | None
-
-
-@dataclass(frozen=True)
-class TargetSummary:
-    """Rounds and bytes to target over the n seeds that have a target; the means are None unless all reached it."""
-
-    metric: str
-    reached: int
-    n: int
-    rounds: Summary
-    bytes: Summary
-    speedup: float | None
 
 
 @dataclass(frozen=True)
@@ -135,6 +108,7 @@ class Comparison:
     failed: Mapping[str, str] = field(default_factory=dict)
     tuning: tuple[Tuned, ...] = ()
     budget: str | None = None
+    claims: tuple[JudgedRow, ...] = ()
 
     @property
     def draws(self) -> tuple[int, ...]:
@@ -165,6 +139,7 @@ def compare(
     failed: Mapping[str, str] | None = None,
     tuning: Sequence[Tuned] = (),
     budget: str | None = None,
+    claims: Sequence[RowClaim] = (),
 ) -> Comparison:
     """Summarise runs per method and set every method against the baseline.
 
@@ -177,6 +152,7 @@ def compare(
         failed: why other runs have no result, by what they are called.
         tuning: what the methods' studies found.
         budget: in a sentence, what every run may spend, where that is not a number of rounds.
+        claims: to be judged by these runs.
 
     Returns:
         The comparison; its notes name everything that is missing or uneven.
@@ -198,7 +174,7 @@ def compare(
     baseline_runs = {run.pair: run for run in by_method.get(baseline, ())}
     targets = {
         name: {
-            method: [_run_target(run, baseline_runs.get(run.pair), name, target_fraction) for run in method_runs]
+            method: [run_target(run, baseline_runs.get(run.pair), name, target_fraction) for run in method_runs]
             for method, method_runs in by_method.items()
         }
         for name in dict.fromkeys((metric, COMMON_METRIC))
@@ -216,7 +192,7 @@ def compare(
                 method_runs,
                 () if method == baseline else tuple(baseline_runs.values()),
                 {
-                    name: _target_summary(method_runs, of[method], _mean_rounds(by_method, of, baseline))
+                    name: target_summary(method_runs, of[method], mean_rounds(by_method, of, baseline))
                     for name, of in targets.items()
                 },
                 task_scores,
@@ -229,6 +205,7 @@ def compare(
         failed=dict(failed or {}),
         tuning=tuple(tuning),
         budget=budget,
+        claims=judge(claims, ordered),
     )
 
 
@@ -259,40 +236,6 @@ def _refuse_difference(first: RunRecord, second: RunRecord, key: str) -> None:
             f"Cannot compare {first.label} with {second.label}: '{key}' differs ({ours} and {theirs}); "
             "compare only runs made from the same data and, per seed, the same partition."
         )
-
-
-def _run_target(run: RunRecord, baseline: RunRecord | None, metric: str, fraction: float) -> RunTarget:
-    final = None if baseline is None else getattr(baseline, metric)
-    if baseline is None or final is None or not (is_measured(run, metric) and is_measured(baseline, metric)):
-        return RunTarget(metric, None, None, None)
-    reached = rounds_to_target(run.history, metric, fraction * final)
-    if reached is None:
-        return RunTarget(metric, fraction * final, None, None)
-    return RunTarget(metric, fraction * final, reached.round, reached.total_bytes)
-
-
-def _target_summary(
-    runs: Sequence[RunRecord], targets: Sequence[RunTarget], baseline_rounds: float | None = None
-) -> TargetSummary:
-    with_target = {run.pair: target for run, target in zip(runs, targets, strict=True) if target.target is not None}
-    reached = sum(target.rounds is not None for target in with_target.values())
-    # The mean over only those seeds that got there would flatter a method that often does not.
-    everyone = with_target if reached == len(with_target) else {}
-    rounds = summarise({seed: target.rounds for seed, target in everyone.items()})
-    return TargetSummary(
-        metric=targets[0].metric,
-        reached=reached,
-        n=len(with_target),
-        rounds=rounds,
-        bytes=summarise({seed: target.bytes for seed, target in everyone.items()}),
-        speedup=baseline_rounds / rounds.mean if baseline_rounds is not None and rounds.mean is not None else None,
-    )
-
-
-def _mean_rounds(
-    by_method: Mapping[str, Sequence[RunRecord]], targets: Mapping[str, Sequence[RunTarget]], method: str
-) -> float | None:
-    return _target_summary(by_method[method], targets[method]).rounds.mean if method in by_method else None
 
 
 def _method_summary(

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from pipelines.reporting.claims import JudgedRow
 from pipelines.reporting.comparison import Comparison, describe
 from pipelines.reporting.comparison_tables import MAIN_SCORES, comparison_tables, definitions, targets, traffic
 from pipelines.reporting.statements import statements
@@ -188,11 +189,17 @@ def _document(comparison: Comparison) -> dict[str, Any]:
         **({"budget": comparison.budget} if comparison.budget else {}),
         "methods": methods,
         "tuning": [asdict(tuned) for tuned in comparison.tuning],
+        **({"claims": [_claim(judged) for judged in comparison.claims]} if comparison.claims else {}),
         "runs": _run_rows(comparison),
         "statements": list(statements(comparison)),
         "notes": list(comparison.notes),
         "failed": dict(comparison.failed),
     }
+
+
+def _claim(judged: JudgedRow) -> dict[str, Any]:
+    difference = {key: getattr(judged.difference, key) for key in ("mean", "low", "high", "n")}
+    return {**asdict(judged.claim), "metric": judged.metric, "verdict": judged.verdict, **difference}
 
 
 def _means(comparison: Comparison) -> dict[str, dict[str, float]]:

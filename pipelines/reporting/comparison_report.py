@@ -16,6 +16,7 @@ from flcore.errors import DataError
 from flcore.params import build
 from flcore.sections import CompareConfig
 from pipelines.reporting import comparison as comparisons
+from pipelines.reporting.claims import claims_of
 from pipelines.reporting.comparison import Comparison, Tuned, tuned_name
 from pipelines.reporting.comparison_files import write
 from pipelines.reporting.comparison_tables import comparison_tables, definitions
@@ -62,7 +63,7 @@ def compare(
     ``figures/`` and ``report.html``.
 
     Args:
-        parameters: as read from a file; of them ``compare.baseline`` and ``compare.target_fraction`` count.
+        parameters: as read from a file; of them ``compare.baseline``, ``.target_fraction`` and ``.claims`` count.
         runs: directories, in the order in which methods shall appear. Who holds what is shown where their partitions
             are still there.
         directory: where the results go.
@@ -114,6 +115,7 @@ def collect(
         failed=failed,
         tuning=found,
         budget=budget,
+        claims=claims_of(settings.claims),
     )
 
 
@@ -162,7 +164,8 @@ def _scores(comparison: Comparison, drawings: Mapping[str, Drawing]) -> Iterator
         failed = tuple(f"{label}: {reason}" for label, reason in comparison.failed.items())
         yield Section("failed", "Failed runs", (Notes(failed),))
     yield from plots(drawings, ("accuracy", "bytes"), several=True)
-    parts = (("differences", ("differences",)), ("tuning", ()), ("target", ()), ("stream", ("stream", "tasks")))
+    bare = [(name, ()) for name in ("claims", "tuning", "target")]
+    parts = (("differences", ("differences",)), *bare, ("stream", ("stream", "tasks")))
     for name, figures in parts:
         if name in tables:
             drawn = [block for figure in figures for block in plot(drawings, figure, several=True)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from flcore.wording import shown
-from pipelines.reporting.comparison import Comparison, MethodSummary, TargetSummary, Tuned
+from pipelines.reporting.claims import claims_table
+from pipelines.reporting.comparison import Comparison, MethodSummary, Tuned
 from pipelines.reporting.formats import MISSING, format_bytes, listed
 from pipelines.reporting.statistics import Summary, lower_is_better, marks
 from pipelines.reporting.tables import (
@@ -21,6 +22,7 @@ from pipelines.reporting.tables import (
     Table,
     meanings,
 )
+from pipelines.reporting.targets import TargetSummary
 from pipelines.runs.record import COMMUNICATION, TASK_SCORES
 
 # What a score is called above a column, and what it is.
@@ -74,7 +76,7 @@ _SELECTED = ("top5_pooled_local",)
 
 
 def comparison_tables(comparison: Comparison) -> dict[str, Table]:
-    """The tables by name: ``accuracy``, perhaps ``stream``, ``differences``, ``target``, ``traffic``, ``further``."""
+    """The tables by name: ``accuracy``, ``differences``, ``target``, ``traffic``, ``further``; perhaps others."""
     rows, baseline = comparison.methods, comparison.baseline
     measured = [metric for metric in comparison.run_targets if any(row.targets[metric].n for row in rows)]
     method = Column("method", "method", [row.method for row in rows], WORDS)
@@ -102,6 +104,7 @@ def comparison_tables(comparison: Comparison) -> dict[str, Table]:
             f"Difference to {baseline} in percentage points [95 % interval]",
             (method, *_differences(rows, baseline)),
         ),
+        "claims": claims_table(comparison.claims) if comparison.claims else Table("", ()),
         "tuning": Table(_tuning_title(comparison), _tuning(comparison)),
         "target": Table(
             f"Rounds and bytes to {100 * comparison.target_fraction:g} % of the final accuracy of {baseline}, seed by "

@@ -97,6 +97,20 @@ def refusal(raw: dict[str, Any]) -> str:
         ({"compare": {"baseline": "best"}}, "compare: best: unknown method; allowed here: ccvr, central,"),
         ({"compare": {"settings": {"feddane": {}}}}, "compare: feddane: unknown method"),
         ({"compare": {"seeds": [1, 2, 1]}}, "compare.seeds = [1, 2, 1]: a seed stands twice"),
+        ({"evaluation": {"snapshots": [2, 30]}, "federation": {"rounds": 20}}, "evaluation.snapshots = [30]: the run"),
+        ({"compare": {"claims": {"a": "b"}}}, "compare.claims.a = b: expected {better: METHOD, than: METHOD"),
+        (
+            {"compare": {"claims": {"a": {"better": "fedavgg", "than": "local"}}}},
+            "compare.claims.a: fedavgg: unknown method; did you mean 'fedavg'?",
+        ),
+        (
+            {"compare": {"claims": {"a": {"better": "fedavg", "than": "local", "lead": 1}}}},
+            "compare.claims.a: lead: unknown key",
+        ),
+        (
+            {"compare": {"claims": {"a": {"better": "fedavg", "than": ["local"], "by": "much"}}}},
+            "compare.claims.a.by = much: expected a number",
+        ),
     ],
 )
 def test_refused(raw: dict[str, Any], words: str) -> None:
@@ -234,7 +248,10 @@ def another(declared_as: Param, value: Any) -> Any:
         "list of str": [["fedavg"]],
         "list of int": [[7]],
         "mapping": [
-            {"slow": {"method": "fedavg"}} if declared_as.name == "variants" else {"fedprox": {"method.mu": 0.5}}
+            {
+                "variants": {"slow": {"method": "fedavg"}},
+                "claims": {"ours": {"better": "fedpa", "than": "fedavg"}},
+            }.get(declared_as.name, {"fedprox": {"method.mu": 0.5}})
         ],
     }
     return next(option for option in kinds[declared_as.type.removesuffix(" or null")] if option != value)

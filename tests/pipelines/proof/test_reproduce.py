@@ -320,12 +320,15 @@ def test_a_comparison_comes_out_with_all_its_runs_and_tables(tmp_path: Path) -> 
         assert done.returncode == code, done.stderr
         return done.stdout
 
+    (tmp_path / "claims.yaml").write_text("ours: {better: fedavg, than: [local], by: 1}\n")
     compare = ["compare", "--methods", "fedavg,local", "--seeds", "0,1", "--orchestrator", "inline"]
+    compare += ["--claims", "claims.yaml"]
     protofl(*compare, *words)
     protofl("archive", "runs/comparison", "--out", "all.zip")
     found = read_archive(tmp_path / "all.zip")
     assert [run.config["method"]["name"] for run in found.runs] == ["fedavg", "fedavg", "local", "local"]
     assert found.comparison is not None and len(found.comparison.results) == 7
+    assert found.comparison.claims["ours.local"]["metric"] == "mean_local"
     expected = sum(len(run.results) for run in found.runs) + 7
     said = protofl("reproduce", "all.zip", "--check").splitlines()
     assert said[-1] == f"all.zip: {expected} files of results are the same to the byte"

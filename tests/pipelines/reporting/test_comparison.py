@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from flcore.errors import ConfigError, DataError, ProtoflError
+from pipelines.reporting.claims import claims_of
 from pipelines.reporting.comparison import compare
 from pipelines.reporting.comparison_files import markdown, print_table, write
+from pipelines.reporting.comparison_tables import comparison_tables
 from pipelines.reporting.formats import format_difference
 from pipelines.reporting.statements import statements
 from pipelines.reporting.statistics import Summary, rounds_to_target
@@ -261,6 +263,38 @@ def test_statements_say_who_differs(tmp_path: Path) -> None:
     )
     assert [sentence.partition(",")[0] for sentence in said] == ["Global model", "Mean over clients"]
     assert statements(compare(runs[:1])) == ()
+
+
+def test_claims_are_judged_by_their_runs(tmp_path: Path) -> None:
+    """moon leads by 1, 2, 3 points, 2 ± 2.48: above a lead of -1, below one of 5, and 0 and 4 lie within.
+
+    moon and fedavg send the same 200 bytes with every seed: neither sends less. Nobody ran fedpa.
+    """
+    entries = {
+        "close": {"better": "moon", "than": "fedavg", "by": -1, "says": "moon is not a point worse"},
+        "far": {"better": "moon", "than": "fedavg", "by": 5.0},
+        "ahead": {"better": "moon", "than": ["fedavg", "fedpa"]},
+        "clients": {"better": "moon", "than": "fedavg", "metric": "mean_local", "by": 4},
+        "cheap": {"better": "moon", "than": "fedavg", "metric": "bytes_up"},
+        "cheaper": {"better": "moon", "than": "fedavg", "metric": "bytes_up", "by": 1},
+    }
+    comparison = compare(three_seeds(tmp_path), claims=claims_of(entries))
+    assert {one.claim.name: (one.metric, one.verdict) for one in comparison.claims} == {
+        "close": ("top1_global", "holds"),
+        "far": ("top1_global", "does not hold"),
+        "ahead.fedavg": ("top1_global", "undecided"),
+        "ahead.fedpa": ("mean_local", "not run"),
+        "clients": ("mean_local", "undecided"),
+        "cheap": ("bytes_up", "undecided"),
+        "cheaper": ("bytes_up", "does not hold"),
+    }
+    text = markdown(comparison)
+    assert "| moon is not a point worse | top1_global | +2.00 [\u22120.48, +4.48] | holds |" in text
+    assert "| moon has less than fedavg by 1 | bytes_up | +0 [+0, +0] | does not hold |" in text
+    write(comparison, tmp_path / "out")
+    document = json.loads((tmp_path / "out" / "comparison.json").read_text(encoding="utf-8"))
+    assert document["claims"][1]["verdict"] == "does not hold" and document["claims"][1]["by"] == 5
+    assert "claims" not in comparison_tables(compare(three_seeds(tmp_path / "without")))
 
 
 def test_written_files(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""Claims that one row of a comparison is better than another, and what its runs say of each.
+
+In a parameter file, or in the file that ``protofl compare --claims`` names, claims stand by name::
+
+    compare:
+      claims:
+        ours: {better: protolda, than: [fedavg, fedgen]}
+        cheaper: {better: protolda, than: fedavg, metric: bytes_up}
+        by_a_point: {better: protolda, than: fedavg, metric: mean_local, by: 1.0}
+
+``metric`` is any number of ``metrics.json``; where none is named, the accuracy of the global model if both rows have
+one, else the mean over clients. ``by`` is the lead that is claimed: in percentage points of accuracies, else in the
+metric's own unit. Of costs less is better. Where ``than`` is a list the entry is a claim for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipelines.reporting.formats import format_difference, format_number_difference
+from pipelines.reporting.statistics import PairedDifference, is_share, lower_is_better, paired_difference
+from pipelines.reporting.tables import WORDS, Column, Table
+from pipelines.runs.record import RunRecord, score
+
+Judgement = Literal["holds", "does not hold", "undecided", "not run"]
+_MEANING = (
+    "holds: the 95 % interval of the difference, paired as in the table of differences, lies above the lead that is "
+    "claimed; does not hold: below it; undecided: it contains it, or there is no interval; not run: no common seed has "
+    "the figure."
+)
+
+
+@dataclass(frozen=True)
+class RowClaim:
+    """That one row is better than another.
+
+    Attributes:
+        name: in the file. better, than: rows. metric: of runs; None: the first accuracy that both have.
+        by: the lead that is claimed. says: in words, where the file has them.
+    """
+
+    name: str
+    better: str
+    than: str
+    metric: str | None = None
+    by: float = 0.0
+    says: str = ""
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """A claim, the metric it was judged by, and what was found; the difference is the claimed lead's, also of costs."""
+
+    claim: RowClaim
+    metric: str
+    verdict: Judgement
+    difference: PairedDifference
+
+
+def judgement(difference: PairedDifference, by: float = 0.0) -> Judgement:
+    """What a difference says of a claimed lead.
+
+    Args:
+        difference: of the one that is claimed to be better, more being better. by: the lead that is claimed.
+    """
+    if difference.n == 0:
+        return "not run"
+    if difference.low is not None and difference.low > by:
+        return "holds"
+    return "does not hold" if difference.high is not None and difference.high < by else "undecided"
+
+
+def claims_of(entries: Mapping[str, Mapping[str, Any]]) -> tuple[RowClaim, ...]:
+    """The claims of a section ``compare``, whose form has been checked: one per entry and rival."""
+    found = []
+    for name, entry in entries.items():
+        rivals = entry["than"]
+        for than in rivals if isinstance(rivals, list | tuple) else [rivals]:
+            own = f"{name}.{than}" if isinstance(rivals, list | tuple) else name
+            told = (entry.get("metric"), float(entry.get("by", 0.0)), entry.get("says", ""))
+            found.append(RowClaim(own, entry["better"], than, *told))
+    return tuple(found)
+
+
+def judge(claims: Sequence[RowClaim], runs: Sequence[RunRecord]) -> tuple[JudgedRow, ...]:
+    """Each claim by the runs of its two rows."""
+
+    def scores(row: str, metric: str) -> dict[Any, float | None]:
+        return {run.pair: score(run, metric) for run in runs if run.method == row}
+
+    judged = []
+    for claim in claims:
+        rows = (claim.better, claim.than)
+        both = all(any(value is not None for value in scores(row, "top1_global").values()) for row in rows)
+        metric = claim.metric or ("top1_global" if both else "mean_local")
+        better, than = (scores(row, metric) for row in rows)
+        difference = paired_difference(than, better) if lower_is_better(metric) else paired_difference(better, than)
+        lead = claim.by / 100 if is_share(metric) else claim.by
+        judged.append(JudgedRow(claim, metric, judgement(difference, lead), difference))
+    return tuple(judged)
+
+
+def claims_table(judged: Sequence[JudgedRow]) -> Table:
+    """The claims and their verdicts."""
+
+    def said(one: JudgedRow) -> str:
+        ahead = "has less than" if lower_is_better(one.metric) else "is ahead of"
+        lead = f" by {one.claim.by:g}" if one.claim.by else ""
+        return one.claim.says or f"{one.claim.better} {ahead} {one.claim.than}{lead}"
+
+    def lead(one: JudgedRow) -> str:
+        return (format_difference if is_share(one.metric) else format_number_difference)(one.difference)
+
+    return Table(
+        "Claims, and what these runs say of them",
+        (
+            Column("claim", "claim", [said(one) for one in judged], WORDS),
+            Column("metric", "metric", [one.metric for one in judged], WORDS),
+            Column("lead", "lead [95 % interval]", [lead(one) for one in judged], WORDS),
+            Column("verdict", "verdict", [one.verdict for one in judged], WORDS, _MEANING),
+        ),
+    )
