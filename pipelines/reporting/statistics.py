@@ -27,7 +27,10 @@ from scipy.special import stdtrit
 from pipelines.runs.record import Pair, RoundRecord, RunRecord, in_order, score
 
 CONFIDENCE = 0.95
-_COSTS = {"bytes", "scalars", "parameters", "steps", "seconds", "joules", "loss", "gap", "std", "epsilon", "forgetting"}
+_COSTS = {
+    *("bytes", "scalars", "parameters", "steps", "seconds", "joules", "convergence"),
+    *("loss", "gap", "std", "epsilon", "forgetting"),
+}
 BEST, TIED = "best", "tied"
 Verdict = Literal["above", "below", "open"]
 

@@ -17,6 +17,7 @@ from flcore.errors import ConfigError, DataError
 from flcore.files import NOT_JSON
 from flcore.run_folder import check_seal
 from flcore.wording import brief
+from pipelines.runs.convergence import from_history
 from pipelines.runs import kinds
 
 HEADLINE_METRICS = ("top1_global", "mean_local", "pooled_local")
@@ -197,7 +198,7 @@ def load_run(directory: Path) -> RunRecord:
         block_ends=tuple(end["round"] for end in (metrics.get("tasks") or {}).get("stage_ends", ())),
         directory=directory,
         draw=None,
-        figures=dict(numbers_in(metrics)),
+        figures={**dict(numbers_in(metrics)), **from_history([(one.round, one.mean_local) for one in history])},
         **numbers,
     )
 

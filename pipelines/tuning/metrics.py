@@ -8,6 +8,7 @@ from typing import Any
 
 from flcore.errors import ConfigError, RunError
 from flcore.methods import Method
+from pipelines.runs.convergence import from_history
 from pipelines.runs.record import numbers_in
 
 PER_ROUND = ("top1_global", "mean_local", "pooled_local", "mean_local_own_classes", "client_std", "loss_global")
@@ -20,6 +21,9 @@ FIGURES = (
     *("num_parameters", "steps"),
 )
 """The other numbers of ``metrics.json`` that say what a run is worth."""
+
+FROM_HISTORY = ("rounds_to_convergence",)
+"""Those that its history alone tells (:func:`pipelines.runs.convergence.from_history`)."""
 
 NESTED = (
     *("tasks", "alternatives", "privacy", "poisoned", "bytes_up_by_kind", "bytes_down_by_kind"),
@@ -41,7 +45,8 @@ def check_metric(name: str, method: Method) -> str:
     root = name.partition(".")[0]
     if not _can_be_asked(name):
         nested = [f"{key}.<name>" for key in NESTED]
-        raise ConfigError(f"--metric {name}: {_near(name, FIGURES)}must be one of {', '.join((*FIGURES, *nested))}")
+        known = (*FIGURES, *FROM_HISTORY)
+        raise ConfigError(f"--metric {name}: {_near(name, known)}must be one of {', '.join((*known, *nested))}")
     if not method.has_global_model and root in _OF_A_GLOBAL_MODEL:
         raise ConfigError(
             f"--metric {name}: {method.name} has no global model, so that it would be null; use --metric mean_local"
@@ -63,19 +68,21 @@ def value_of(name: str, metrics: Mapping[str, Any], history: Sequence[Mapping[st
         ConfigError: there is no such figure; names those that there are, near misses first.
         RunError: it is null.
     """
-    there = dict(numbers_in({**metrics, **{key: history[-1][key] for key in PER_ROUND}}))
+    told = from_history([(record["round"], record["mean_local"]) for record in history])
+    there = dict(numbers_in({**metrics, **{key: history[-1][key] for key in PER_ROUND}, **told}))
     if name not in there:
         names = [key for key in there if _can_be_asked(key) and not key.rpartition(".")[2].isdecimal()]
         raise ConfigError(f"--metric {name}: {_near(name, names)}this method's runs have {', '.join(sorted(names))}")
     value = there[name]
     if value is None:
-        raise RunError(f"{name} is null: nobody could be scored")
+        why = "accuracy still rose at the end" if name in FROM_HISTORY else "nobody could be scored"
+        raise RunError(f"{name} is null: {why}")
     return value
 
 
 def _can_be_asked(name: str) -> bool:
     root, _, within = name.partition(".")
-    return name in FIGURES or (root in NESTED and within != "")
+    return name in (*FIGURES, *FROM_HISTORY) or (root in NESTED and within != "")
 
 
 def _near(name: str, names: Iterable[str]) -> str:

@@ -80,7 +80,7 @@ def test_a_figure_that_is_not_there_is_told_with_those_that_are(config_with: Con
     assert "class_acc.3" not in str(error.value)  # not every class
     assert "method" not in str(error.value).split("runs have")[1]  # no number
     with pytest.raises(RunError, match="mean_local is null: nobody could be scored"):
-        Problem.of(config_with(), "accuracy", "mean_local").score({}, [dict.fromkeys(PER_ROUND)])
+        Problem.of(config_with(), "accuracy", "mean_local").score({}, [{"round": 1, **dict.fromkeys(PER_ROUND)}])
 
 
 # ---- the limit ---------------------------------------------------------------------------------------------------

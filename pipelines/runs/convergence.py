@@ -1,0 +1,32 @@
+"""When a run stopped getting better: a figure that only its history tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def rounds_to_convergence(
+    accuracies: Sequence[tuple[int, float | None]], window: int = 10, patience: int = 20, improvement: float = 0.001
+) -> int | None:
+    """First round after which the moving average does not improve any more; None where it still did at the end.
+
+    GFPL prints rounds until convergence without saying what that is; this is the rule of evaluation.md, section 3: the
+    average of the last ten ``mean_local`` gains less than 0.1 point within the next twenty.
+
+    Args:
+        accuracies: round and accuracy of every evaluated round, oldest first; None where nobody could be scored.
+        window: evaluated rounds that are averaged. patience: those that are waited. improvement: what counts as one.
+    """
+    known = [(number, value) for number, value in accuracies if value is not None]
+    values = [value for _, value in known]
+    averages = [sum(values[end - window : end]) / window for end in range(window, len(values) + 1)]
+    for place in range(len(averages) - patience):
+        # The tolerance makes 0.1 point an improvement: sums of fractions are off by rounding.
+        if max(averages[place + 1 : place + 1 + patience]) - averages[place] < improvement - 1e-12:
+            return known[place + window - 1][0]
+    return None
+
+
+def from_history(mean_local: Sequence[tuple[int, float | None]]) -> dict[str, float | None]:
+    """Figures that only a history tells, by name; of round and ``mean_local`` of every evaluated round."""
+    return {"rounds_to_convergence": rounds_to_convergence(sorted(mean_local, key=lambda one: one[0]))}
