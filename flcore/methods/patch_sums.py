@@ -63,6 +63,8 @@ CLASS_WEIGHTS = Slot("class_weights", Arrays)
 
 MOMENTS_LEG = "patch-moments"
 
+_SECURE = "secure aggregation: nobody sees a message by itself, and every client of a cohort answers"
+
 
 @dataclass(frozen=True)
 class PatchSums(Method):
@@ -86,6 +88,11 @@ class PatchSums(Method):
     clip: float = param(30.0, "largest norm of a feature, where noise is added", above=0)
     patch_clip: float = param(10.0, "largest norm of a patch, where noise is added", above=0)
     noise_multiplier: float = param(0.0, "Gaussian noise on every message, in units of its sensitivity; 0: none", low=0)
+    noise_of: Literal["message", "sum"] = param(
+        "message",
+        "what has the noise: every message, or a cohort's messages together, which needs secure aggregation (here "
+        "simulated: they are added in the open)",
+    )
     delta: float = param(1e-5, "δ of the account of noise", above=0, below=1)
 
     def __post_init__(self) -> None:
@@ -158,11 +165,19 @@ class PatchSums(Method):
             patches = setting.network.ask(partial(_patches_of, block, self.stride), {})
             yield clip_to_norm(patches.mT, self.patch_clip).mT if self.noise_multiplier else patches
 
-    def _noise(self, turn: Turn, purpose: str, shape: torch.Size | tuple[int, ...], moved: float) -> Tensor | float:
+    def _noise(
+        self, turn: Turn, purpose: str, shape: torch.Size | tuple[int, ...], moved: float, *, alone: bool = False
+    ) -> Tensor | float:
+        """Gaussian noise on what one image moves by ``moved``; 0 without any.
+
+        With ``noise_of: sum`` each of m clients adds noise of 1/m of the variance, so that the sum has all of it: m of
+        them are asked. ``alone`` for what a client may be the only one to tell, which keeps the whole noise.
+        """
         if not self.noise_multiplier:
             return 0.0
         drawn = torch.randn(shape, generator=turn.stream(purpose), dtype=torch.float64)
-        return drawn * self.noise_multiplier * moved
+        share = 1.0 if alone or self.noise_of == "message" else 1 / math.sqrt(turn.setting.cohort_size)
+        return drawn * self.noise_multiplier * moved * share
 
     def _symmetric(self, turn: Turn, purpose: str, dim: int, moved: float) -> Tensor | float:
         drawn = self._noise(turn, purpose, (dim * (dim + 1) // 2,), moved)
@@ -220,6 +235,7 @@ class PatchSums(Method):
             "unit": "sample",
             "covers": f"patch moments, assigned patches, {covers}; not class counts",
             "releases": messages,
+            **({} if self.noise_of == "message" else {"assumes": _SECURE}),
         }
 
 

@@ -79,6 +79,7 @@ def _privacy(run: RunRecord) -> tuple[tuple[str, str, str], ...]:
         ("clipping norm", "clip", told.get("clip")),
         ("sampling of clients", "sampling", told.get("sampling")),
         ("what it covers", "covers", told["covers"]),
+        ("what it assumes", "assumes", told.get("assumes")),
     )
     return tuple((name, f"privacy.{key}", str(value)) for name, key, value in rows if value is not None)
 

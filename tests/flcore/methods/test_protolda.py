@@ -17,7 +17,7 @@ from flcore.errors import ConfigError
 from flcore.messages import Arrays, Weights
 from flcore.methods.patch_sums import ASSIGNED, DICTIONARY, FILTERS, PATCH_MOMENTS, WHITENING
 from flcore.methods.protolda import OWN, STATISTICS, TOTALS, ProtoLDA
-from flcore.methods.vocabulary import MODEL, Exchange, Replies
+from flcore.methods.vocabulary import MODEL, Exchange, Replies, Turn
 from flcore.prototypes.discriminant import ClassSums, discriminant
 from flcore.prototypes.gaussians import from_upper_triangles
 from flcore.records import Record
@@ -300,6 +300,28 @@ def test_noise_reaches_every_message_and_has_an_account(lab: Any) -> None:
     assert not torch.equal(server[True]["second"], server[False]["second"])
     with pytest.raises(ConfigError, match="balance tells class counts without noise"):
         tiny(lab, noise_multiplier=1.0, balance=True)
+
+
+def test_a_cohort_shares_the_noise_of_its_sum(lab: Any) -> None:
+    """Of m clients each adds noise of deviation z/√m, so that the sum has z; class sums, which one may hold alone, z.
+
+    The same draws scaled: what noise moves of a message is 1/√m of what it moves without secure aggregation.
+    """
+    noise = {"noise_multiplier": 5.0, "wire": "float64"}
+    quiet, alone, shared = tiny(lab, wire="float64"), tiny(lab, **noise), tiny(lab, **noise, noise_of="sum")
+    clients = shared.setting.cohort_size
+    assert clients > 1 and "assumes" not in alone.method.privacy(1)
+    assert "every client of a cohort answers" in shared.method.privacy(1)["assumes"]
+    assert shared.method.privacy(1)["epsilon"] == alone.method.privacy(1)["epsilon"]
+    state = Record(quiet.method.start_server(quiet.setting))
+    sent = [lab.train(one, 0, server=state)[0].message[PATCH_MOMENTS] for one in (quiet, alone, shared)]
+    for name in ("sum", "second"):
+        without, most, least = (own[name] for own in sent)
+        assert 0 < float((least - without).abs().max()) < float((most - without).abs().max())
+    turn = Turn(setting=shared.setting, round=1, leg="statistics", client=0)
+    whole, part = (one.method._noise(turn, "second moment", (3,), 1.0) for one in (alone, shared))
+    torch.testing.assert_close(part, whole / math.sqrt(clients))
+    assert torch.equal(shared.method._noise(turn, "second moment", (3,), 1.0, alone=True), whole)
 
 
 def test_it_brings_its_model_where_none_is_named(lab: Any) -> None:
