@@ -165,18 +165,16 @@ class PatchSums(Method):
             patches = setting.network.ask(partial(_patches_of, block, self.stride), {})
             yield clip_to_norm(patches.mT, self.patch_clip).mT if self.noise_multiplier else patches
 
-    def _noise(
-        self, turn: Turn, purpose: str, shape: torch.Size | tuple[int, ...], moved: float, *, alone: bool = False
-    ) -> Tensor | float:
+    def _noise(self, turn: Turn, purpose: str, shape: torch.Size | tuple[int, ...], moved: float) -> Tensor | float:
         """Gaussian noise on what one image moves by ``moved``; 0 without any.
 
-        With ``noise_of: sum`` each of m clients adds noise of 1/m of the variance, so that the sum has all of it: m of
-        them are asked. ``alone`` for what a client may be the only one to tell, which keeps the whole noise.
+        With ``noise_of: sum`` each of the m clients that are asked adds noise of 1/m of the variance, so that the sum
+        has all of it.
         """
         if not self.noise_multiplier:
             return 0.0
         drawn = torch.randn(shape, generator=turn.stream(purpose), dtype=torch.float64)
-        share = 1.0 if alone or self.noise_of == "message" else 1 / math.sqrt(turn.setting.cohort_size)
+        share = 1.0 if self.noise_of == "message" else 1 / math.sqrt(turn.setting.cohort_size)
         return drawn * self.noise_multiplier * moved * share
 
     def _symmetric(self, turn: Turn, purpose: str, dim: int, moved: float) -> Tensor | float:

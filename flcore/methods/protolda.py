@@ -186,12 +186,13 @@ class ProtoLDA(PatchSums):
         sums = class_sums(features, labels, setting.num_classes, own)
         if self.noise_multiplier:
             moved = math.sqrt(4.5) * self.clip
-            # Of a class that a single client holds: who else would add the rest of its noise?
-            noise = self._noise(turn, "class sums", sums.sums.shape, moved, alone=True)
-            held = (sums.counts > 0).unsqueeze(1)
+            noise = self._noise(turn, "class sums", sums.sums.shape, moved)
+            # Of a class that one client holds the others add the rest of the noise: all tell of all classes then.
+            held = (sums.counts > 0).unsqueeze(1) | (self.noise_of == "sum")
             second = self._symmetric(turn, "second moment", setting.feature_dim, moved * self.clip)
             sums = ClassSums(sums.counts, sums.sums + noise * held, sums.second + second)
-        return Arrays(packed(sums, self.wire))
+        every = bool(self.noise_multiplier) and self.noise_of == "sum"
+        return Arrays(packed(sums, self.wire, every=every))
 
     # ---- the server ----------------------------------------------------------------------------------------------
 

@@ -62,7 +62,8 @@ def whitening(moments: PatchMoments, eps: float) -> tuple[Tensor, Tensor, float]
     covariance = moments.second / moments.count - torch.outer(mean, mean)
     values, vectors = torch.linalg.eigh(covariance)
     values = values.clamp_min(0)
-    raised = values + eps * values.mean()
+    # Patches that are all alike, or drowned in noise, have no direction to shrink.
+    raised = values + eps * values.mean() if values.any() else torch.ones_like(values)
     return mean, (vectors / raised.sqrt()) @ vectors.mT, float((values / raised).mean())
 
 

@@ -224,8 +224,8 @@ def _unfolded(weight: Tensor, bias: Tensor, margins: Margins) -> Linear:
 # ---- the wire ----------------------------------------------------------------------------------------------------
 
 
-def packed(sums: ClassSums, wire: Wire) -> dict[str, Tensor]:
-    """Sums as they travel: those of the k classes that have samples, and the second moment.
+def packed(sums: ClassSums, wire: Wire, *, every: bool = False) -> dict[str, Tensor]:
+    """Sums as they travel: those of the k classes that have samples (or of ``every`` class), and the second moment.
 
     ``float64``: its upper triangle. Else the second moment about the client's own mean, whose features no longer all
     point the same way: variances float32 [D] and either correlations (the triangle without its diagonal, float32 or
@@ -240,7 +240,7 @@ def packed(sums: ClassSums, wire: Wire) -> dict[str, Tensor]:
         ``classes`` int64 [k], ``counts`` float64 [k], ``sums`` [k, D], and ``second``, or ``variances`` with
         ``correlations`` or ``factor`` int8 [D(D + 1)/2] and ``scales`` float32 [D].
     """
-    classes = sums.counts.nonzero().flatten()
+    classes = torch.arange(len(sums.counts)) if every else sums.counts.nonzero().flatten()
     common = {"classes": classes, "counts": sums.counts[classes]}
     if wire == "float64":
         return {**common, "sums": sums.sums[classes], "second": upper_triangles(sums.second)}

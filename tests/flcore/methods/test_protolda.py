@@ -18,6 +18,7 @@ from flcore.messages import Arrays, Weights
 from flcore.methods.patch_sums import ASSIGNED, DICTIONARY, FILTERS, PATCH_MOMENTS, WHITENING
 from flcore.methods.protolda import OWN, STATISTICS, TOTALS, ProtoLDA
 from flcore.methods.vocabulary import MODEL, Exchange, Replies, Turn
+from flcore.prototypes.dictionary import PatchMoments, whitening
 from flcore.prototypes.discriminant import ClassSums, discriminant
 from flcore.prototypes.gaussians import from_upper_triangles
 from flcore.records import Record
@@ -85,6 +86,16 @@ def test_the_first_legs_by_hand(lab: Any) -> None:
     after, facts = method.fit_dictionary(server, Replies(sent), exchange)
     assert after[WHITENING]["atoms"].item() == atom
     assert facts == {"atoms_turned": 0, "empty_atoms": 0}
+
+
+def test_patches_that_are_all_alike_are_left_as_they_are() -> None:
+    """Their covariance is 0, and 0 + ε · 0 has no root to divide by. Likewise where noise has left less than 0."""
+    alike = PatchMoments(3, torch.tensor([3.0, 6.0]).double(), 3 * torch.tensor([[1.0, 2.0], [2.0, 4.0]]).double())
+    less = PatchMoments(3, alike.total, alike.second - torch.eye(2, dtype=torch.float64))
+    for moments in (alike, less):
+        mean, matrix, share = whitening(moments, 0.5)
+        assert mean.tolist() == [1, 2] and share == 0
+        torch.testing.assert_close(matrix, torch.eye(2, dtype=torch.float64))
 
 
 def test_an_atom_without_patches_stays(lab: Any) -> None:
@@ -303,7 +314,7 @@ def test_noise_reaches_every_message_and_has_an_account(lab: Any) -> None:
 
 
 def test_a_cohort_shares_the_noise_of_its_sum(lab: Any) -> None:
-    """Of m clients each adds noise of deviation z/√m, so that the sum has z; class sums, which one may hold alone, z.
+    """Of m clients each adds noise of deviation z/√m, so that the sum has z.
 
     The same draws scaled: what noise moves of a message is 1/√m of what it moves without secure aggregation.
     """
@@ -321,7 +332,18 @@ def test_a_cohort_shares_the_noise_of_its_sum(lab: Any) -> None:
     turn = Turn(setting=shared.setting, round=1, leg="statistics", client=0)
     whole, part = (one.method._noise(turn, "second moment", (3,), 1.0) for one in (alone, shared))
     torch.testing.assert_close(part, whole / math.sqrt(clients))
-    assert torch.equal(shared.method._noise(turn, "second moment", (3,), 1.0, alone=True), whole)
+
+
+def test_with_shared_noise_everybody_tells_of_every_class(lab: Any, tmp_path: Path) -> None:
+    """Else a class that one client holds would have a share of its noise alone. Client 0 holds class 0, one image."""
+    found = {}
+    for name in ("message", "sum"):
+        experiment = by_hand(lab, [[0], [1, 2, 3]], noise_multiplier=1.0, noise_of=name)
+        server = lab.run(experiment, tmp_path / name).state.server.without(TOTALS)
+        found[name] = lab.train(experiment, 0, leg=1 + experiment.method.steps, server=server)[0].message[STATISTICS]
+    assert found["message"]["classes"].tolist() == [0] and found["message"]["counts"].tolist() == [1]
+    assert found["sum"]["classes"].tolist() == [0, 1] and found["sum"]["counts"].tolist() == [1, 0]
+    assert found["sum"]["sums"][1].abs().min() > 0
 
 
 def test_it_brings_its_model_where_none_is_named(lab: Any) -> None:
