@@ -63,7 +63,12 @@ SCENARIOS = {
     "fedavg": _run("`run`, FedAvg"),
     "gfpl": _run("`run`, GFPL: memories, server stages", method=GFPL),
     "fedcspc": _run("`run`, FedCSPC: calibration, scores before it", method=FEDCSPC, model=PROJECTED, data=LARGER),
-    "leg": _run("`run`, FedProto, `engine.durability: leg`", method={"name": "fedproto"}, engine={"durability": "leg"}),
+    "leg": _run(
+        "`run`, FedProto, snapshots, `engine.durability: leg`",
+        method={"name": "fedproto"},
+        engine={"durability": "leg"},
+        evaluation={"snapshots": [0, 1]},
+    ),
     "elsewhere": Scenario(
         "`run` that has finished elsewhere",
         ("run", "--out", "run", *INLINE),
