@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flcore.generators.networks import (
+    EnlargingConvolution,
     FeatureGenerator,
     ImageGenerator,
     build_feature_generator,
@@ -90,6 +91,22 @@ def test_images_of_every_size(kind: Literal["fc", "cnn"], shape: tuple[int, int,
     assert -1 <= images.min() < 0 < images.max() <= 1
     images.square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in generator.parameters() if p.ndim > 1)
+
+
+@pytest.mark.parametrize("size", [(8, 14), (7, 13), (8, 13), (4, 7)])
+def test_enlarging_and_convolving_in_one(size: tuple[int, int]) -> None:
+    """In double precision the result and both gradients are those of the two steps one after the other."""
+    stream = torch.Generator().manual_seed(3)
+    layer = EnlargingConvolution(2, 3, size).double()
+    images = torch.randn(5, 2, 4, 7, generator=stream, dtype=torch.float64, requires_grad=True)
+    enlarged = torch.nn.functional.interpolate(images, size=size, mode="nearest")
+    apart = torch.nn.functional.conv2d(enlarged, layer.weight, padding=1)
+    weights = torch.randn(apart.shape, generator=stream, dtype=torch.float64)
+    moving = [images, layer.weight]
+    expected = [apart, *torch.autograd.grad((apart * weights).sum(), moving)]
+    joint = layer(images)
+    found = [joint, *torch.autograd.grad((joint * weights).sum(), moving)]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_layers_are_those_of_the_specification() -> None:
