@@ -248,12 +248,29 @@ def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, sta
     training = sum(record["seconds"][record["leg"]] for record in rounds if record["steps"])
     speed = state.steps / training if training else None
     timing = {"rounds": rounds, "seconds": seconds, "steps_per_second": speed, "joules": joules or None}
+    timing["clients"] = _by_client(rounds)
     times = {"began_ms": rounds[0]["began_ms"], "ended_ms": rounds[-1]["ended_ms"]}
     write_result(files.timing, {**timing, **times})
     # What says that the run has finished comes last, after a power failure too.
     make_durable([files.model, files.server, files.timing, *files.records()])
     write_text(files.history, (files.checkpoint / "history.jsonl").read_text(), durable=True)
     disk.remove_tree(files.checkpoint)
+
+
+def _by_client(rounds: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """Seconds of all turns by client, and joules where there is a meter: of each leg the client's share of the seconds.
+
+    A meter sees the processor, not who is at work on it, and workers are at work side by side.
+    """
+    found: dict[str, dict[str, float | None]] = {}
+    for record in rounds:
+        whole, joules = sum(record["clients"].values()), record["joules"].get(record["leg"])
+        for client, seconds in record["clients"].items():
+            own = found.setdefault(client, {"seconds": 0.0, "joules": None})
+            own["seconds"] = (own["seconds"] or 0.0) + seconds
+            if joules is not None and whole:
+                own["joules"] = (own["joules"] or 0.0) + joules * seconds / whole
+    return dict(sorted(found.items(), key=lambda item: int(item[0])))
 
 
 def _sums(rounds: Sequence[Mapping[str, Any]], kind: str) -> dict[str, float]:

@@ -300,6 +300,7 @@ class Checkpoint:
             "losses": dict(reply.losses),
             "steps": reply.steps,
             "remembers": reply.remembers,
+            "seconds": reply.seconds,
             "down": {kind: vars(size) for kind, size in reply.down.items()},
             "up": {kind: vars(size) for kind, size in reply.up.items()},
         }
@@ -330,7 +331,7 @@ class Checkpoint:
             if extra["remembers"] and not self.memory_file(client, leg).exists():
                 return None
             down, up = ({kind: Size(**size) for kind, size in extra[way].items()} for way in ("down", "up"))
-            return Reply(message, extra["losses"], extra["steps"], extra["remembers"], down, up)
+            return Reply(message, extra["losses"], extra["steps"], extra["remembers"], down, up, extra["seconds"])
         except (DataError, KeyError, TypeError, AttributeError):
             return None
 

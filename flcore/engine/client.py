@@ -8,12 +8,15 @@ All state comes in and goes out as records, so that nothing of one client can re
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from flcore.engine.client_data import ClientData
+from flcore.engine.energy import Clock
 from flcore.engine.failures import TurnError, turn_part
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.serial import Outcome, SerialTrainer, Trainer
@@ -45,9 +48,18 @@ def make_trainer(experiment: Experiment) -> Trainer:
 class TurnRunner:
     """Carries out clients' turns in this process, on one intra-op thread."""
 
-    def __init__(self, experiment: Experiment, trainer: Trainer | None = None) -> None:
-        """Build the modules; the experiment's data are used in place. A ``trainer`` stands in for the run's own."""
+    def __init__(
+        self, experiment: Experiment, trainer: Trainer | None = None, clock: Clock = time.perf_counter
+    ) -> None:
+        """Build the modules; the experiment's data are used in place.
+
+        Args:
+            experiment: the run.
+            trainer: stands in for the run's own.
+            clock: of the seconds that replies tell.
+        """
         self.experiment = experiment
+        self._clock = clock
         self._trainer = trainer or make_trainer(experiment)
         self._forward = Forward(experiment)
         self._server: tuple[Record, Record] = (Record(), Record())
@@ -72,16 +84,23 @@ class TurnRunner:
             turns = [self.receive(place.round, leg, client, server, memories(client)) for client in clients]
             starts = [turn.with_statistics(method.begin(turn)) for turn in turns]
             data = ClientData.of(experiment, clients, place.round)
+        began = self._clock()
         with turn_part(place, leg.name, clients, "local training"):
             before = sum(len(earlier.phases) for earlier in legs[: place.leg])
             outcomes = self.local_training(turns, data, starts, leg, before)
+        trained_seconds = _shares(self._clock() - began, [outcome.steps for outcome in outcomes])
         passes = _Passes(self._forward, experiment, data, [outcome.weights for outcome in outcomes])
         results: dict[int, Result] = {}
         for index, (turn, outcome) in enumerate(zip(turns, outcomes, strict=True)):
             trained = _Trained(passes, index, outcome, len(data[index]))
+            began = self._clock()
             try:
                 with turn_part(place, leg.name, [turn.client], "reply"):
-                    results[turn.client] = self._answer(turn, outcome, trained, trains=bool(leg.phases))
+                    result = self._answer(turn, outcome, trained, trains=bool(leg.phases))
+                if not isinstance(result, Failure):
+                    seconds = trained_seconds[index] + self._clock() - began
+                    result = replace(result[0], seconds=seconds), result[1]
+                results[turn.client] = result
             except TurnError as error:
                 results[turn.client] = Failure(error.cause, _cost(turn.inbox, experiment), error.part, error.details)
         return results
@@ -164,6 +183,12 @@ class TurnRunner:
                 return Failure(f"its {name} {misfit}", down, "reply")
         reply = Reply(message, outcome.losses, outcome.steps, bool(kept), down, _cost(message, experiment))
         return reply, kept
+
+
+def _shares(seconds: float, steps: Sequence[int]) -> list[float]:
+    """Seconds of a stack by client, in proportion to its steps; alike where nobody made any."""
+    total = sum(steps)
+    return [seconds * own / total if total else seconds / len(steps) for own in steps]
 
 
 class _Passes:

@@ -156,9 +156,10 @@ def _run_round(run: _Run, latest: _Latest) -> RoundRecord | None:
             watch.lap("evaluate")
         if last and number in run.experiment.config.evaluation.snapshots:
             run.checkpoint.keep_round(after)  # before the commit: who is killed in between does it again
+        clients = {str(client): reply.seconds for client, reply in replies.items()}
         timing = {"round": number, "leg": leg.name, "steps": after.steps - state.steps, **watch.record()}
         times = {"began_ms": _milliseconds(began), "ended_ms": _milliseconds(run.observers.wall_clock())}
-        run.checkpoint.commit(after, record, {**timing, **times})
+        run.checkpoint.commit(after, record, {**timing, "clients": clients, **times})
         state = latest.state = after
     return record
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flcore.messages import Size
 from flcore.records import Record
@@ -28,6 +28,8 @@ class Reply:
         remembers: whether the client keeps a memory for its next turn.
         down: cost of the received message by kind.
         up: of the reply.
+        seconds: that training and answering took; of a stack each client has the share that it has of the steps. What a
+            turn is does not depend on them, so that they are not compared.
     """
 
     message: Record
@@ -36,6 +38,7 @@ class Reply:
     remembers: bool
     down: Mapping[str, Size]
     up: Mapping[str, Size]
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,14 @@ HISTORY: Mapping[str, Any] = {
 
 TIMING: Mapping[str, Any] = {
     "joules": NUMBERS,
-    "rounds": [{"round": COUNT, "seconds": NUMBERS, "joules": NUMBERS, "began_ms": COUNT, "ended_ms": COUNT}],
+    "clients": {"*": NUMBERS},
+    "rounds": [
+        {
+            "round": COUNT,
+            **dict.fromkeys(("seconds", "joules", "clients"), NUMBERS),
+            **dict.fromkeys(("began_ms", "ended_ms"), COUNT),
+        }
+    ],
     "seconds": NUMBERS,
     "steps_per_second": NUMBER,
     "began_ms": COUNT,

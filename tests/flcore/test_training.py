@@ -38,6 +38,23 @@ def test_steps_per_second_count_the_seconds_of_every_leg(lab: Any, tmp_path: Pat
     assert sum(timing["seconds"].values()) > 3
 
 
+def test_seconds_and_joules_of_each_client(lab: Any, tmp_path: Path) -> None:
+    """A meter that goes on by one joule per reading: each of three training legs takes one, shared by seconds."""
+    joules = iter(range(1000))
+    observers = Observers(meter=lambda: float(next(joules)))
+    assert train(lab.config(**TWO_LEGS), lab.prepared, lab.partition_folder, tmp_path / "run", observers=observers)
+    timing = json.loads((tmp_path / "run" / "timing.json").read_text())
+    legs = timing["rounds"]
+    assert all(record["clients"] and min(record["clients"].values()) > 0 for record in legs)
+    assert all(sum(record["clients"].values()) < record["seconds"][record["leg"]] for record in legs)
+    for client, spent in timing["clients"].items():
+        own = [record["clients"].get(client, 0.0) for record in legs]
+        assert spent["seconds"] == pytest.approx(sum(own), rel=1e-12)
+        shares = [mine / sum(record["clients"].values()) for mine, record in zip(own, legs, strict=True)]
+        assert spent["joules"] == pytest.approx(sum(shares), rel=1e-12)
+    assert sum(spent["joules"] for spent in timing["clients"].values()) == pytest.approx(3, rel=1e-12)
+
+
 def test_the_folder_says_when_and_nothing_of_who_watches(lab: Any, tmp_path: Path) -> None:
     """Two rounds, read at 100 and 101.5, 103 and 104.5 seconds: from 100,000 to 104,500 ms."""
     times = iter((100.0, 101.5, 103.0, 104.5))

@@ -386,6 +386,17 @@ def test_a_used_worker_gives_the_same_bytes(lab: Any) -> None:
             assert serialise(first[client][1]) == serialise(second[client][1])
 
 
+def test_a_stack_shares_its_seconds_by_steps(lab: Any) -> None:
+    """A clock that goes on by one per reading: one second of training by shares, and one for each reply."""
+    ticks = iter(range(100))
+    experiment = lab.experiment(local__steps=None, local__epochs=1, engine__stack=True)
+    worker = TurnRunner(experiment, clock=lambda: float(next(ticks)))
+    replies = {client: reply for client, (reply, _) in lab.train_stack(experiment, [3, 1], worker=worker).items()}
+    total = sum(reply.steps for reply in replies.values())
+    for reply in replies.values():
+        assert reply.seconds == pytest.approx(reply.steps / total + 1, rel=1e-12)
+
+
 # ---- the same bytes ----------------------------------------------------------------------------------------------
 
 
