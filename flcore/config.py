@@ -55,7 +55,7 @@ _NOT_IDENTITY = {
     "data": {"root", "download"},
     "partition": {"path"},
     "evaluation": {"analyses"},
-    "engine": {"name", "workers", "clients_per_task", "ray_address", "gpus_per_worker", "durability"},
+    "engine": {"name", "workers", "clients_per_task", "ray_address", "gpus_per_worker", "durability", "durable_every"},
     "tracking": None,
     "compare": None,
 }

@@ -81,7 +81,7 @@ def train(
         # What another run left may go, if the caller says so; this run's own checkpoint only goes by `restart`.
         others = replace and files.config.exists() and described(directory)["config_hash"] != experiment.hash
         experiment = _claim(files, experiment, replace, environment(config) if about is None else about)
-        checkpoint = Checkpoint(files.checkpoint)
+        checkpoint = Checkpoint(files.checkpoint, durable_every=config.engine.durable_every)
         executor = _executor(experiment, prepared, partition, checkpoint, seat)
         try:
             state = run_rounds(

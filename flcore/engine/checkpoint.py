@@ -4,6 +4,7 @@
 
     checkpoint/
       state.json                   what holds after the last complete leg; replaced atomically: the one commit point
+      durable.json                 the last one whose files all survive a power failure, where that is another
       server.0007.safetensors      those payloads of the server that the run's 7th leg changed
       history.jsonl                a record per evaluated round        timing.jsonl   seconds per leg
       clients/0003.0007.safetensors   what client 3 remembers since the run's 7th leg
@@ -16,31 +17,36 @@ leg, lines behind those that count) is either found again and used, or dropped. 
 Every file has a check sum, and says whose it is and of which leg: what was changed, or has changed places, is refused,
 or where it is a reply, made again. A flipped bit would otherwise train on to other results.
 
-Everything that a commit names survives a power failure. Replies and memories of the leg under way survive a kill of the
-process, or, where they are held in memory until the commit (``engine.durability: leg``), are trained again.
+Everything that a commit names survives the end of every process. It survives a power failure, too, if
+``engine.durable_every`` seconds have passed since the last commit that does (0: always): to wait for the disk several
+times a leg would take a quarter of the time of small models. A newest state that a power failure has damaged is found
+by its check sums, and the durable one takes its place; its files are kept until there is a later one.
+
+Replies and memories of the leg under way survive as files. A process that trains by itself holds them in memory, until
+the commit (``engine.durability: leg``) or for ``durable_every`` seconds; whoever is killed trains these again.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from flcore import disk
 from flcore.engine.aside import Aside
+from flcore.engine.energy import Clock
 from flcore.engine.owned import load_owned, save_owned
+from flcore.engine.record_lines import RecordLines
+from flcore.engine.replies import Result, load_result, save_result
 from flcore.engine.run_state import RunName, RunState
-from flcore.engine.turns import Failure, Reply
+from flcore.engine.turns import Reply
 from flcore.errors import DataError, RunError
-from flcore.files import append, make_durable, read_json, read_lines, replace_file, sealed, unsealed, write_json
+from flcore.files import make_durable, read_json, replace_file, sealed, unsealed
 from flcore.messages import Payload, Size
 from flcore.records import Record, load_record, save_record
-
-Result = Reply | Failure
-
-_RECORDS = ("history.jsonl", "timing.jsonl")
 
 CURE = "what is there cannot be gone on with: --restart throws it away and begins with the first round"
 
@@ -48,21 +54,33 @@ CURE = "what is there cannot be gone on with: --restart throws it away and begin
 class Checkpoint:
     """The folder of one running run."""
 
-    def __init__(self, directory: Path) -> None:
-        """Point at a folder, which need not exist yet."""
+    def __init__(self, directory: Path, *, durable_every: float = 0.0, clock: Clock = time.monotonic) -> None:
+        """Point at a folder, which need not exist yet.
+
+        Args:
+            directory: the folder.
+            durable_every: seconds between two commits that survive a power failure; 0: all do.
+            clock: of these seconds.
+        """
         self.directory = directory
+        self.durable_every, self._clock = durable_every, clock
+        self._synced_at = self._written_at = clock()
+        self._synced: set[Path] = set()  # files that survive a power failure: those of the last durable state
         self._server: dict[str, tuple[int, Payload]] = {}
         self._held: dict[tuple[int, int], tuple[Result, Record]] = {}
         self._run = ""
         """Digest of the run's name; empty as long as nobody has said it."""
-        self._history_check = 0
-        """Of the lines of the history that count."""
-        self._ends: dict[str, int] = {}  # of records: bytes that count
+        self._lines = RecordLines(directory, CURE)
 
     @property
     def state_file(self) -> Path:
         """The committed state."""
         return self.directory / "state.json"
+
+    @property
+    def durable_file(self) -> Path:
+        """The last one that survives a power failure, where the committed one may not."""
+        return self.directory / "durable.json"
 
     def server_file(self, leg: int) -> Path:
         """Payloads of the server that a leg changed; 0: those that it started with."""
@@ -94,48 +112,67 @@ class Checkpoint:
             RunError: something is here, and ``replace`` is False.
         """
         if replace:
-            disk.remove(self.state_file, missing_ok=True)  # first: what is left of it is nobody's state
+            for path in (self.durable_file, self.state_file):  # first: what is left of them is nobody's state
+                disk.remove(path, missing_ok=True)
             disk.remove_tree(self.directory)
         elif self._holds_a_run():
             raise RunError(f"{self.directory}: holds the checkpoint of a run; {CURE}")
-        self._server, self._held, self._ends = {}, {}, dict.fromkeys(_RECORDS, 0)
-        self._run, self._history_check = state.run.digest, 0
+        self._server, self._held, self._synced = {}, {}, set()
+        self._run = state.run.digest
+        self._lines.start()
         disk.make_folder(self.directory / "clients")
-        self._write_state(state)
+        self._write_state(state, durable=True)
 
     def load(self, name: RunName) -> RunState | None:
         """The last complete leg of a run; None where nothing is there. Records behind it are dropped.
+
+        Where a power failure has damaged the newest state, the last durable one takes its place.
 
         Raises:
             DataError: what is there is damaged. RunError: it is of another run, or of other code; says what differs.
         """
         if not self._holds_a_run():
             return None
-        content = self._content()
+        others = self._durable()
+        try:
+            content = self._content(self.state_file)
+            if others is not None and others["legs"] > content["legs"]:  # the newest has lost its name
+                raise DataError(f"{self.state_file}: damaged, {self.durable_file.name} is newer; {CURE}")
+            state = self._checked(content, name)
+        except DataError:
+            if others is None:
+                raise
+            content, state = others, self._checked(others, name)
+            self._replace(self.state_file, content)  # workers read it
+        if others is not None or not self.durable_file.exists():  # alone, the state is durable itself
+            self._synced = self._files_of(others or content)
+        return state
+
+    def _durable(self) -> dict[str, Any] | None:
+        """What the durable state's file says; None where there is none, or it is damaged."""
+        with suppress(DataError):
+            return self._content(self.durable_file) if self.durable_file.exists() else None
+        return None
+
+    def _checked(self, content: Mapping[str, Any], name: RunName) -> RunState:
+        """The state, if all that it names is there and is what was written; records behind it are dropped."""
         difference = name.difference(RunName(content["run"], content["code"]))
         if difference is not None:
             raise RunError(f"{self.directory}: holds {difference}; {CURE}")
         state = self._state(content)
         for client in state.memories:
             self.memory(client, state.memories)  # better now than hours later
-        history, _ = (
-            self._keep_lines(file, count) for file, count in zip(_RECORDS, (state.evaluated, state.legs), strict=True)
-        )
-        self._history_check = zlib.crc32(history)
-        timing = self.directory / "timing.jsonl"
-        times = read_lines(timing, CURE) if timing.exists() else []
-        if self._history_check != content["history"] or any(unsealed(record) is None for record in times):
-            raise DataError(f"{self.directory}: damaged, history or timing are not what was written; {CURE}")
+        self._lines.keep(state.evaluated, state.legs, content["history"])
         return state
 
-    def _content(self) -> dict[str, Any]:
-        """The content of the state's file, as it was written."""
-        content = read_json(self.state_file, CURE)
+    def _content(self, path: Path) -> dict[str, Any]:
+        """The content of a state's file, as it was written."""
+        content = read_json(path, CURE)
         if "check" not in content:
-            raise RunError(f"{self.state_file}: of another version of protofl; {CURE}")
+            raise RunError(f"{path}: of another version of protofl; {CURE}")
         written = unsealed(content)
         if written is None:
-            raise DataError(f"{self.state_file}: damaged, its content is not what was written; {CURE}")
+            raise DataError(f"{path}: damaged, its content is not what was written; {CURE}")
         return written
 
     def _holds_a_run(self) -> bool:
@@ -150,7 +187,7 @@ class Checkpoint:
         Raises:
             DataError: there is none, or it is damaged.
         """
-        return self._state(self._content())
+        return self._state(self._content(self.state_file))
 
     def _state(self, content: Mapping[str, Any]) -> RunState:
         try:
@@ -182,27 +219,19 @@ class Checkpoint:
         for (leg, client), (_, memory) in self._held.items():
             if state.memories.get(client) == leg == state.legs:
                 save_owned(self.memory_file(client, leg), memory, [leg, client], self._run)
-        records = {"history.jsonl": history, "timing.jsonl": sealed(timing)}
-        lines = {name: _line(record) for name, record in records.items() if record is not None}
-        ends = {name: append(self.directory / name, line, at=self._ends[name]) for name, line in lines.items()}
-        check = zlib.crc32(lines.get("history.jsonl", b""), self._history_check)
-        self._write_state(state, check)
-        self._ends, self._history_check = self._ends | ends, check  # not before: who failed until here may try again
-        self._held = {}
+        lines = self._lines.add(history, timing)
+        self._write_state(state, lines.check, durable=self._clock() - self._synced_at >= self.durable_every)
+        self._lines.count = lines  # not before: who failed until here may try again
+        self._held, self._written_at = {}, self._clock()
         self._clear(state)
 
-    def _write_state(self, state: RunState, history_check: int = 0) -> None:
-        """Make durable all that the state names, then the state."""
+    def _write_state(self, state: RunState, history_check: int = 0, *, durable: bool) -> None:
+        """Write what the state names, then the state; durable, all that it names is so first."""
         # Records are immutable: a payload that is still the same object is on the disk already.
         known = {name: leg for name, (leg, payload) in self._server.items() if state.server.get(name) is payload}
         changed = state.server.without(*known)
         if changed:
             save_owned(self.server_file(state.legs), changed, state.legs, self._run)
-        written = [self.server_file(state.legs)] if changed else []
-        written += [self.memory_file(client, leg) for client, leg in state.memories.items() if leg == state.legs]
-        written += [path for name in _RECORDS if (path := self.directory / name).exists()]
-        written += self.aside.points()
-        make_durable(written)
         legs = {name: known.get(name, state.legs) for name in state.server}
         content = {
             **{name: getattr(state, name) for name in _AS_THEY_ARE},
@@ -215,19 +244,35 @@ class Checkpoint:
             "failures": list(state.failures),
             "history": history_check,
         }
-        text = json.dumps(sealed(content), sort_keys=True)
-        replace_file(self.state_file, lambda file: file.write(text.encode()), durable=True)
+        if durable:
+            named = self._files_of(content)
+            make_durable([*sorted(named - self._synced), *self._lines.files(), *self.aside.points()])
+            self._replace(self.durable_file if self.durable_every else self.state_file, content, durable=True)
+            self._synced, self._synced_at = named, self._clock()
+        if self.durable_every or not durable:
+            self._replace(self.state_file, content)
         self._server = {name: (leg, state.server[name]) for name, leg in legs.items()}
+
+    def _replace(self, path: Path, content: Mapping[str, Any], *, durable: bool = False) -> None:
+        text = json.dumps(sealed(content), sort_keys=True)
+        replace_file(path, lambda file: file.write(text.encode()), durable=durable)
+
+    def _files_of(self, content: Mapping[str, Any]) -> set[Path]:
+        """What a state names: files of the server's payloads and of clients' memories."""
+        memories = {self.memory_file(int(client), leg) for client, leg in content["memories"].items()}
+        return memories | {self.server_file(leg) for leg in content["server"].values()}
 
     def _clear(self, state: RunState) -> None:
         """Remove what no longer counts. What cannot be removed now is no reason to do a committed leg again."""
         disk.try_to_remove(self.directory / "legs")
         named = {self.memory_file(client, leg) for client, leg in state.memories.items()}
-        named |= {self.server_file(leg) for leg, _ in self._server.values()}
+        named |= {self.server_file(leg) for leg, _ in self._server.values()} | self._synced
         unfinished = self.directory.glob(".*.tmp")  # by a process that was killed
         for path in (*(self.directory / "clients").iterdir(), *self.directory.glob("server.*"), *unfinished):
             if path not in named:
                 disk.try_to_remove(path)
+        if not self.durable_every:  # of a process that had another one
+            disk.try_to_remove(self.durable_file)
 
     @property
     def aside(self) -> Aside:
@@ -257,20 +302,7 @@ class Checkpoint:
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """The records of ``history.jsonl`` or ``timing.jsonl``, oldest first."""
-        path = self.directory / name
-        return [unsealed(record) or record for record in read_lines(path, CURE)] if path.exists() else []
-
-    def _keep_lines(self, name: str, count: int) -> bytes:
-        """Drop lines that were never committed, one cut off by a kill included; returns those that were."""
-        path = self.directory / name
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        whole = b"".join(lines[:count])
-        if len(lines) < count or (whole and not whole.endswith(b"\n")):
-            raise DataError(f"{path}: damaged, {count} lines were written; {CURE}")
-        self._ends[name] = sum(map(len, lines[:count]))
-        if len(lines) > count:
-            disk.cut(path, self._ends[name])
-        return whole
+        return self._lines.read(name)
 
     # ---- clients -------------------------------------------------------------------------------------------------
 
@@ -286,31 +318,25 @@ class Checkpoint:
         leg = memories[client]
         return load_owned(self.memory_file(client, leg), [leg, client], self._run, CURE) if held is None else held[1]
 
-    def hold(self, leg: int, client: int, result: Result, memory: Record) -> None:
-        """Keep what came of a client's turn in memory; its own memory is written when the leg is committed."""
+    def hold(self, leg: int, client: int, result: Result, memory: Record, run: str, *, spill: bool = False) -> None:
+        """Keep what came of a client's turn in memory; its own memory is written when the leg is committed.
+
+        Args:
+            leg, client: whose turn it was. result: what came of it. memory: what the client keeps.
+            run: digest of the run's name.
+            spill: write all that is held where nothing has been written for ``durable_every`` seconds.
+        """
         self._held[leg, client] = result, memory
+        if spill and self._clock() - self._written_at >= self.durable_every:
+            for place, kept in self._held.items():
+                self.save_result(*place, *kept, run)
+            self._held, self._written_at = {}, self._clock()
 
-    def save_reply(self, leg: int, client: int, reply: Reply, memory: Record, run: str = "") -> None:
-        """Keep a client's reply and memory; the reply is written last, so that a reply on disk is complete."""
-        if reply.remembers:
+    def save_result(self, leg: int, client: int, result: Result, memory: Record, run: str = "") -> None:
+        """Keep a client's reply and memory, or why there is none; written last, so that a reply on disk is complete."""
+        if isinstance(result, Reply) and result.remembers:
             save_owned(self.memory_file(client, leg), memory, [leg, client], run)
-        extra = {
-            "place": [leg, client],
-            "run": run,
-            "losses": dict(reply.losses),
-            "steps": reply.steps,
-            "remembers": reply.remembers,
-            "seconds": reply.seconds,
-            "down": {kind: vars(size) for kind, size in reply.down.items()},
-            "up": {kind: vars(size) for kind, size in reply.up.items()},
-        }
-        save_record(self.reply_file(leg, client), reply.message, extra)
-
-    def save_failure(self, leg: int, client: int, failure: Failure, run: str = "") -> None:
-        """Keep why a client is left out of a leg."""
-        down = {kind: vars(size) for kind, size in failure.down.items()}
-        content = {**vars(failure), "place": [leg, client], "run": run, "down": down}
-        write_json(self.reply_file(leg, client).with_suffix(".json"), sealed(content))
+        save_result(self.reply_file(leg, client), result, (leg, client), run)
 
     def load_reply(self, leg: int, client: int, run: str | None = None) -> Result | None:
         """A reply or failure that is already there; None where there is none, or it is damaged or another ``run``'s.
@@ -319,21 +345,9 @@ class Checkpoint:
         """
         if (leg, client) in self._held:
             return self._held[leg, client][0]
-        path = self.reply_file(leg, client)
-        try:
-            if path.with_suffix(".json").exists():
-                return _failure(read_json(path.with_suffix(".json"), ""), [leg, client], run)
-            if not path.exists():
-                return None
-            message, extra = load_record(path)
-            if extra["place"] != [leg, client] or run not in (None, extra["run"]):
-                return None
-            if extra["remembers"] and not self.memory_file(client, leg).exists():
-                return None
-            down, up = ({kind: Size(**size) for kind, size in extra[way].items()} for way in ("down", "up"))
-            return Reply(message, extra["losses"], extra["steps"], extra["remembers"], down, up, extra["seconds"])
-        except (DataError, KeyError, TypeError, AttributeError):
-            return None
+        result = load_result(self.reply_file(leg, client), (leg, client), run)
+        forgets = isinstance(result, Reply) and result.remembers and not self.memory_file(client, leg).exists()
+        return None if forgets else result
 
     def forget(self, leg: int) -> None:
         """Drop the replies and failures of a leg that is not committed, so that it is done anew."""
@@ -341,16 +355,4 @@ class Checkpoint:
         self._held = {}
 
 
-def _line(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, sort_keys=True).encode() + b"\n"
-
-
 _AS_THEY_ARE = ("round", "steps", "leg", "legs", "evaluated", "simulated_seconds", "facts", "scored")
-
-
-def _failure(written: dict[str, Any], place: list[int], run: str | None) -> Failure | None:
-    content = unsealed(written)
-    if content is None or content.pop("place") != place or content.pop("run") != run is not None:
-        return None
-    down = {kind: Size(**size) for kind, size in content.pop("down").items()}
-    return Failure(down=down, **content)

@@ -127,6 +127,8 @@ class FaultyDisk:
         before = target.read_bytes() if target.exists() else None
 
         def take_back() -> None:
+            if not target.parent.is_dir():  # removed since; as with a file, its removal is not taken back
+                return
             if before is not None:
                 target.write_bytes(before)
             else:

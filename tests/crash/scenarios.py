@@ -18,6 +18,7 @@ SMALL: Mapping[str, Any] = {
     "local": {"lr": 0.05, "batch_size": 16},
     "compare": {"methods": ["local", "fedavg"], "seeds": [0], "baseline": "fedavg"},
     "tracking": {"enabled": False},
+    "engine": {"durable_every": 0},  # else it depends on the time how many operations a run has
 }
 GFPL = {"name": "gfpl", "first_exchange": 1, "interval": 1}
 FEDCSPC = {"name": "fedcspc", "n_aug": 1, "cal_epochs": 2}
@@ -66,7 +67,13 @@ SCENARIOS = {
     "leg": _run(
         "`run`, FedProto, snapshots, `engine.durability: leg`",
         method={"name": "fedproto"},
-        engine={"durability": "leg"},
+        engine={"durability": "leg", "durable_every": 0},
+        evaluation={"snapshots": [0, 1]},
+    ),
+    "spaced": _run(
+        "`run`, FedProto, no state but the first is durable",
+        method={"name": "fedproto"},
+        engine={"durable_every": 1e9},
         evaluation={"snapshots": [0, 1]},
     ),
     "elsewhere": Scenario(

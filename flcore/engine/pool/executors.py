@@ -72,7 +72,7 @@ class InlineExecutor:
         """
         self._runner = TurnRunner(experiment, trainer)
         self._checkpoint = checkpoint
-        self._hold = experiment.config.engine.durability == "leg"
+        self._hold = experiment.config.engine.durability
         self._one_at_a_time = threading.Lock()
         self._closed = False
 
@@ -247,7 +247,7 @@ class PoolExecutor:
             failure = Failure(cause, sent_to(state, client, self._experiment))
             if not drops_failures(self._experiment):
                 raise failed(state.place, leg_name(self._experiment, state), client, failure)
-            self._checkpoint.save_failure(state.legs + 1, client, failure, state.run.digest)
+            self._checkpoint.save_result(state.legs + 1, client, failure, Record(), state.run.digest)
 
     def _collect(self, state: RunState, group: Group) -> dict[int, Reply | Failure]:
         results: dict[int, Reply | Failure] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Literal
 
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner, download
@@ -35,7 +36,7 @@ def train_group(
     group: Group,
     stopped: Callable[[], bool],
     *,
-    hold: bool = False,
+    hold: Literal["leg", "reply"] | None = None,
 ) -> dict[int, Reply | Failure]:
     """Results of a group in the leg after ``state``: those that are there, else trained now and kept.
 
@@ -44,7 +45,7 @@ def train_group(
         checkpoint: of the run. state: what it says.
         group: of stacks.
         stopped: whether nobody waits for results any more; asked before and after every stack.
-        hold: keep results in memory until the leg is committed, instead of on the disk.
+        hold: keep results in memory, for a while (``reply``) or until the leg is committed, instead of on the disk.
 
     Raises:
         RunError: a client failed and ``federation.on_client_error`` is ``stop``, or the system refused a file.
@@ -68,12 +69,10 @@ def train_group(
             result, memory = (turn, Record()) if isinstance(turn, Failure) else turn
             if isinstance(result, Failure) and not drop:
                 raise failed(state.place, leg_name(runner.experiment, state), client, result)
-            if hold:
-                checkpoint.hold(leg, client, result, memory)
-            elif isinstance(result, Failure):
-                checkpoint.save_failure(leg, client, result, run)
+            if hold is not None:
+                checkpoint.hold(leg, client, result, memory, run, spill=hold == "reply")
             else:
-                checkpoint.save_reply(leg, client, result, memory, run)
+                checkpoint.save_result(leg, client, result, memory, run)
             results[client] = result
     return results
 

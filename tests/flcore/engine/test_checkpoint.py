@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from flcore import disk, provenance
 from flcore.engine import rounds
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.orchestrator import InlineOrchestrator
+from flcore.engine.owned import save_owned
 from flcore.engine.pool.executors import InlineExecutor
-from flcore.engine.rounds import run_name
+from flcore.engine.rounds import Observers, run_name, run_rounds
 from flcore.engine.run_state import RunName, RunState
 from flcore.engine.turns import Failure, Place, Reply
 from flcore.errors import DataError, RunError
@@ -367,6 +369,8 @@ def test_a_state_comes_back_whole(tmp_path: Path) -> None:
         facts={"distance": float("inf")},
     )
     checkpoint = Checkpoint(tmp_path / "c")
+    for client, leg in state.memories.items():
+        save_owned(checkpoint.memory_file(client, leg), Record(), [leg, client], name.digest)
     checkpoint.start(state)
     assert Checkpoint(tmp_path / "c").read_state() == checkpoint.read_state() == state
     assert state.place == Place(4, 1)
@@ -376,8 +380,8 @@ def test_replies_and_failures_come_back_whole(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
     reply = Reply({"n": Count(5)}, {"cross_entropy": 0.1}, 3, True, {"model": Size(1, 4)}, {"n": Size(0, 8)})
     failure = Failure("too large: 1e+30", {"model": Size(1, 4)}, "reply", "Traceback\n  line 1")
-    checkpoint.save_reply(1, 4, reply, {"kept": Count(2)}, "run")
-    checkpoint.save_failure(1, 5, failure, "run")
+    checkpoint.save_result(1, 4, reply, {"kept": Count(2)}, "run")
+    checkpoint.save_result(1, 5, failure, Record(), "run")
     assert checkpoint.load_reply(1, 4) == checkpoint.load_reply(1, 4, "run") == reply
     assert checkpoint.memory(4, {4: 1}) == {"kept": Count(2)}
     assert checkpoint.load_reply(1, 5) == checkpoint.load_reply(1, 5, "run") == failure
@@ -392,8 +396,8 @@ def test_a_leg_that_is_committed_leaves_no_replies(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.start(RunState(0, Record()))
     reply = Reply({}, {}, 3, True, {}, {})
-    checkpoint.save_reply(1, 4, reply, {"kept": Count(2)})
-    checkpoint.save_reply(1, 5, reply, {"kept": Count(3)})
+    checkpoint.save_result(1, 4, reply, {"kept": Count(2)})
+    checkpoint.save_result(1, 5, reply, {"kept": Count(3)})
     (tmp_path / "c" / "clients" / ".0005.0001.safetensors.77.tmp").write_bytes(b"of a process that was killed")
     checkpoint.commit(RunState(1, Record(), memories={4: 1}, legs=1), None, {"round": 1, "seconds": {}})
     assert not (tmp_path / "c" / "legs").exists()
@@ -530,6 +534,103 @@ def test_all_that_a_state_names_is_durable_before_it_is(
     lab.run(lab.experiment(method__name="fedproto", engine__durability=durability), tmp_path / "run")
     assert appearances == [0, 1, 2, 3]
     assert tmp_path / "run" in synced  # the name of the last state
+
+
+class Power:
+    """A disk that forgets what nobody waited for: contents of files, or the name of the newest state."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.synced, self.named = folder, dict[Path, bytes](), b""
+        sync = os.fsync
+
+        def fsync(handle: int) -> None:
+            sync(handle)
+            path = Path(f"/proc/self/fd/{handle}").readlink()
+            if path.is_file():
+                self.synced[path.with_name(re.sub(r"^\.(.*)\.\d+\.\d+\.tmp$", r"\1", path.name))] = path.read_bytes()
+            elif path == folder and (folder / "state.json").exists():
+                self.named = (folder / "state.json").read_bytes()
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    def fails(self, lost: str) -> None:
+        if lost == "names":
+            (self.folder / "state.json").write_bytes(self.named)
+            return
+        for path in [path for path in self.folder.rglob("*") if path.is_file()]:
+            whole = self.synced.get(path, b"")
+            if not path.read_bytes().startswith(whole):  # written anew since then
+                whole = b""
+            path.write_bytes(whole or path.read_bytes()[: path.stat().st_size // 3])
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="finds names of open files in /proc")
+@pytest.mark.parametrize("lost", ["contents", "names", "nothing"])
+def test_a_power_failure_takes_what_nobody_waited_for(
+    lab: Any, lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second a round, durable after two: of five rounds and a half a kill takes the half, lost power one more."""
+    experiment = lab.experiment(method__name="fedproto", federation__rounds=7, evaluation__snapshots=[0, 3, 5])
+    whole = lab.run(experiment, tmp_path / "whole").bytes
+    power, seconds, folder = Power(tmp_path / "run", monkeypatch), [0.0], tmp_path / "run"
+
+    class Stopping(InlineOrchestrator):
+        def map(self, name: str, function: Any, items: Any) -> list[Any]:
+            seconds[0] += 1
+            if seconds[0] == 6:
+                raise KeyboardInterrupt
+            return super().map(name, function, items)
+
+    def begin(orchestrator: InlineOrchestrator, clock: Any) -> Checkpoint:
+        checkpoint = Checkpoint(folder, durable_every=2.0, clock=clock)
+        run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), orchestrator, Observers())
+        return checkpoint
+
+    with pytest.raises(KeyboardInterrupt):
+        begin(Stopping(), lambda: seconds[0])
+    assert not list(folder.glob("legs/*"))  # replies of the last second are in memory
+    if lost != "nothing":
+        power.fails(lost)
+    found = Checkpoint(folder, durable_every=2.0).load(run_name(experiment))
+    assert found is not None
+    assert found.legs == (5 if lost == "nothing" else 4)
+    begin(InlineOrchestrator(), lambda: seconds[0])
+    assert lab.committed(folder) == whole
+
+
+def test_a_run_goes_on_with_another_durability(lab: Any, tmp_path: Path) -> None:
+    """First no state but the first is durable, then every one is: the second file goes, the bytes are the same."""
+    experiment, folder = lab.experiment(method__name="fedproto"), tmp_path / "run"
+    whole = lab.run(experiment, tmp_path / "whole").bytes
+
+    class Stopping(InlineOrchestrator):
+        def map(self, name: str, function: Any, items: Any) -> list[Any]:
+            if Checkpoint(folder).read_state().legs == 2:
+                raise KeyboardInterrupt
+            return super().map(name, function, items)
+
+    checkpoint = Checkpoint(folder, durable_every=1e9)
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), Stopping(), Observers())
+    assert json.loads((folder / "durable.json").read_text())["legs"] == 0
+    assert (folder / "server.0000.safetensors").exists()
+    assert lab.run(experiment, folder).bytes == whole
+    assert not (folder / "durable.json").exists()
+
+
+def test_answers_are_written_when_they_have_waited(tmp_path: Path) -> None:
+    """Held for two seconds: the first two are written with the second, the third is not."""
+    seconds = iter((0.0, 0.0, 1.0, 2.0, 2.0, 3.0))  # made, started (durable), three answers, one of which writes
+    checkpoint = Checkpoint(tmp_path / "c", durable_every=2.0, clock=lambda: next(seconds))
+    checkpoint.start(RunState(0, Record()))
+    reply, failure = Reply(Record({"n": Count(1)}), {}, 3, True, {}, {}), Failure("too large", {})
+    checkpoint.hold(1, 4, reply, Record({"kept": Count(2)}), "run", spill=True)
+    assert not (tmp_path / "c" / "legs").exists()
+    checkpoint.hold(1, 5, failure, Record(), "run", spill=True)
+    checkpoint.hold(1, 6, reply, Record(), "run", spill=True)
+    names = {path.name for path in (tmp_path / "c" / "legs" / "0001").iterdir()}
+    assert names == {"0004.safetensors", "0005.json"}
+    assert [checkpoint.load_reply(1, client, "run") for client in (4, 5, 6)] == [reply, failure, reply]
 
 
 def test_held_replies_are_not_on_the_disk_before_the_commit(lab: Any, tmp_path: Path) -> None:

@@ -317,7 +317,7 @@ def test_a_death_costs_a_worker_and_an_error_none(lab: Any, tmp_path: Path) -> N
 
 def test_a_reply_that_is_not_there_after_all_is_an_error(lab: Any, tmp_path: Path) -> None:
     pool, state, _ = hands(lab, tmp_path, lambda hand: None, 1)
-    pool._checkpoint.save_reply(1, 0, Reply(Record(), {}, 0, False, {}, {}), Record(), state.run.digest)
+    pool._checkpoint.save_result(1, 0, Reply(Record(), {}, 0, False, {}, {}), Record(), state.run.digest)
     with pytest.raises(RunError, match=r"^round 1, client 1 \(train-clients\): the worker's reply is missing on disk"):
         pool.train(state, [[0], [1]])
 

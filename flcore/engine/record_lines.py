@@ -1,0 +1,93 @@
+"""``history.jsonl`` and ``timing.jsonl`` of a run under way: lines that count, and others behind them that do not."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flcore import disk
+from flcore.errors import DataError
+from flcore.files import append, read_lines, sealed, unsealed
+
+NAMES = ("history.jsonl", "timing.jsonl")
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where the lines that count end, in bytes by file, and the check sum of those of the history."""
+
+    ends: Mapping[str, int]
+    check: int = 0
+
+
+@dataclass
+class RecordLines:
+    """The two files in a checkpoint's folder.
+
+    Attributes:
+        directory: the folder. cure: what to do where something is damaged.
+        count: of the lines that count.
+    """
+
+    directory: Path
+    cure: str
+    count: Ends = Ends({})
+
+    def start(self) -> None:
+        """Begin anew: nothing counts."""
+        self.count = Ends(dict.fromkeys(NAMES, 0))
+
+    def files(self) -> list[Path]:
+        """Those that are there."""
+        return [path for name in NAMES if (path := self.directory / name).exists()]
+
+    def add(self, history: Mapping[str, Any] | None, timing: Mapping[str, Any]) -> Ends:
+        """Write a line each, where there is one; they count once :attr:`count` is what this returns."""
+        records = {"history.jsonl": history, "timing.jsonl": sealed(timing)}
+        lines = {name: _line(record) for name, record in records.items() if record is not None}
+        ends = {name: append(self.directory / name, line, at=self.count.ends[name]) for name, line in lines.items()}
+        check = zlib.crc32(lines.get("history.jsonl", b""), self.count.check)
+        return Ends({**self.count.ends, **ends}, check)
+
+    def keep(self, evaluated: int, legs: int, check: int) -> None:
+        """Drop lines that were never committed, one cut off by a kill included.
+
+        Args:
+            evaluated, legs: how many lines of the history and of the times count.
+            check: what the sum of those of the history shall be.
+
+        Raises:
+            DataError: they are not what was written.
+        """
+        history, times = (self._keep(name, count) for name, count in zip(NAMES, (evaluated, legs), strict=True))
+        self.count = Ends({"history.jsonl": len(history), "timing.jsonl": len(times)}, zlib.crc32(history))
+        whole = all(unsealed(record) is not None for record in self._read("timing.jsonl"))
+        if self.count.check != check or not whole:
+            raise DataError(f"{self.directory}: damaged, history or timing are not what was written; {self.cure}")
+
+    def read(self, name: str) -> list[dict[str, Any]]:
+        """The records of a file, oldest first; none where there is none."""
+        return [unsealed(record) or record for record in self._read(name)]
+
+    def _read(self, name: str) -> list[dict[str, Any]]:
+        path = self.directory / name
+        return read_lines(path, self.cure) if path.exists() else []
+
+    def _keep(self, name: str, count: int) -> bytes:
+        """The lines that count; what lies behind them goes."""
+        path = self.directory / name
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        whole = b"".join(lines[:count])
+        if len(lines) < count or (whole and not whole.endswith(b"\n")):
+            raise DataError(f"{path}: damaged, {count} lines were written; {self.cure}")
+        if len(lines) > count:
+            disk.cut(path, len(whole))
+        return whole
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True).encode() + b"\n"
