@@ -229,7 +229,7 @@ def carry_out_all(
     Returns:
         All of them in the order given, and by label why some failed.
     """
-    runs = _placed(planned, home, Cache.here(), operation)
+    runs = _placed_runs(planned, home, operation)
     return runs, carry_out_placed(runs, operation, restart=restart)
 
 
@@ -284,7 +284,7 @@ def side_by_side(
     name: Callable[[PlacedRun], str] | None = None,
     runs: Sequence[PlacedRun] = (),
     more: More | None = None,
-    restart: bool = False,
+    restart: bool | Callable[[PlacedRun], bool] = False,
 ) -> None:
     """Carry out runs side by side, in the order and as many as :class:`Admission` says, and wait for all of them.
 
@@ -296,7 +296,7 @@ def side_by_side(
             somebody who has an error of its own. From any thread, before anything else begins instead.
         name: of a run as a piece of work; None: its method, seeds and point.
         runs: with their company. more: those that appear later.
-        restart: throw away checkpoints that cannot be used.
+        restart: throw away checkpoints that cannot be used; of all runs, or of which.
     """
     watcher = operation.watcher
 
@@ -310,7 +310,7 @@ def side_by_side(
             watcher.run_ended(label)
 
         try:
-            pool.carry_out(run, told, restart=restart)
+            pool.carry_out(run, told, restart=restart(run) if callable(restart) else restart)
         except StoppedError as stopped:
             for label in list(under_way):
                 told(label, stopped)
@@ -329,17 +329,21 @@ def _tell_of_failure(watcher: Watcher, run: PlacedRun, recorded: Future[dict[str
         watcher.say(f"{run.label} has no page, or is not logged: {recorded.exception()}")
 
 
-def _placed(planned: Sequence[PlannedRun], home: Path, cache: Cache, operation: Operation) -> list[PlacedRun]:
-    """Runs with their data, each partition made once."""
-    known: dict[str, Inputs] = {}
-    runs = []
+def _placed_runs(planned: Sequence[PlannedRun], home: Path, operation: Operation) -> list[PlacedRun]:
+    inputs = inputs_of_runs(planned, operation)
+    return [placed(run.config, own, home, label=run.label) for run, own in zip(planned, inputs, strict=True)]
+
+
+def inputs_of_runs(planned: Sequence[PlannedRun], operation: Operation) -> list[Inputs]:
+    """The data of runs, in their order; each partition is made once."""
+    cache, known = Cache.here(), dict[str, Inputs]()
+    keys = []
     for run in planned:
         mapping = run.config.to_mapping()
-        key = repr((mapping["data"], mapping["partition"], run.config.partition_seed))
-        if key not in known:
-            known[key] = _inputs(run.config, cache, operation)
-        runs.append(placed(run.config, known[key], home, label=run.label))
-    return runs
+        keys.append(repr((mapping["data"], mapping["partition"], run.config.partition_seed)))
+        if keys[-1] not in known:
+            known[keys[-1]] = _inputs(run.config, cache, operation)
+    return [known[key] for key in keys]
 
 
 def _short(run: PlacedRun) -> str:

@@ -32,6 +32,7 @@ from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 from pipelines.tuning.asked import Asked
 from pipelines.tuning.folder import StudyFiles, alone, claim, refuse_other_study
+from pipelines.tuning.meanwhile import Meanwhile
 from pipelines.tuning.problem import VALIDATION_SHARE, Problem
 from pipelines.tuning.results import describe, markdown, printed, reason, write_results
 from pipelines.tuning.study import Trials, best_trials, ended_trials, of_other_code, storage_errors
@@ -83,9 +84,18 @@ def study(config: Config, asked: Asked, out: Path, operation: Operation) -> Stud
     return search.outcome()
 
 
-def carry_out(searches: Sequence[Search], operation: Operation) -> None:
-    """Carry out the trials of studies, side by side; those of the study that has come least far first."""
-    operation.watcher.runs(sum(search.wanted for search in searches), sum(search.ended for search in searches))
+def carry_out(searches: Sequence[Search], operation: Operation, meanwhile: Meanwhile | None = None) -> None:
+    """Carry out the trials of studies, side by side; those of the study that has come least far first.
+
+    Args:
+        searches: the studies.
+        operation: how.
+        meanwhile: has runs for cores that no trial can use, and is told of studies that have ended, by their folders'
+            names.
+    """
+    beside = meanwhile or Meanwhile(Path())
+    trials = sum(search.wanted for search in searches)
+    operation.watcher.runs(trials + len(beside.waiting), sum(search.ended for search in searches))
     by_label: dict[str, Search] = {}
 
     def more(room: int) -> list[PlacedRun] | None:
@@ -93,20 +103,31 @@ def carry_out(searches: Sequence[Search], operation: Operation) -> None:
         over = True
         for search in sorted(searches, key=lambda search: search.begun):
             appeared = search.more(room - len(found))
-            if appeared is not None:
-                over = False
-                found += appeared
-                by_label.update((run.label, search) for run in appeared)
-        return None if over else found
+            if appeared is None:
+                beside.study_ended(search.name)
+                continue
+            over = False
+            found += appeared
+            by_label.update((run.label, search) for run in appeared)
+        return None if over else [*found, *beside.more(room - len(found))]
 
     def ended(run: PlacedRun, error: ProtoflError | None) -> None:
-        by_label[run.label].note_end(run, error)
+        if run.label in by_label:  # else the comparison looks at it
+            by_label[run.label].note_end(run, error)
 
-    at_once = most_at_once([search.config for search in searches for _ in range(search.at_once)])
+    trying = [search.config for search in searches for _ in range(search.at_once)]
+    at_once = most_at_once([*trying, *beside.waiting])
     pool = RunPool(at_once, operation.watcher) if at_once > 1 else ThisProcess(operation.watcher)
     with pool:
         side_by_side(
-            pool, at_once, operation, lambda run: None, ended, name=lambda run: run.label, more=more, restart=True
+            pool,
+            at_once,
+            operation,
+            lambda run: None,
+            ended,
+            name=lambda run: run.label,
+            more=more,
+            restart=lambda run: run.label in by_label,
         )
 
 
@@ -145,6 +166,11 @@ class Search:
         self._trials: dict[str, tuple[int, Mapping[str, Any]]] = {}
         self._claims: dict[int, IO[str]] = {}
         self._broken: ProtoflError | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self._files.directory.name
 
     @property
     def config(self) -> Config:

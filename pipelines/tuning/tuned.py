@@ -3,8 +3,9 @@
 A learning rate alone decides more than a method does, so that a method whose parameters somebody has tuned is always
 ahead of one that has its defaults. Here each method, FedAvg and Local included, has a study of N trials over its own
 and the shared parameters (:mod:`pipelines.tuning.space`), on validation data, at the comparison's number of rounds and
-its own seed; all studies side by side. Then every seed is run on test data with the values given and with those found;
-differences are taken to the tuned baseline. A method whose study ends without a finished trial has no tuned row.
+its own seed; all studies side by side. Every seed is run on test data with the values given and with those found, as
+soon as these are known and cores are free; differences are taken to the tuned baseline. A method whose study ends
+without a finished trial has no tuned row.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from flcore.config import Config
 from flcore.errors import RunError
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry, without_tracking
-from pipelines.execution.bodies import Operation, Outcome, comparison, comparison_runs
+from pipelines.execution.bodies import Operation, Outcome, comparison, comparison_runs, inputs_of_runs
 from pipelines.execution.budget import Budget, planned_within, steps_of
 from pipelines.reporting.comparison import Tuned, tuned_name
+from pipelines.runs.inputs import Inputs
 from pipelines.runs.layout import read_json
 from pipelines.tuning.asked import Asked
 from pipelines.tuning.folder import StudyFiles
+from pipelines.tuning.meanwhile import Meanwhile
 from pipelines.tuning.problem import on_validation
 from pipelines.tuning.search import Search, carry_out
 from pipelines.tuning.space import with_values
@@ -73,7 +76,7 @@ def tuned_comparison(
         )
         for name in names
     ]
-    carry_out(searches, operation)
+    carry_out(searches, operation, _meanwhile(as_given, spent, out, operation))
     found = [_found(name, search, out) for name, search in zip(names, searches, strict=True)]
     planned = list(_planned(as_given, found, spent))
     facts = {"name": out.name, "tuning": [asdict(tuned) for tuned in found], "budget": spent.words}
@@ -89,6 +92,21 @@ def _steps_of_a_trial(raw: Mapping[str, Any], baseline: str) -> int:
     return steps_of(on_validation(Config.from_mapping(for_entry(raw, baseline, None))))
 
 
+def _meanwhile(as_given: Sequence[PlannedRun], budget: Budget, out: Path, operation: Operation) -> Meanwhile:
+    """The runs as given, and those with the values that studies have found: for cores that no trial can use."""
+    home = out / "runs"
+    if any(run.config.engine.stack_runs for run in as_given):  # they train together, once all of them are known
+        return Meanwhile(home)
+    runs = list(zip(as_given, inputs_of_runs(as_given, operation), strict=True))
+
+    def then(method: str) -> list[tuple[PlannedRun, Inputs]]:
+        own = [(run, inputs) for run, inputs in runs if run.name == method]
+        tuned = _with_values([run for run, _ in own], _read(method, out), budget)
+        return [(run, inputs) for run, (_, inputs) in zip(tuned, own, strict=True)]
+
+    return Meanwhile(home, runs, then)
+
+
 def _found(method: str, search: Search, out: Path) -> Tuned:
     """What a study found; logs it."""
     error = None
@@ -96,6 +114,10 @@ def _found(method: str, search: Search, out: Path) -> Tuned:
         search.outcome()
     except RunError as raised:
         error = str(raised)
+    return _read(method, out, error)
+
+
+def _read(method: str, out: Path, error: str | None = None) -> Tuned:
     described = read_json(StudyFiles(out / "tuning" / method).results)
     given, ended = described["given"], {trial["number"]: trial for trial in described["trials"]}
     best = ended[described["best"][0]] if described["best"] else None
@@ -115,9 +137,12 @@ def _planned(as_given: Sequence[PlannedRun], found: Sequence[Tuned], budget: Bud
     """The runs with the values found, by method, then those as given."""
     for tuned in found:
         if tuned.error is None:
-            for run in as_given:
-                if run.name == tuned.method:
-                    config = Config.from_mapping(with_values(run.config.to_mapping(), tuned.values))
-                    label = f"{run.label}, tuned" if run.label else "tuned"
-                    yield replace(run, config=budget.fitted(config), label=label, row=tuned_name(tuned.method))
+            yield from _with_values([run for run in as_given if run.name == tuned.method], tuned, budget)
     yield from as_given
+
+
+def _with_values(runs: Sequence[PlannedRun], tuned: Tuned, budget: Budget) -> Iterator[PlannedRun]:
+    for run in runs:
+        config = Config.from_mapping(with_values(run.config.to_mapping(), tuned.values))
+        label = f"{run.label}, tuned" if run.label else "tuned"
+        yield replace(run, config=budget.fitted(config), label=label, row=tuned_name(tuned.method))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,13 +16,16 @@ import yaml
 from flcore.errors import ConfigError
 from flcore.run_folder import described
 from pipelines.config.params import with_variants
-from pipelines.execution import admission
+from pipelines.execution import admission, bodies
 from pipelines.execution.bodies import Operation
+from pipelines.execution.one_run import PlacedRun
 from pipelines.execution.recorder import Recorder
+from pipelines.execution.run_pool import Ended, ThisProcess
 from pipelines.execution.steps import InlineSteps
 from pipelines.reporting.comparison_files import markdown
 from pipelines.reporting.comparison_report import compare
 from pipelines.runs.layout import read_json
+from pipelines.tuning import search
 from pipelines.tuning.tuned import tuned_comparison
 
 RAW: dict[str, Any] = {
@@ -127,6 +131,34 @@ def test_every_method_has_the_same_budget_and_stands_tuned_beside_as_given(
     tuned_comparison(RAW, None, None, 3, tmp_path / "tuned", operation)
     assert recorder.trials == 6
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_runs_take_the_cores_that_no_trial_can_use(
+    carried_out: tuple[Operation, Comparing], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedProto's last trial ends after FedAvg's runs, as given and tuned; else this would wait two minutes and fail."""
+    together, _ = carried_out
+    tuned_comparison(RAW, None, [0], 2, tmp_path / "one-after-the-other", together)
+    ended, at_work = {"fedavg seed 0": threading.Event(), "fedavg seed 0, tuned": threading.Event()}, threading.Lock()
+
+    class Threads(ThisProcess):
+        def carry_out(self, run: PlacedRun, told: Ended, *, restart: bool = False) -> None:
+            assert restart == ("trial" in run.label)
+            if run.label == "fedproto: trial 1":
+                assert all(event.wait(120) for event in ended.values())
+            with at_work:
+                super().carry_out(run, told, restart=restart)
+            if run.label in ended:
+                ended[run.label].set()
+
+    monkeypatch.setenv("PROTOFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(admission, "physical_cores", lambda: 3)
+    monkeypatch.setattr(search, "RunPool", lambda size, watcher: Threads(watcher))
+    monkeypatch.setattr(bodies, "RunPool", lambda size, watcher: Threads(watcher))
+    tuned_comparison(RAW, None, [0], 2, tmp_path / "meanwhile", together)
+    for name in ("runs.csv", "comparison.csv"):
+        expected = (tmp_path / "one-after-the-other" / name).read_bytes()
+        assert (tmp_path / "meanwhile" / name).read_bytes() == expected
 
 
 def test_values_that_nothing_beats_are_one_run_in_two_rows(
