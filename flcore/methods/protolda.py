@@ -17,6 +17,10 @@ sends its sums once more in the last round, and they are taken off: what is left
 Relatives: Coates, Lee, Ng (AISTATS 2011), Thiry et al. (ICLR 2021): the features; AFL (He et al., CVPR 2025), Fed3R
 (Fanì et al., ICML 2024): heads in closed form over pretrained features; CCVR; FedCGS (2025).
 
+``personal: mixture`` gives every client a head of its own, solved at the server from everybody's sums and κ times the
+client's own: since sums add up, that is the head of data in which each of its images stands 1 + κ times. It costs no
+byte more than the global head, and cannot be had with secure aggregation.
+
 Choice: ``balance`` weights samples by one over the number of their class, which clients then tell beforehand.
 
 Privacy: class sums of one image are its features, second moments of few have low rank; sums over clients are what
@@ -26,7 +30,7 @@ secure aggregation gives. With ``noise_multiplier`` every message is noisy, see 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -67,6 +71,10 @@ client and task of every answer in them."""
 HEAD = Slot("head", Weights)
 """The head as it is delivered."""
 
+EACH = Slot("each", Arrays)
+"""With ``personal: mixture``, at the server: ``clients`` int64 [m], and of each its sums: ``counts`` [m, C], ``sums``
+[m, C, D], ``second`` [m, D(D + 1)/2]; and its head, ``weight`` [m, C, D] and ``bias`` [m, C]."""
+
 OWN = Slot("own", Arrays)
 """In a client's memory: ``counts`` int64 [C] of what it told, ``tasks`` int64 [m] that it answered for."""
 
@@ -88,12 +96,23 @@ class ProtoLDA(PatchSums):
         above=0,
         search=Search(1e-5, 0.3, log=True),
     )
-    personal: Literal["none", "shares"] = param(
-        "none", "clients answer with the global head, or with their own class shares in it"
+    personal: Literal["none", "shares", "mixture"] = param(
+        "none",
+        "clients answer with the global head, with their own class shares in it, or with a head of their own, of "
+        "everybody's sums and own_weight times their own",
     )
+    own_weight: float = param(1.0, "κ, weight of a client's own sums beside everybody's, with personal: mixture", low=0)
     deliver: Literal["end", "every_round"] = param("end", "when the head goes down to clients")
     forget: tuple[int, ...] = param((), "clients whose sums are taken off again in the last round", low=0)
     min_count: int = param(1, "samples that a client needs of a class to tell of it", low=1)
+
+    def __post_init__(self) -> None:
+        """Refuse heads of one's own where the server cannot know a client's sums, or does not know its shares."""
+        super().__post_init__()
+        if self.personal == "mixture" and self.noise_multiplier and self.noise_of == "sum":
+            raise ValueError("personal = mixture: with noise_of = sum nobody knows a client's own sums; use shares")
+        if self.personal == "mixture" and self.balance:
+            raise ValueError("personal = mixture: with balance sums do not tell a client's class shares; use shares")
 
     # ---- the round -----------------------------------------------------------------------------------------------
 
@@ -125,8 +144,8 @@ class ProtoLDA(PatchSums):
         if exchange.leg == FORGET_LEG and client not in self.forget:
             return {}
         if exchange.leg == DELIVERY_LEG:
-            head = {name: value for name, value in server[MODEL].params.items() if name.startswith("head.")}
-            return {HEAD: Weights(head)}
+            model = self._own_model(server, client) or server[MODEL]
+            return {HEAD: Weights({name: value for name, value in model.params.items() if name.startswith("head.")})}
         if exchange.leg not in (STATISTICS_LEG, FORGET_LEG):
             return super().broadcast(server, client, exchange)
         if TOTALS in server and bool((server[TOTALS]["answered"][:, 0] == client).any()):
@@ -209,9 +228,11 @@ class ProtoLDA(PatchSums):
                 repeated += 1
                 continue
             answered.append((client, tasks[client].value))
-            new.append(statistics)
-        totals = added((unpacked(own.named, classes) for own in new), totals)
+            new.append((client, statistics))
+        totals = added((unpacked(own.named, classes) for _, own in new), totals)
         pairs = torch.tensor(answered, dtype=torch.int64).reshape(-1, 2)
+        if self.personal == "mixture":
+            server |= {EACH: _joined(server, ((client, unpacked(own.named, classes)) for client, own in new))}
         after, facts = self._solved(server, totals, pairs, exchange.setting)
         return after, {**facts, "repeated_answers": float(repeated)} if repeated else facts
 
@@ -221,6 +242,8 @@ class ProtoLDA(PatchSums):
         for client, statistics in replies.of(STATISTICS).items():
             totals = totals - unpacked(statistics.named, exchange.setting.num_classes)
             pairs = pairs[pairs[:, 0] != client]
+        if EACH in server:
+            server |= {EACH: _only(server[EACH], set(pairs[:, 0].tolist()))}
         return self._solved(server, totals, pairs, exchange.setting)
 
     def _solved(self, server: Record, totals: ClassSums, pairs: Tensor, setting: Setting) -> tuple[Record, Facts]:
@@ -232,17 +255,40 @@ class ProtoLDA(PatchSums):
             weight, bias = (discriminant if self.head == "discriminant" else ridge)(totals, shrinkage)
             head = {"head.weight": weight.float(), "head.bias": bias.float()}
             model = Weights({**setting.initial.params, **server[FILTERS].params, **head})
+            if EACH in server:
+                server |= {EACH: self._with_heads(server[EACH], totals, shrinkage)}
         return server | {MODEL: model, TOTALS: _kept(totals, pairs)}, facts
+
+    def _with_heads(self, each: Arrays, totals: ClassSums, shrinkage: float) -> Arrays:
+        """With the head of each client: of everybody's sums and κ times its own, with the client's own class shares."""
+        heads = []
+        for own in _sums_of_each(each):
+            weight = self.own_weight
+            mixed = totals + ClassSums(weight * own.counts, weight * own.sums, weight * own.second)
+            solved, bias = (discriminant if self.head == "discriminant" else ridge)(mixed, shrinkage)
+            heads.append((solved.float(), reweighted(bias, mixed.counts, own.counts).float()))
+        weights, biases = (torch.stack(list(part)) for part in zip(*heads, strict=True))
+        return Arrays({**each.named, "weight": weights, "bias": biases})
+
+    def _own_model(self, server: Record, client: int) -> Weights | None:
+        """A client's own model, where it has one: the dictionary with its own head."""
+        if EACH not in server or client not in (clients := server[EACH]["clients"].tolist()):
+            return None
+        place = clients.index(client)
+        head = {f"head.{name}": server[EACH][name][place] for name in ("weight", "bias")}
+        return Weights({**server[MODEL].params, **head})
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
     @property
     def answers_from_memory(self) -> bool:
-        """With personal answers: a client knows its own class counts."""
-        return self.personal != "none"
+        """With its own shares: a client knows its own class counts."""
+        return self.personal == "shares"
 
     def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
-        """With personal answers the global head with the client's own class shares."""
+        """With personal answers the global head with the client's own class shares, or the client's own head."""
+        if self.personal == "mixture":
+            return self._own_model(server, client)
         if self.personal == "none" or OWN not in memory:
             return None
         model, before = server[MODEL], server[TOTALS]["counts"]
@@ -252,6 +298,34 @@ class ProtoLDA(PatchSums):
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
         """What noise on every message costs: one release for each of the 2 + s messages of a client, once per run."""
         return self.account(1, "class sums and second moments")
+
+
+def _joined(server: Record, new: Iterable[tuple[int, ClassSums]]) -> Arrays:
+    """The sums of every client by itself, in order of ids, with those that are new."""
+    found: dict[int, ClassSums] = {}
+    if EACH in server:
+        found = dict(zip(server[EACH]["clients"].tolist(), _sums_of_each(server[EACH]), strict=True))
+    for client, own in new:
+        found[client] = found[client] + own if client in found else own
+    clients = sorted(found)
+    return Arrays(
+        {
+            "clients": torch.tensor(clients, dtype=torch.int64),
+            "counts": torch.stack([found[client].counts for client in clients]),
+            "sums": torch.stack([found[client].sums for client in clients]),
+            "second": torch.stack([upper_triangles(found[client].second) for client in clients]),
+        }
+    )
+
+
+def _only(each: Arrays, clients: set[int]) -> Arrays:
+    kept = [place for place, client in enumerate(each["clients"].tolist()) if client in clients]
+    return Arrays({name: values[kept] for name, values in each.named.items()})
+
+
+def _sums_of_each(each: Arrays) -> Iterator[ClassSums]:
+    for counts, sums, second in zip(each["counts"], each["sums"], each["second"], strict=True):
+        yield ClassSums(counts, sums, from_upper_triangles(second))
 
 
 def _kept(totals: ClassSums, answered: Tensor) -> Arrays:

@@ -13,13 +13,15 @@ import pytest
 import torch
 
 from flcore.config import Config
+from flcore.engine.client_data import ClientData
 from flcore.errors import ConfigError
+from flcore.evaluation.forward import Forward
 from flcore.messages import Arrays, Weights
 from flcore.methods.patch_sums import ASSIGNED, DICTIONARY, FILTERS, PATCH_MOMENTS, WHITENING
-from flcore.methods.protolda import OWN, STATISTICS, TOTALS, ProtoLDA
+from flcore.methods.protolda import EACH, HEAD, OWN, STATISTICS, TOTALS, ProtoLDA
 from flcore.methods.vocabulary import MODEL, Exchange, Replies, Turn
 from flcore.prototypes.dictionary import PatchMoments, whitening
-from flcore.prototypes.discriminant import ClassSums, discriminant
+from flcore.prototypes.discriminant import ClassSums, class_sums, discriminant, reweighted
 from flcore.prototypes.gaussians import from_upper_triangles
 from flcore.records import Record
 
@@ -294,6 +296,55 @@ def test_own_shares(lab: Any, tmp_path: Path) -> None:
     assert shift[:2].tolist() == pytest.approx([math.log(0.75 * 6), math.log(0.25 * 6)], abs=1e-4)
     assert (shift[2:] < -1000).all()
     assert run.memory(0)[OWN]["counts"].tolist() == [30, 10, 0, 0, 0, 0]
+
+
+def test_a_head_of_ones_own(lab: Any, tmp_path: Path) -> None:
+    """Own sums with weight 2: the head of data in which each of the client's images stands three times.
+
+    With the client's shares, 30 and 10 of 40, in it; and what is delivered to it is that head.
+    """
+    labels = lab.dataset.train.labels
+    of = [(labels == label).nonzero().flatten().tolist() for label in range(6)]
+    first = of[0][:30] + of[1][:10]
+    rest = [index for index in range(240) if index not in first]
+    partition = lab.by_hand(lab.dataset, [first, rest], [range(60)] * 2)
+    experiment = tiny(lab, partition, personal="mixture", own_weight=2.0)
+    run = lab.run(experiment, tmp_path / "run")
+    server = run.state.server
+    weights = Weights({**experiment.setting.initial.params, **server[FILTERS].params})
+    data = ClientData.of(experiment, [0, 1], 1)
+    found = [(Forward(experiment).part(weights, own, "features"), own.labels) for own in data]
+    rows, targets = (torch.cat([*[found[0][part]] * 3, found[1][part]]) for part in (0, 1))
+    weight, bias = discriminant(class_sums(rows, targets, 6), 0.001)
+    counts = torch.bincount(targets, minlength=6).double()
+    own = torch.tensor([30.0, 10.0, 0, 0, 0, 0], dtype=torch.float64)
+    model = experiment.method.client_model(server, 0, run.memory(0), experiment.setting)
+    torch.testing.assert_close(model.params["head.weight"], weight.float(), rtol=1e-4, atol=1e-4)
+    expected = reweighted(bias, counts, own).float()
+    torch.testing.assert_close(model.params["head.bias"], expected, rtol=1e-4, atol=1e-4)
+    delivered = experiment.method.broadcast(server, 0, Exchange(experiment.setting, 1, "deliver-head"))
+    assert torch.equal(delivered[HEAD].params["head.bias"], model.params["head.bias"])
+    for wrong in ({"balance": True}, {"noise_multiplier": 1.0, "noise_of": "sum"}):
+        with pytest.raises(ConfigError, match="personal = mixture"):
+            tiny(lab, personal="mixture", **wrong)
+
+
+def test_heads_of_ones_own_follow_who_is_forgotten(lab: Any, tmp_path: Path) -> None:
+    """Without a client the others' heads are those of a run that it never was in; it has none of its own."""
+    halves = [range(0, 80), range(80, 160), range(160, 240)]
+    all_three = lab.by_hand(lab.dataset, halves, [range(60)] * 3)
+    run = lab.run(tiny(lab, all_three, personal="mixture", forget=[2]), tmp_path / "run")
+    each = run.state.server[EACH]
+    assert each["clients"].tolist() == [0, 1]
+    totals = sum_of(run)
+    mixed = totals + ClassSums(each["counts"][1], each["sums"][1], from_upper_triangles(each["second"][1]))
+    weight, _ = discriminant(mixed, 0.001)
+    torch.testing.assert_close(each["weight"][1], weight.float(), rtol=1e-5, atol=1e-5)
+
+
+def sum_of(run: Any) -> ClassSums:
+    totals = run.state.server[TOTALS]
+    return ClassSums(totals["counts"], totals["sums"], from_upper_triangles(totals["second"]))
 
 
 def test_noise_reaches_every_message_and_has_an_account(lab: Any) -> None:
