@@ -284,13 +284,13 @@ class Life(RuleBasedStateMachine):
     @rule(work=works)
     def edit_the_code(self, work: str) -> None:
         """Since then: what is there was left by other sources than those that carry it out now."""
-        for name in ("config.json", "checkpoint/state.json"):
+        for name in ("config.json", "checkpoint/state.json", "checkpoint/durable.json"):
             for path in (self.home / work).rglob(name):
                 try:
                     content = json.loads(path.read_text())
                     if "code" not in content:
                         continue
-                    content["code"] = {**content["code"], "flcore.rng": "other"} if "state" in name else "other"
+                    content["code"] = {**content["code"], "flcore.rng": "other"} if "/" in name else "other"
                 except (ValueError, TypeError):
                     continue  # altered before
                 path.write_text(json.dumps(content))
