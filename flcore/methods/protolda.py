@@ -282,8 +282,8 @@ class ProtoLDA(PatchSums):
 
     @property
     def answers_from_memory(self) -> bool:
-        """With its own shares: a client knows its own class counts."""
-        return self.personal == "shares"
+        """With personal answers, which makes clients be asked; with its own shares it knows its class counts."""
+        return self.personal != "none"
 
     def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
         """With personal answers the global head with the client's own class shares, or the client's own head."""
