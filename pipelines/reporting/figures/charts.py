@@ -58,6 +58,7 @@ Panels = dict[str, Figure]
 _MOST_BANDS = 3
 # Lines that end with so many times fewer bytes than the last are labelled where they end.
 _EARLY = 3
+_MOST_INSIDE = 10  # with more methods all names stand at the right
 
 
 def _styles(runs: Sequence[RunRecord]) -> dict[str, LineStyle]:
@@ -136,6 +137,8 @@ def draw_bytes_against_accuracy(runs: Sequence[RunRecord]) -> Panels:
             axes.set_ylabel("accuracy")
             percent_axis(axes.yaxis)
             early = [method for method, (x, _) in ends.items() if x < sent.max() / _EARLY]
+            if len(ends) > _MOST_INSIDE:  # inside, names would stand on one another
+                early = []
             label_line_ends(axes, {m: end for m, end in ends.items() if m not in early}, styles, names)
             if early:  # a line from there to the right of the panel would cross the others
                 labels = [Label(method, *ends[method], styles[method].colour) for method in early]
