@@ -67,7 +67,8 @@ from flcore.engine.rounds import Observers, run_rounds
 from flcore.experiment import Experiment
 
 def run(config, prepared, partition, folder):
-    experiment, checkpoint = Experiment.open(config, prepared, partition), Checkpoint(folder)
+    experiment = Experiment.open(config, prepared, partition)
+    checkpoint = Checkpoint(folder, durable_every=config.engine.durable_every)
     if config.engine.workers:
         executor = local_pool(experiment, prepared, partition, checkpoint)
     else:
