@@ -187,6 +187,7 @@ FREE = {
     ("engine", "name"),
     ("engine", "clients_per_task"),
     ("engine", "durability"),
+    ("engine", "durable_every"),
     ("engine", "ray_address"),
     ("engine", "gpus_per_worker"),
     ("evaluation", "analyses"),
