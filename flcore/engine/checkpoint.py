@@ -133,19 +133,19 @@ class Checkpoint:
         """
         if not self._holds_a_run():
             return None
-        others = self._durable()
+        durable = self._durable()
         try:
             content = self._content(self.state_file)
-            if others is not None and others["legs"] > content["legs"]:  # the newest has lost its name
+            if durable is not None and durable["legs"] > content["legs"]:  # the newest has lost its name
                 raise DataError(f"{self.state_file}: damaged, {self.durable_file.name} is newer; {CURE}")
             state = self._checked(content, name)
         except DataError:
-            if others is None:
+            if durable is None:
                 raise
-            content, state = others, self._checked(others, name)
+            content, state = durable, self._checked(durable, name)
             self._replace(self.state_file, content)  # workers read it
-        if others is not None or not self.durable_file.exists():  # alone, the state is durable itself
-            self._synced = self._files_of(others or content)
+        if durable is not None or not self.durable_file.exists():  # alone, the state is durable itself
+            self._synced = self._files_of(durable or content)
         return state
 
     def _durable(self) -> dict[str, Any] | None:

@@ -113,5 +113,5 @@ def sent_to(state: RunState, client: int, experiment: Experiment) -> dict[str, S
     """What a client that failed had been sent: nothing, where making its message is what failed."""
     try:
         return download(state.server, client, experiment, state.place)
-    except Exception:
+    except Exception:  # the method's own, whatever it raised in the turn; that has been told already
         return {}
