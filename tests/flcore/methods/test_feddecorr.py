@@ -54,16 +54,22 @@ def test_without_its_term_it_is_fedavg(lab: Any, tmp_path: Any) -> None:
 
 
 def test_features_are_less_correlated_with_it(lab: Any) -> None:
-    """A client of two classes, trained for some passes with and without: what FedDecorr is for."""
+    """A client of two classes, trained with and without, in the mean over three seeds: what FedDecorr is for.
+
+    At the laboratory's rate of 0.1 the term makes training swing and one seed's outcome is that of the machine's
+    rounding; at 0.03, for twenty passes, it is not.
+    """
     labels = lab.dataset.train.labels
     own = torch.nonzero(labels < 2).flatten().tolist()
     partition = lab.by_hand(lab.dataset, [own], [range(60)])
-    found = {}
-    for beta in (0.0, 0.2):
+    images = lab.dataset.train.images[own].float() / 255
+
+    def correlation(beta: float, seed: int) -> float:
+        method = {"name": "feddecorr", "beta": beta}
         experiment = lab.experiment(
-            partition=partition, model=CSPC, method={"name": "feddecorr", "beta": beta}, local__epochs=8
+            partition=partition, model=CSPC, method=method, seed=seed, local__lr=0.03, local__epochs=20
         )
         weights = lab.train(experiment)[0].message["model"]
-        images = lab.dataset.train.images[own].float() / 255
-        found[beta] = correlation_penalty(experiment.setting.network.features(images, weights.values), scaling="paper")
-    assert found[0.2] < 0.95 * found[0.0]
+        return float(correlation_penalty(experiment.setting.network.features(images, weights.values), scaling="paper"))
+
+    assert sum(correlation(0.2, seed) for seed in range(3)) < 0.75 * sum(correlation(0.0, seed) for seed in range(3))
