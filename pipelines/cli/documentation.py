@@ -19,9 +19,11 @@ from pipelines.cli import registry
 from pipelines.cli.headlines import headlines, names
 from pipelines.cli.parser import make_parser
 from pipelines.config import schema
+from pipelines.papers.claims import kept_page
 from pipelines.runs.layout import write_text
 
 REFERENCE = Path("docs/reference")
+CLAIMS = Path("docs/claims.md")
 
 _WRITTEN = "<!-- Written from the declarations by `make docs`; do not edit. -->\n"
 _COMMON = ("help", "debug", "plugins")  # options that every command has
@@ -33,6 +35,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "commands.md": commands_page(),
         REFERENCE / "parameters.md": parameters_page(),
         REFERENCE / "methods.md": methods_page(),
+        CLAIMS: kept_page(),
         schema.TARGET: schema.text(),
     }
 

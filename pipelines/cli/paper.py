@@ -20,6 +20,12 @@ over divisions too          protofl paper run fedpa.table2 --columns mnist_0.1 -
 Finished runs are found again, those of protofl compare too; the same command goes on where it was stopped.
 """
 
+_CLAIMS_EPILOG = """\
+of what was run here        protofl paper claims --papers fedpa
+of what this project ran    protofl paper claims --kept
+"""
+_WITH_THE_CODE = ""
+
 
 def add_to(group: Callable[[str, str, str], Callable[..., Parser]]) -> None:
     """The command and its own ones.
@@ -42,8 +48,17 @@ def add_to(group: Callable[[str, str, str], Callable[..., Parser]]) -> None:
     options.out(run, "runs/papers/<id>", "the table's folder")
     options.orchestration(run)
 
-    claims = add("claims", claims_, "What finished tables say of the papers' claims.")
+    keeping = add("keep", keep_, "Keep the figures of a table's finished runs, so that it can be finished elsewhere.")
+    keeping.add_argument("folder", type=Path, metavar="DIR", help="of the table, such as runs/papers/fedpa.table2")
+    about = "folder of kept figures (default: with the code)"
+    keeping.add_argument("--into", type=Path, metavar="DIR", help=about)
+    about = "replace kept runs that have other figures now"
+    keeping.add_argument("--again", action="store_true", help=about)
+
+    claims = add("claims", claims_, "What finished tables say of the papers' claims.", _CLAIMS_EPILOG)
     claims.add_argument("--home", type=Path, default=Path("runs/papers"), metavar="DIR", help="folder of tables")
+    about = "ask kept figures of tables that have not been run there, those of DIR (default: what comes with the code)"
+    claims.add_argument("--kept", nargs="?", const=_WITH_THE_CODE, metavar="DIR", help=about)
     claims.add_argument("--papers", type=names, metavar="A,B,...", help="only claims of these")
     claims.add_argument("--write", type=Path, metavar="FILE.md", help="a page instead of printed lines")
     options.as_json(claims, "a list of objects")
@@ -134,13 +149,22 @@ def run_(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def keep_(arguments: argparse.Namespace) -> int:
+    """``protofl paper keep``."""
+    from pipelines.papers.keeping import HERE, keep
+
+    print(keep(arguments.folder, arguments.into or HERE, again=arguments.again))
+    return 0
+
+
 def claims_(arguments: argparse.Namespace) -> int:
     """``protofl paper claims``."""
     from pipelines.papers.claims import claims, counts, judged, markdown
+    from pipelines.papers.keeping import HERE
     from pipelines.runs.layout import write_text
 
     which = [claim for claim in claims() if arguments.papers is None or claim.id.partition(".")[0] in arguments.papers]
-    found = judged(arguments.home, which)
+    found = judged(which, arguments.home, None if arguments.kept is None else Path(arguments.kept or HERE))
     if arguments.write is not None:
         write_text(arguments.write, markdown(found))
         print(arguments.write)
@@ -152,6 +176,8 @@ def claims_(arguments: argparse.Namespace) -> int:
                 mean = "" if one.difference.mean is None else f" ({one.difference.mean:+.2f})"
                 print(f"{one.claim.id:<14} {one.verdict:<14} {one.claim.says}{mean}")
         print(counts(found))
+        if arguments.kept is None and all(one.verdict == "not run" for one in found):
+            print(f"no table in {arguments.home}; --kept asks the figures that come with protofl")
     return 0
 
 

@@ -35,11 +35,12 @@ import yaml
 
 from flcore.errors import ConfigError
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.plan import Asked, plan
-from pipelines.papers.results import TableResults, results
+from pipelines.papers.keeping import HERE, kept_tables, made_by
+from pipelines.papers.plan import plan
+from pipelines.papers.results import TableResults, asked_of, lead, paper_tables, results, title
 from pipelines.reporting.claims import Judgement, judgement
 from pipelines.reporting.statistics import PairedDifference, paired_difference
-from pipelines.runs.layout import read_json
+from pipelines.reporting.tables import markdown_table
 
 _KEYS = ["id", "says", "where", "table", "column", "better", "than", "by", "lower"]
 _VARYING = ("column", "better", "than")
@@ -156,20 +157,26 @@ def judge(claim: Claim, found: TableResults) -> Judged:
     return Judged(claim, judgement(difference, claim.by), difference, seeds, divisions, found.plan.asked.rounds_scale)
 
 
-def judged(home: Path, which: Sequence[Claim]) -> list[Judged]:
-    """Claims by what lies in folders of tables: at the paper's budget where that was run, else at the largest share.
+def judged(which: Sequence[Claim], home: Path | None, kept: Path | None = None) -> list[Judged]:
+    """Claims by finished tables: at the paper's budget where that was run, else at the largest share of its rounds.
+
+    A table in a folder stands above the same that is kept; figures of the two are never put together.
 
     Args:
-        home: with a folder per table, as ``protofl paper run`` leaves them. which: claims.
+        which: claims.
+        home: with a folder per table, as ``protofl paper run`` leaves them; None: none.
+        kept: folder of kept tables (:mod:`pipelines.papers.keeping`); None: none.
 
     Raises:
         DataError: a file there is damaged.
     """
     known: dict[str, list[TableResults]] = {}
+    stored = kept_tables(kept) if kept is not None else []
     answers = []
     for claim in which:
         if claim.table not in known:
-            known[claim.table] = _results_of(home, claim.table)
+            known[claim.table] = [] if home is None else _results_of(home, claim.table)
+            known[claim.table] += [one.results() for one in stored if one.table.id == claim.table]
         tried = [judge(claim, found) for found in known[claim.table]]
         measured = [one for one in tried if one.verdict != "not run"]
         none = Judged(claim, "not run", paired_difference({}, {}))
@@ -187,17 +194,6 @@ def _results_of(home: Path, table: str) -> list[TableResults]:
     return found
 
 
-def asked_of(folder: Path) -> Asked:
-    """What a finished table was asked for, as far as its figures depend on it."""
-    said = read_json(folder / "table.json")
-    draws = said["partition_seeds"]
-    return Asked(
-        seeds=tuple(said["seeds"]),
-        partition_seeds=None if draws is None else tuple(draws),
-        rounds_scale=said["rounds_scale"],
-    )
-
-
 def counts(found: Sequence[Judged]) -> str:
     """How many there are of each verdict, in a sentence."""
     verdicts: Mapping[Judgement, str] = {
@@ -210,16 +206,30 @@ def counts(found: Sequence[Judged]) -> str:
     return f"{len(found)} claims: {', '.join(words)}."
 
 
+def kept_page() -> str:
+    """``docs/claims.md``: of the figures that this project measured itself, and keeps with its code."""
+    stored = kept_tables()
+    lines = [markdown(judged(claims(), None, HERE)), "# The figures", "", made_by(stored) if stored else "None.", ""]
+    for one in stored:
+        found = one.results()
+        besides = sorted({f"`{key}={value}`" for run in one.runs for key, value in run.besides.items()})
+        lines += [f"## {title(found)}", "", *lead(found), ""]
+        lines += [f"Set beside the table's own values: {', '.join(besides)}.", ""] if besides else []
+        for table in paper_tables(found, measured=True):
+            lines += [f"### {table.title}", *markdown_table(table)[1:]]
+    return "\n".join(lines)
+
+
 def markdown(found: Sequence[Judged]) -> str:
-    """``docs/claims.md``: by paper every claim that runs say something of, and how many tables have still to be run."""
+    """By paper every claim that runs say something of, and how many of which table have still to be run."""
     lines = [
         "# What the papers claim, and what holds",
         "",
-        "Written by `protofl paper claims --write`, from finished tables (`protofl paper run`). A claim holds if the",
-        "95 % interval of the difference lies above the lead that is claimed, does not hold if it lies below it, and",
-        "is undecided if it contains it. Differences are paired by seed and division; where there are several",
-        "divisions the interval is over them, and else over seeds, and then says nothing of other divisions. Budget:",
-        "share of the paper's rounds.",
+        "Written from figures of finished tables (`protofl paper run`). A claim holds if the 95 % interval of the",
+        "difference lies above the lead that is claimed, does not hold if it lies below it, and is undecided if it",
+        "contains it. Differences are paired by seed and division; where there are several divisions the interval is",
+        "over them, and else over seeds, and then says nothing of other divisions. Budget: share of the paper's",
+        "rounds.",
         "",
         counts(found),
         "",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipelines.papers.catalogue import Column, PaperTable, Printed, Row
 from pipelines.papers.figures_of_a_run import figure
-from pipelines.papers.plan import TablePlan, cells, refused_by_reason
+from pipelines.papers.plan import Asked, TablePlan, cells, refused_by_reason
 from pipelines.reporting import tables
 from pipelines.reporting.formats import MISSING, listed
 from pipelines.reporting.html import Notes, Rows, Section, Words, write_page
@@ -36,6 +36,23 @@ class Cell:
     ours: Summary
     difference: PairedDifference
     refused: str | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """What a finished run says of a table.
+
+    Attributes:
+        row: its key. pair: its seed, or division and seed.
+        figures: by key of the columns that are read from it, in their units; None where the run has none.
+        setting: key of the first of these columns, which its comparison's folder is called by. folder: of the run.
+    """
+
+    row: str
+    pair: Pair
+    figures: Mapping[str, float | None]
+    setting: str
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -67,25 +84,63 @@ def results(plan: TablePlan, out: Path) -> TableResults:
     Raises:
         DataError: a file there is damaged.
     """
-    table = plan.table
-    values: dict[tuple[str, str], dict[Pair, float | None]] = {}
-    failed: dict[str, str] = {}
-    for columns in table.settings():
-        place = out / columns[0].key
-        if not (place / "comparison.json").exists():
-            continue
-        document = read_json(place / "comparison.json")
-        failed |= {f"{place.name}: {label}": reason for label, reason in document["failed"].items()}
+    failed = {
+        f"{place.name}: {label}": reason
+        for place, document, _ in _comparisons(plan.table, out)
+        for label, reason in document["failed"].items()
+    }
+    return assembled(plan, measured_runs(plan.table, out), failed)
+
+
+def measured_runs(table: PaperTable, out: Path) -> Iterator[MeasuredRun]:
+    """The finished runs of a table's comparisons, with their figures.
+
+    Raises:
+        DataError: a file there is damaged.
+    """
+    for place, document, columns in _comparisons(table, out):
         for run in document["runs"]:
             row = table.row(run["method"])
             pair: Pair = run["seed"] if run.get("division") is None else (run["division"], run["seed"])
             folder = place / "runs" / f"{row.method}-s{run['seed']}-{run['config_hash'][:8]}"
+            found = {}
             for column in columns:
-                if table.why_missing(row, column) is not None:  # such as a figure that is not what the paper's is
-                    continue
-                value = figure(folder, row.metrics.get(column.metric, column.metric))
-                scaled = None if value is None else column.scale * value
-                values.setdefault((row.key, column.key), {})[pair] = scaled
+                if table.why_missing(row, column) is None:  # else such as a figure that is not what the paper's is
+                    value = figure(folder, row.metrics.get(column.metric, column.metric))
+                    found[column.key] = None if value is None else column.scale * value
+            yield MeasuredRun(row.key, pair, found, columns[0].key, folder)
+
+
+def _comparisons(table: PaperTable, out: Path) -> Iterator[tuple[Path, Any, tuple[Column, ...]]]:
+    """Of every setting that has been carried out: its folder, what is written there, the columns read from it."""
+    for columns in table.settings():
+        place = out / columns[0].key
+        if (place / "comparison.json").exists():
+            yield place, read_json(place / "comparison.json"), columns
+
+
+def asked_of(folder: Path) -> Asked:
+    """What a finished table was asked for, as far as its figures depend on it.
+
+    Raises:
+        DataError: the folder is none of a table.
+    """
+    said = read_json(folder / "table.json")
+    draws = said["partition_seeds"]
+    return Asked(
+        seeds=tuple(said["seeds"]),
+        partition_seeds=None if draws is None else tuple(draws),
+        rounds_scale=said["rounds_scale"],
+    )
+
+
+def assembled(plan: TablePlan, runs: Iterable[MeasuredRun], failed: Mapping[str, str]) -> TableResults:
+    """A table from the figures of its runs, in whatever order they come."""
+    table = plan.table
+    values: dict[tuple[str, str], dict[Pair, float | None]] = {}
+    for run in runs:
+        for read, value in run.figures.items():
+            values.setdefault((run.row, read), {})[run.pair] = value
     found = {}
     for row in table.rows:
         for column in table.columns:
@@ -171,13 +226,18 @@ def lead(found: TableResults) -> list[str]:
     ]
 
 
-def paper_tables(found: TableResults) -> list[Table]:
-    """Our figures beside the printed ones, then the differences to the baseline."""
+def paper_tables(found: TableResults, *, measured: bool = False) -> list[Table]:
+    """Our figures beside the printed ones, then the differences to the baseline.
+
+    Args:
+        found: a table as it stands. measured: leave out rows and columns without a figure of ours.
+    """
     table = found.plan.table
-    rows = [row for row in table.rows if any((row.key, column.key) in found.cells for column in table.columns)]
+    columns = [c for c in table.columns if not measured or any(found.cells[r.key, c.key].ours.n for r in table.rows)]
+    rows = [r for r in table.rows if not measured or any(found.cells[r.key, c.key].ours.n for c in columns)]
     names = tables.Column("row", "method", [row.title for row in rows], WORDS)
     figures, differences = [names], [names]
-    for column in table.columns:
+    for column in columns:
         of = [found.cells[row.key, column.key] for row in rows]
         if not any(cell.ours.n or cell.printed for cell in of):
             continue

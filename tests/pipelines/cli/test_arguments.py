@@ -114,7 +114,8 @@ OPTIONS = {
     "paper list": "json",
     "paper show": "rows columns seeds partition-seeds rounds-scale max-hours set measure json",
     "paper run": "rows columns seeds partition-seeds rounds-scale max-hours set out orchestrator restart no-wait",
-    "paper claims": "home papers write json",
+    "paper keep": "into again",
+    "paper claims": "home kept papers write json",
 }
 """Command → its options, in the order of its help; names that scripts rely on."""
 

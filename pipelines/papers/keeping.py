@@ -1,0 +1,262 @@
+"""Figures that were measured, kept beside the code: one file per table and budget, one line per run.
+
+The runs of a table are gigabytes, take hours, and lie on the machine that made them. What they say of it is a number
+per column. ``protofl paper keep`` writes these down, so that a table can be finished on several machines, and so that
+what this project says of the papers' claims can be read, and repeated, by whoever has nothing but its code.
+
+Of each run it is kept which commit made it, on what kind of processor, and by their fingerprints on which data and
+which division. And a digest of its settings: :func:`outdated` finds runs whose table asks for others by now.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from flcore.config import Config
+from flcore.errors import ConfigError, DataError, RunError
+from flcore.run_folder import RunFiles, described
+from pipelines.execution.bodies import comparison_runs
+from pipelines.papers.catalogue import PaperTable, table_named
+from pipelines.papers.plan import Asked, plan
+from pipelines.papers.results import MeasuredRun, TableResults, asked_of, assembled, measured_runs
+from pipelines.reporting.formats import plural
+from pipelines.runs.compared import flatten
+from pipelines.runs.layout import read_json, write_text
+from pipelines.runs.record import Pair
+
+HERE = Path(str(files("pipelines.papers"))) / "measured"
+"""What this project measured itself."""
+
+_ALIKE = 1e-9
+"""Figures that differ by less are the same; they are kept with twelve decimals."""
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """What a run says of a table, and which run that was.
+
+    Attributes:
+        setting: key of the first column that is read from it. row: its key.
+        division: seed of its division where it has one of its own, else None. seed: of all else.
+        figures: by key of the columns, in their units; None where the run has none.
+        settings: digest of everything that can change a result but data and division.
+        besides: what was set beside the table's own values, as dotted keys with text.
+        data, partition: fingerprints.
+        commit: of the code. processor: vector instructions of the CPU, or the device. torch: its version.
+    """
+
+    setting: str
+    row: str
+    division: int | None
+    seed: int
+    figures: Mapping[str, float | None]
+    settings: str
+    besides: Mapping[str, str]
+    data: str
+    partition: str
+    commit: str
+    processor: str
+    torch: str
+
+    @property
+    def pair(self) -> Pair:
+        """Its seed, or division and seed."""
+        return self.seed if self.division is None else (self.division, self.seed)
+
+    @property
+    def place(self) -> tuple[str, str, int, int]:
+        """Of which there is one run; files are in this order."""
+        return self.setting, self.row, -1 if self.division is None else self.division, self.seed
+
+
+@dataclass(frozen=True)
+class KeptTable:
+    """A file of kept runs: of which table, at which share of its rounds."""
+
+    table: PaperTable
+    rounds_scale: float
+    runs: tuple[KeptRun, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the file, without its ending; that of ``runs/papers/<name>`` too."""
+        return self.table.id + ("" if self.rounds_scale == 1 else f"-x{self.rounds_scale:g}")
+
+    def asked(self, runs: Sequence[KeptRun] | None = None) -> Asked:
+        """What would measure these runs, or all."""
+        of = self.runs if runs is None else runs
+        draws = sorted({run.division for run in of if run.division is not None})
+        seeds = sorted({run.seed for run in of}) or [0]
+        return Asked(seeds=tuple(seeds), partition_seeds=tuple(draws) or None, rounds_scale=self.rounds_scale)
+
+    def results(self) -> TableResults:
+        """The table, as far as it is kept."""
+        found = plan(self.table, self.asked(), look_at_data=False)
+        measured = (MeasuredRun(run.row, run.pair, run.figures, run.setting, Path()) for run in self.runs)
+        return assembled(found, measured, {})
+
+
+def kept_tables(folder: Path = HERE) -> list[KeptTable]:
+    """All files of kept runs, by name.
+
+    Raises:
+        DataError: one is damaged. ConfigError: it is of a table that is not known.
+    """
+    return [read_kept(path) for path in sorted(folder.glob("*.json"))]
+
+
+def read_kept(path: Path) -> KeptTable:
+    """A file of kept runs.
+
+    Raises:
+        DataError: it is not there, or damaged. ConfigError: it is of a table that is not known.
+    """
+    document = read_json(path)
+    known = {field.name for field in fields(KeptRun)}
+    try:
+        id, scale, entries = document["id"], float(document["rounds_scale"]), list(document["runs"])
+        wrong = next((n for n, entry in enumerate(entries, 1) if set(entry) != known), None)
+        runs = () if wrong else tuple(KeptRun(**entry) for entry in entries)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{path}: not a file of kept runs; delete it and keep the table again") from error
+    if wrong:
+        raise DataError(f"{path}: run {wrong}: expected {', '.join(sorted(known))}")
+    return KeptTable(table_named(id), scale, runs)
+
+
+def keep(out: Path, into: Path = HERE, *, again: bool = False) -> str:
+    """Keep the finished runs of a table.
+
+    Runs that are kept already stay as they are; those of other settings than the table's by now are replaced.
+
+    Args:
+        out: the table's folder. into: folder of the file.
+        again: replace runs that now have other figures.
+
+    Returns:
+        What was done, in a sentence.
+
+    Raises:
+        RunError: there is no finished run; or one was made by code that is in no commit, or has other figures than
+            those that are kept.
+        DataError: a file is damaged.
+    """
+    asked = asked_of(out)
+    table = table_named(read_json(out / "table.json")["id"])
+    new = KeptTable(table, asked.rounds_scale, tuple(_kept(table, asked, run) for run in measured_runs(table, out)))
+    if not new.runs:
+        raise RunError(f"{out}: no run of it has finished")
+    path = into / f"{new.name}.json"
+    known = {run.place: run for run in read_kept(path).runs} if path.exists() else {}
+    whole = dict(known)
+    for run in new.runs:
+        before = known.get(run.place)
+        if before is None or before.settings != run.settings or again:
+            whole[run.place] = run
+        else:
+            _same(table, path, before, run)
+            if set(run.figures) > set(before.figures):
+                whole[run.place] = run
+    runs = tuple(whole[place] for place in sorted(whole))
+    write_text(path, _text(replace(new, runs=runs)))
+    changed = sum(known.get(run.place) != run for run in runs)
+    return f"{path}: {plural(len(runs), 'run')}, {changed} of them new"
+
+
+def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
+    header = described(run.folder)
+    made, metrics = header["environment"], read_json(RunFiles(run.folder).metrics)
+    commit = made.get("code_version")
+    if not commit or commit.endswith("-dirty"):
+        raise RunError(
+            f"{run.folder.name}: was made by code that is in no commit, and could not be made again; "
+            "run the table from a clean checkout"
+        )
+    division, seed = run.pair if isinstance(run.pair, tuple) else (None, run.pair)
+    draws = None if division is None else (division,)
+    planned = _planned(table, run.setting, replace(asked, rows=(run.row,), seeds=(seed,), partition_seeds=draws))
+    own = flatten(header["identity"])
+    usual = flatten(planned[run.row, run.pair].identity()) if planned else {}
+    values = flatten(header["config"])
+    differing = sorted(key for key in own.keys() | usual.keys() if own.get(key) != usual.get(key))
+    return KeptRun(
+        run.setting,
+        run.row,
+        division,
+        seed,
+        {key: None if value is None else round(value, 12) for key, value in run.figures.items()},
+        _digest(header["identity"]),
+        {key: values[key] for key in differing if key in values},
+        metrics["data_fingerprint"],
+        metrics["partition_fingerprint"],
+        commit,
+        made["cpu_capability"] if made["device"] == "cpu" else made["device"],
+        made["versions"]["torch"],
+    )
+
+
+def _same(table: PaperTable, path: Path, before: KeptRun, now: KeptRun) -> None:
+    """Refuse a run that has other figures than when it was kept; of seconds and joules nothing else is expected."""
+    for key, value in now.figures.items():
+        was = before.figures.get(key, value)
+        alike = was == value or (was is not None and value is not None and abs(was - value) < _ALIKE)
+        if not alike and not table.column(key).metric.startswith("timing."):
+            raise RunError(
+                f"{path}: {now.row} on {key}, {now.pair}: {was} was kept (commit {before.commit[:12]}, "
+                f"{before.processor}), {value} was found now ({now.commit[:12]}, {now.processor}); "
+                "--again keeps what was found now"
+            )
+
+
+def outdated(kept: KeptTable) -> list[KeptRun]:
+    """Runs whose table asks for other settings by now, or for no such run any more."""
+    groups: dict[tuple[str, tuple[str, ...]], list[KeptRun]] = {}
+    for run in kept.runs:
+        groups.setdefault((run.setting, _assignments(run)), []).append(run)
+    found = []
+    for (setting, assignments), runs in groups.items():
+        planned = _planned(kept.table, setting, replace(kept.asked(runs), assignments=assignments))
+        digests = {place: _digest(config.identity()) for place, config in planned.items()}
+        found += [run for run in runs if digests.get((run.row, run.pair)) != run.settings]
+    return found
+
+
+def _assignments(run: KeptRun) -> tuple[str, ...]:
+    return tuple(f"{key}={value}" for key, value in run.besides.items())
+
+
+def _planned(table: PaperTable, setting: str, asked: Asked) -> dict[tuple[str, Pair], Config]:
+    """The configuration of every run of a setting, by row and pair; empty where none can be configured."""
+    try:
+        settings = plan(table, replace(asked, columns=(setting,)), look_at_data=False).settings
+    except ConfigError:  # no such row or column any more
+        return {}
+    runs = comparison_runs(settings[0].parameters, None, None) if settings else []
+    return {
+        (run.name, run.config.seed if run.draw is None else (run.draw, run.config.seed)): run.config for run in runs
+    }
+
+
+def _digest(identity: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _text(kept: KeptTable) -> str:
+    """A run per line, so that a difference shows runs."""
+    lines = ",\n".join(json.dumps(asdict(run)) for run in kept.runs)
+    head = f'"id": {json.dumps(kept.table.id)},\n"rounds_scale": {json.dumps(kept.rounds_scale)},\n'
+    return f'{{\n{head}"runs": [\n{lines}\n]\n}}\n'
+
+
+def made_by(tables: Iterable[KeptTable]) -> str:
+    """Commits and processors of kept runs, in a sentence."""
+    runs = [run for kept in tables for run in kept.runs]
+    commits, processors = ({getattr(run, name) for run in runs} for name in ("commit", "processor"))
+    shown = ", ".join(f"`{commit[:12]}`" for commit in sorted(commits))
+    return f"{plural(len(runs), 'run')}, made by commits {shown} on {', '.join(sorted(processors))}."

@@ -1,0 +1,163 @@
+"""Figures that are kept with the code: of which runs, added to from several machines, refused where they contradict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flcore.errors import DataError, RunError
+from flcore.run_folder import RunFiles
+from pipelines.cli.app import main
+from pipelines.execution.bodies import comparison_runs
+from pipelines.papers.catalogue import table_named
+from pipelines.papers.claims import claims, judged
+from pipelines.papers.keeping import keep, kept_tables, outdated, read_kept
+from pipelines.papers.plan import Asked, plan
+from pipelines.papers.results import results, write
+from pipelines.tuning.metrics import PER_ROUND
+
+TABLE = "fedpa.table2"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def leave(
+    out: Path,
+    points: Mapping[str, float],
+    *,
+    seeds: tuple[int, ...] = (0,),
+    divisions: tuple[int, ...] | None = None,
+    commit: str | None = COMMIT,
+    **asked: Any,
+) -> Path:
+    """A folder of FedPA's table II as a command leaves it: per row its points, one more for each seed."""
+    of = Asked(tuple(points), ("mnist_0.1",), seeds, divisions, **asked)
+    planned = plan(table_named(TABLE), of, look_at_data=False)
+    rows = []
+    place = out / planned.settings[0].name
+    for run in comparison_runs(planned.settings[0].parameters, None, None):
+        seed, hash = run.config.seed, run.config.hash("data", f"division {run.draw}")
+        files = RunFiles(place / "runs" / f"{run.config.method.name}-s{seed}-{hash[:8]}")
+        files.directory.mkdir(parents=True, exist_ok=True)
+        made = {"code_version": commit, "cpu_capability": "AVX2", "device": "cpu", "versions": {"torch": "2.15.0"}}
+        header = {"config": run.config.to_mapping(), "identity": run.config.identity(), "config_hash": hash}
+        files.config.write_text(json.dumps(header | {"environment": made}))
+        figure = {"top5_pooled_local": (points[run.name] + seed) / 100, "top1_global": 0.5}
+        printed = {"data_fingerprint": "data", "partition_fingerprint": f"division {run.draw}", **figure}
+        files.metrics.write_text(json.dumps({"method": run.config.method.name, **printed}))
+        files.history.write_text(json.dumps({"round": 1, **dict.fromkeys(PER_ROUND)}) + "\n")
+        rows.append({"method": run.name, "seed": seed, "division": run.draw, "config_hash": hash})
+    (place / "comparison.json").write_text(json.dumps({"failed": {}, "runs": rows}))
+    write(results(planned, out), out)
+    return out
+
+
+def test_what_is_kept_says_what_the_runs_say(tmp_path: Path) -> None:
+    """Two rows, two seeds, two divisions: 90 and 91, 93 and 94; the same table from the file as from the folders."""
+    out = leave(tmp_path / "table", {"fedavg": 90, "fedpa": 93}, seeds=(0, 1), divisions=(42, 43))
+    assert keep(out, tmp_path).endswith("fedpa.table2.json: 8 runs, 8 of them new")
+    assert keep(out, tmp_path).endswith("fedpa.table2.json: 8 runs, 0 of them new")
+    kept = read_kept(tmp_path / "fedpa.table2.json")
+    assert outdated(kept) == []
+    cell = kept.results().cells["fedpa", "mnist_0.1"]
+    assert (cell.ours.n, cell.ours.mean, cell.difference.mean) == (4, pytest.approx(93.5), pytest.approx(3.0))
+    assert kept.results().cells == results(kept.results().plan, out).cells
+    first = kept.runs[0]
+    assert (first.row, first.pair, first.data, first.partition) == ("fedavg", (42, 0), "data", "division 42")
+    assert (first.commit, first.processor, first.torch, first.besides) == (COMMIT, "AVX2", "2.15.0", {})
+
+
+def test_several_machines_fill_one_file(tmp_path: Path) -> None:
+    """Seeds 0 and 2 of one, 1 of another, in the file's order whichever came first."""
+    files = []
+    for number, seeds in enumerate([((0, 2), (1,)), ((1,), (0, 2))]):
+        into = tmp_path / str(number)
+        for each in seeds:
+            keep(leave(tmp_path / f"{number}-{each[0]}", {"fedavg": 90}, seeds=each), into)
+        files.append((into / "fedpa.table2.json").read_bytes())
+    assert files[0] == files[1]
+    assert [run.seed for run in read_kept(tmp_path / "0" / "fedpa.table2.json").runs] == [0, 1, 2]
+
+
+def test_a_reduced_budget_has_a_file_of_its_own(tmp_path: Path) -> None:
+    keep(leave(tmp_path / "whole", {"fedavg": 90}), tmp_path / "kept")
+    keep(leave(tmp_path / "tenth", {"fedavg": 60}, rounds_scale=0.1), tmp_path / "kept")
+    found = kept_tables(tmp_path / "kept")
+    assert [(one.name, one.rounds_scale) for one in found] == [("fedpa.table2-x0.1", 0.1), ("fedpa.table2", 1.0)]
+    assert all(outdated(one) == [] for one in found)
+
+
+def test_what_was_set_beside_the_table_is_said(tmp_path: Path) -> None:
+    """``--set engine.compile=default`` changes last bits and is kept; of a changed or shortened table runs are not."""
+    out = leave(tmp_path / "table", {"fedavg": 90, "fedpa": 93}, assignments=("engine.compile=default",))
+    keep(out, tmp_path)
+    kept = read_kept(tmp_path / "fedpa.table2.json")
+    assert {json.dumps(run.besides) for run in kept.runs} == {'{"engine.compile": "default"}'}
+    assert outdated(kept) == []
+    changed = replace(kept.table, common={**kept.table.common, "local.lr": 0.5})
+    assert outdated(replace(kept, table=changed)) == list(kept.runs)
+    gone = replace(kept.table, rows=tuple(row for row in kept.table.rows if row.key != "fedpa"))
+    assert [run.row for run in outdated(replace(kept, table=gone))] == ["fedpa"]
+
+
+def test_runs_of_other_settings_are_replaced(tmp_path: Path) -> None:
+    keep(leave(tmp_path / "before", {"fedavg": 80}, assignments=("local.lr=0.5",)), tmp_path)
+    assert keep(leave(tmp_path / "now", {"fedavg": 90}), tmp_path).endswith("1 run, 1 of them new")
+    assert read_kept(tmp_path / "fedpa.table2.json").runs[0].figures["mnist_0.1"] == 90.0
+
+
+def test_other_figures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(leave(tmp_path / "before", {"fedavg": 90}), tmp_path)
+    other = leave(tmp_path / "now", {"fedavg": 90.5}, commit="f" * 40)
+    file = tmp_path / "fedpa.table2.json"
+    held = file.read_bytes()
+    assert main(["paper", "keep", str(other), "--into", str(tmp_path)]) != 0
+    said = capsys.readouterr().err
+    assert "fedavg on mnist_0.1, 0: 90.0 was kept (commit 0123456789ab, AVX2), 90.5 was found now (ffffffffffff" in said
+    assert file.read_bytes() == held
+    assert main(["paper", "keep", str(other), "--into", str(tmp_path), "--again"]) == 0
+    assert read_kept(file).runs[0].figures["mnist_0.1"] == 90.5
+
+
+@pytest.mark.parametrize("commit", [None, f"{COMMIT}-dirty"])
+def test_code_that_is_in_no_commit_is_refused(tmp_path: Path, commit: str | None) -> None:
+    with pytest.raises(RunError, match=r"fedavg-s0-.*: was made by code that is in no commit"):
+        keep(leave(tmp_path / "table", {"fedavg": 90}, commit=commit), tmp_path)
+    assert not (tmp_path / "fedpa.table2.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "damaged"),
+        ('{"id": "fedpa.table2"}', "not a file of kept runs"),
+        ('{"id": "fedpa.table2", "rounds_scale": 1, "runs": [{"row": "fedavg"}]}', "run 1: expected besides, commit"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "fedpa.table2.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=f"{path}: .*{said}"):
+        read_kept(path)
+
+
+def test_what_was_run_here_stands_above_what_is_kept(tmp_path: Path) -> None:
+    """FedPA is behind in what is kept and ahead in the folder, over three seeds each, by the same points in each."""
+    at = ("fedpa.table2", "mnist_0.1", "fedpa", "fedavg")
+    claim = next(one for one in claims() if (one.table, one.column, one.better, one.than) == at)
+    keep(leave(tmp_path / "table", {"fedavg": 95, "fedpa": 90}, seeds=(0, 1, 2)), tmp_path)
+    home = leave(tmp_path / "home" / TABLE, {"fedavg": 90, "fedpa": 97}, seeds=(0, 1, 2)).parent
+    places = [(None, None), (None, tmp_path), (home, None), (home, tmp_path)]
+    verdicts = [judged([claim], *place)[0].verdict for place in places]
+    assert verdicts == ["not run", "does not hold", "holds", "holds"]
+
+
+def test_what_this_project_keeps_is_what_its_tables_ask_for() -> None:
+    """Whoever changes a table, or what a default means, measures again or takes the figures away."""
+    for kept in kept_tables():
+        assert outdated(kept) == [], kept.name
+        assert kept.runs == tuple(sorted(kept.runs, key=lambda run: run.place)), kept.name
