@@ -34,7 +34,8 @@ def add_to(group: Callable[[str, str, str], Callable[..., Parser]]) -> None:
         group: makes a command that is several.
     """
     add = group("paper", "papers", "Tables of the five papers: our figures beside the printed ones, and what holds.")
-    listing = add("list", list_, "All tables: printed figures, and how many of them can be configured here.")
+    about = "All tables: printed figures, how many of them can be configured here, and how many were measured and kept."
+    listing = add("list", list_, about)
     options.as_json(listing, "a list of objects")
 
     shown = add("show", show, "A table's setting, its cells, what is refused and why, and about how long it takes.")
@@ -88,20 +89,29 @@ def _which(parser: Parser) -> None:
 def list_(arguments: argparse.Namespace) -> int:
     """``protofl paper list``."""
     from pipelines.papers.catalogue import tables
+    from pipelines.papers.keeping import kept_tables
     from pipelines.papers.plan import Asked, cells, plan
 
+    kept: dict[str, dict[str, int]] = {}
+    for one in kept_tables():
+        kept.setdefault(one.table.id, {})[f"{one.rounds_scale:g}"] = one.results().num_measured
     described: list[dict[str, Any]] = []
     for table in tables().values():
         refused = plan(table, Asked(), look_at_data=False).refused
         printed = [(row.key, column.key) for row, column in cells(table)]
         usable = sum(key not in refused for key in printed)
-        described.append({"id": table.id, "title": table.title, "printed": len(printed), "configurable": usable})
+        counted = {"printed": len(printed), "configurable": usable, "kept": kept.get(table.id, {})}
+        described.append({"id": table.id, "title": table.title, **counted})
     if arguments.json:
         print(json.dumps(described, indent=2))
         return 0
-    for one in described:
-        print(f"{one['id']:<16} {one['configurable']:>3} of {one['printed']:>3} cells  {one['title']}")
-    total = (sum(one[key] for one in described) for key in ("configurable", "printed"))
+    for found in described:
+        budgets = ", ".join(
+            f"{n} kept" + ("" if scale == "1" else f" at x{scale}") for scale, n in found["kept"].items()
+        )
+        title = found["title"] + (f" ({budgets})" if budgets else "")
+        print(f"{found['id']:<16} {found['configurable']:>3} of {found['printed']:>3} cells  {title}")
+    total = (sum(found[key] for found in described) for key in ("configurable", "printed"))
     print("{:<16} {:>3} of {:>3} cells".format("all", *total))
     return 0
 
