@@ -166,7 +166,11 @@ def _add_runs(add: _Commands) -> None:
     options.values(tune)
     tune.add_argument("--method", required=True, metavar="NAME", help="whose search space, see 'protofl list methods'")
     tune.add_argument(
-        "--trials", type=whole_number(1), default=20, metavar="N", help="finished trials wanted in all (default: 20)"
+        "--trials",
+        type=whole_number(1),
+        default=20,
+        metavar="N",
+        help="trials wanted in all: finished, given up early or failed (default: 20)",
     )
     tune.add_argument(
         "--objective",
