@@ -126,7 +126,8 @@ def test_a_hidden_head_is_widened_behind_its_hidden_layer() -> None:
     narrow, wide = build_model(spec, shape, 3).eval(), build_model(spec, shape, 3, outputs=5).eval()
     features = torch.randn(2, narrow.feature_dim, generator=torch.Generator().manual_seed(0))
     assert wide.classify(features).shape == (2, 5)
-    assert torch.equal(wide.classify(features)[:, :3], narrow.classify(features))
+    # Products of another width may go through another kernel: the last bits are the processor's.
+    torch.testing.assert_close(wide.classify(features)[:, :3], narrow.classify(features))
     assert [name for name, _ in wide.named_parameters()] == [name for name, _ in narrow.named_parameters()]
 
 
