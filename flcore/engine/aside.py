@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flcore.engine.owned import load_owned, save_owned
-from flcore.files import make_durable
+from flcore.files import make_durable, sweep
 from flcore.records import Record
 
 
@@ -33,6 +33,7 @@ class Aside:
 
     def keep(self, label: str, server: Record) -> None:
         """Keep what the server held at a point of the last round."""
+        sweep(self.directory / "before")
         save_owned(self.directory / "before" / f"{label}.safetensors", server, label, self.run)
 
     def points(self) -> list[Path]:
@@ -49,6 +50,7 @@ class Aside:
 
     def keep_round(self, number: int, server: Record, memories: Mapping[int, Record]) -> None:
         """Keep what server and clients hold after a round, before that is committed; it survives a power failure."""
+        sweep(self.directory / "rounds")  # of a process that was killed here before the round was committed
         clients = {f"client.{client:04d}": record for client, record in memories.items()}
         for name, record in {"server": server, **clients}.items():
             save_owned(self._file(number, name), record, [number, name], self.run)

@@ -152,6 +152,21 @@ KILLABLE = {
 }
 
 
+def test_what_a_killed_process_left_half_written_aside_is_swept(tmp_path: Path) -> None:
+    """A process that has ended, killed while it wrote a snapshot: its half a file goes when the round is done again."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    checkpoint = Checkpoint(tmp_path)
+    for folder in ("rounds", "before"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f".0003.server.safetensors.{ended.pid}.140219336833920.tmp").write_bytes(b"half")
+    checkpoint.aside.keep_round(3, Record(), {})
+    checkpoint.aside.keep("before_calibration", Record())
+    assert sorted(path.name for path in tmp_path.rglob("*.*") if path.parent != tmp_path) == [
+        *("0003.server.safetensors", "before_calibration.safetensors"),
+    ]
+
+
 @pytest.mark.parametrize("case", ["fedproto"])
 def test_killed_at_random_moments(lab: Any, case: str, tmp_path: Path) -> None:
     """A real process, killed five times and started again until it is done, ends with the same bytes."""
