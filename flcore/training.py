@@ -29,6 +29,7 @@ from flcore.errors import ConfigError
 from flcore.experiment import Experiment
 from flcore.files import make_durable, sealed, sweep, write_tensors
 from flcore.locks import sole_use
+from flcore.processor import processor_class
 from flcore.provenance import code_fingerprint, library_fingerprint
 from flcore.records import save_record
 from flcore.run_folder import RunFiles, described, is_finished, refuse_other_run, write_result, write_text
@@ -143,12 +144,13 @@ def train_together(
 
 
 def environment(config: Config) -> dict[str, Any]:
-    """What this process runs on, as JSON values: Python, packages, CPU class, device, code."""
+    """What this process runs on, as JSON values: Python, packages, class of processor, device, code."""
     return {
         "python": platform.python_version(),
         "system": platform.system(),
         "versions": package_versions(_PACKAGES),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "processor": processor_class(),
         "device": torch.cuda.get_device_name() if config.engine.device == "cuda" else "cpu",
         "engine": config.engine.name,
         "workers": worker_count(config.engine),

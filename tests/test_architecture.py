@@ -77,6 +77,7 @@ LIBRARY = House(
             "plugin_places",
             "conditions",
             "wording",
+            "processor",
         ),
         # Values: how parameters are declared, arrays written, records kept and counted, weights moved by a step.
         ("params", "files", "messages", "records", "optim", "compression"),

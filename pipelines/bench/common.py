@@ -23,6 +23,7 @@ from flcore.config import Config
 from flcore.data.dataset import Dataset, Meta, Split
 from flcore.data.dividing import make_partition
 from flcore.errors import ConfigError, RunError
+from flcore.processor import processor_class
 from pipelines.bench.work import CLASSES, MEAN, STD
 from pipelines.bench.workload import make_images
 from pipelines.runs.layout import RunFiles, read_json, write_json
@@ -324,7 +325,7 @@ def _case(name: str, timings: Sequence[Timing], found: Measurement) -> dict[str,
 def _machine() -> dict[str, Any]:
     return {
         "system": platform.system(),
-        "processor": platform.machine(),
+        "processor": processor_class(),
         "cores": os.cpu_count(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

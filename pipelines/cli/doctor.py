@@ -21,6 +21,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from flcore.config import Config
 from flcore.errors import ConfigError
+from flcore.processor import processor_class
 from pipelines.config.files import DEFAULT_FILE
 from pipelines.config.params import load_config
 from pipelines.orchestration.address import configured, problem_with
@@ -150,8 +151,10 @@ def _public(full_version: str) -> str:
 
 def _cores() -> Iterator[str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    capability = torch.backends.cpu.get_cpu_capability()
-    yield _ok(f"cores: {cores} for this process, so engine.workers up to {cores} makes sense; CPU class {capability}")
+    yield _ok(
+        f"cores: {cores} for this process, so engine.workers up to {cores} makes sense; "
+        f"class of processor {processor_class()}"
+    )
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads != "1":
         yield _note(

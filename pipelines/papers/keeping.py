@@ -28,6 +28,7 @@ from pipelines.papers.results import MeasuredRun, TableResults, asked_of, assemb
 from pipelines.reporting.formats import plural
 from pipelines.runs.compared import flatten
 from pipelines.runs.layout import read_json, write_text
+from pipelines.runs.provenance import processor_of
 from pipelines.runs.record import Pair
 
 HERE = Path(str(files("pipelines.papers"))) / "measured"
@@ -48,7 +49,7 @@ class KeptRun:
         settings: digest of everything that can change a result but data and division.
         besides: what was set beside the table's own values, as dotted keys with text.
         data, partition: fingerprints.
-        commit: of the code. processor: vector instructions of the CPU, or the device. torch: its version.
+        commit: of the code. processor: its class, or the device. torch: its version.
     """
 
     setting: str
@@ -196,7 +197,7 @@ def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
         metrics["data_fingerprint"],
         metrics["partition_fingerprint"],
         commit,
-        made["cpu_capability"] if made["device"] == "cpu" else made["device"],
+        (processor_of(made) or "unknown") if made["device"] == "cpu" else made["device"],
         made["versions"]["torch"],
     )
 

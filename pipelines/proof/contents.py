@@ -57,7 +57,7 @@ class ArchivedRun:
         identity: what of it can change a result. run_hash: its name: identity, data and partition.
         code: SHA-256 of the sources that it uses. modules: of each of them.
         data, partition: fingerprints.
-        environment: versions, CPU class and device that it was made with, as far as they are known.
+        environment: versions, class of processor and device that it was made with, as far as they are known.
         decision: whether clients were trained in stacks, and by compiled steps; None where nobody has said.
         plugins: files of its method from outside the package, by path in the archive's folder of the run.
         results: SHA-256 by name of each file that it gave.

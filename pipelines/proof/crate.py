@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flcore.version import VERSION
+from pipelines.runs.provenance import processor_of
 
 SPECIFICATION = "https://w3id.org/ro/crate/1.2"
 _SOFTWARE = "#protofl"
@@ -63,8 +64,8 @@ class Described:
 
     @property
     def processor(self) -> str:
-        """Its class, as PyTorch calls it."""
-        return str(self.environment.get("cpu_capability") or "unknown")
+        """Its class: :func:`flcore.processor.processor_class`."""
+        return processor_of(self.environment) or "unknown"
 
 
 def metadata(about: Described, hashes: Mapping[str, str], sizes: Mapping[str, int]) -> dict[str, Any]:

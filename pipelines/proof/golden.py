@@ -12,20 +12,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from flcore.config import Config
 from flcore.errors import ConfigError
 from flcore.files import read_json, write_json
 from flcore.methods import METHODS
+from flcore.processor import processor_class
 from flcore.run_folder import RunFiles
 from flcore.running import divide, prepare, run
 from flcore.training import package_versions
@@ -81,43 +78,6 @@ class Outcome:
     lines: Sequence[str]
     checked: int
     different: Sequence[str]
-
-
-@cache
-def processor_class() -> str:
-    """What last bits depend on: the architecture, the instructions that PyTorch uses, and a digest of what they give.
-
-    Two processors with the same instructions may give different bits: MKL and oneDNN choose kernels and block sizes by
-    model and caches, too. Names of models would be too fine a class and say nothing of kernels, so they are asked.
-    """
-    return f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}-{_kernels()}"
-
-
-def _kernels() -> str:
-    """Of products, convolutions with their gradients, a decomposition and elementary functions, on one thread."""
-    generator, threads = torch.Generator().manual_seed(0), torch.get_num_threads()
-    told = hashlib.sha256()
-
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    torch.set_num_threads(1)
-    try:
-        for rows, inner, columns in ((2, 128, 7), (16, 64, 10), (48, 640, 32), (128, 512, 256), (9, 33, 65)):
-            told.update(torch.addmm(drawn(columns), drawn(rows, inner), drawn(inner, columns)).numpy().tobytes())
-        for channels, size, kernel in ((1, 8, 5), (3, 32, 3), (16, 4, 5), (32, 14, 3)):
-            image = drawn(16, channels, size, size).requires_grad_()
-            weight = drawn(8, channels, kernel, kernel).requires_grad_()
-            out = torch.nn.functional.conv2d(image, weight, padding=kernel // 2)
-            out.log_softmax(1).square().sum().backward()  # type: ignore[no-untyped-call]
-            for each in (out.detach(), image.grad, weight.grad):
-                assert each is not None
-                told.update(each.numpy().tobytes())
-        square = drawn(48, 48).double()
-        told.update(torch.linalg.eigvalsh(square @ square.T).numpy().tobytes())
-    finally:
-        torch.set_num_threads(threads)
-    return told.hexdigest()[:8]
 
 
 def carried_out(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -287,7 +287,9 @@ def _note_circumstances(archive: Archive, run: ArchivedRun, ready: PlacedRun, fi
 
     here = environment(ready.config)
     there = run.environment
-    kinds = [f"{about.get('cpu_capability') or 'unknown'}, {about.get('device') or 'cpu'}" for about in (there, here)]
+    # An archive from before digests of kernels knows the instruction set alone: what both know is compared.
+    told = "processor" if there.get("processor") else "cpu_capability"
+    kinds = [f"{about.get(told) or 'unknown'}, {about.get('device') or 'cpu'}" for about in (there, here)]
     if kinds[0] != kinds[1] and findings.classes is None:
         findings.classes = (kinds[0], kinds[1])
     if ready.code != run.code:

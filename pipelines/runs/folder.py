@@ -29,7 +29,7 @@ class RunFolder:
         identity: what of it can change a result (:meth:`flcore.config.Config.identity`).
         config_hash: names the run: identity, data and partition.
         code: SHA-256 of the sources that the run uses.
-        environment: versions, CPU class, device, hashes of code and lock.
+        environment: versions, class of processor, device, hashes of code and lock.
         history: a record per evaluated round, in order of rounds.
         timing: what ``timing.json`` holds; while the run trains, its ``rounds`` alone: a record per leg, in order.
         metrics: what ``metrics.json`` holds; None while the run is not finished.

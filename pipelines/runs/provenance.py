@@ -26,7 +26,7 @@ _PACKAGES = ("prefect", "mlflow", "dvc", "optuna")
 
 
 def environment(config: Config) -> dict[str, Any]:
-    """Versions, CPU class, device, code and lock of this process, as JSON values.
+    """Versions, class of processor, device, code and lock of this process, as JSON values.
 
     And by which parameters the run is compared, which only the code that made it can say.
     """
@@ -56,6 +56,11 @@ def source(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, st
         "name": "prefect deployment" if began_by_worker else " ".join([name or "python", *words]),
         "type": "JOB" if began_by_worker else "LOCAL",
     }
+
+
+def processor_of(environment: Mapping[str, Any]) -> str | None:
+    """The class of processor that a recorded environment says; of old ones the instruction set alone, or nothing."""
+    return environment.get("processor") or environment.get("cpu_capability")
 
 
 def git_commit() -> str | None:

@@ -80,6 +80,7 @@ def tags(run: RunFolder) -> dict[str, str]:
             "engine": run.config.get("engine", {}).get("name"),
             "device": known.get("device"),
             "cpu_capability": known.get("cpu_capability"),
+            "processor": known.get("processor"),
             "code_version": known.get("code_version"),
             "lock_hash": known.get("lock_hash"),
             CONFIG_HASH_TAG: run.config_hash,

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flcore.config import Config
 from flcore.engine.rounds import Observers
 from flcore.errors import DataError
-from flcore.training import train
+from flcore.processor import processor_class
+from flcore.training import environment, train
 
 TWO_LEGS = {
     "method": {"name": "gfpl", "interval": 1, "first_exchange": 1, "components": 2},
@@ -99,3 +103,15 @@ def test_results_are_durable_before_the_checkpoint_goes(
     assert not (tmp_path / "run" / "checkpoint").exists()
     results = {"model.safetensors", "server.safetensors", "history.jsonl", "clients/0003.safetensors"}
     assert {f"run/{name}" for name in results} | {"run", "run/clients"} <= set(synced)
+
+
+def test_the_class_of_processor_is_the_same_however_many_threads_ask() -> None:
+    """A new process with two threads gives the name of this one, and has two threads afterwards."""
+    program = (
+        "import torch; torch.set_num_threads(2)\n"
+        "from flcore.processor import processor_class\n"
+        "print(processor_class(), torch.get_num_threads())"
+    )
+    asked = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert asked.stdout.split() == [processor_class(), "2"]
+    assert environment(Config())["processor"] == processor_class()

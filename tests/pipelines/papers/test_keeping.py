@@ -23,6 +23,7 @@ from pipelines.tuning.metrics import PER_ROUND
 
 TABLE = "fedpa.table2"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PROCESSOR = "x86_64-AVX2-0123abcd"
 
 
 def leave(
@@ -43,7 +44,7 @@ def leave(
         seed, hash = run.config.seed, run.config.hash("data", f"division {run.draw}")
         files = RunFiles(place / "runs" / f"{run.config.method.name}-s{seed}-{hash[:8]}")
         files.directory.mkdir(parents=True, exist_ok=True)
-        made = {"code_version": commit, "cpu_capability": "AVX2", "device": "cpu", "versions": {"torch": "2.15.0"}}
+        made = {"code_version": commit, "processor": PROCESSOR, "device": "cpu", "versions": {"torch": "2.15.0"}}
         header = {"config": run.config.to_mapping(), "identity": run.config.identity(), "config_hash": hash}
         files.config.write_text(json.dumps(header | {"environment": made}))
         figure = {"top5_pooled_local": (points[run.name] + seed) / 100, "top1_global": 0.5}
@@ -68,7 +69,7 @@ def test_what_is_kept_says_what_the_runs_say(tmp_path: Path) -> None:
     assert kept.results().cells == results(kept.results().plan, out).cells
     first = kept.runs[0]
     assert (first.row, first.pair, first.data, first.partition) == ("fedavg", (42, 0), "data", "division 42")
-    assert (first.commit, first.processor, first.torch, first.besides) == (COMMIT, "AVX2", "2.15.0", {})
+    assert (first.commit, first.processor, first.torch, first.besides) == (COMMIT, PROCESSOR, "2.15.0", {})
 
 
 def test_several_machines_fill_one_file(tmp_path: Path) -> None:
@@ -117,7 +118,8 @@ def test_other_figures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     held = file.read_bytes()
     assert main(["paper", "keep", str(other), "--into", str(tmp_path)]) != 0
     said = capsys.readouterr().err
-    assert "fedavg on mnist_0.1, 0: 90.0 was kept (commit 0123456789ab, AVX2), 90.5 was found now (ffffffffffff" in said
+    assert f"fedavg on mnist_0.1, 0: 90.0 was kept (commit 0123456789ab, {PROCESSOR}), 90.5 was found now" in said
+    assert f"now (ffffffffffff, {PROCESSOR})" in said
     assert file.read_bytes() == held
     assert main(["paper", "keep", str(other), "--into", str(tmp_path), "--again"]) == 0
     assert read_kept(file).runs[0].figures["mnist_0.1"] == 90.5

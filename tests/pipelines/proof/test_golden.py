@@ -12,12 +12,13 @@ import pytest
 from flcore.errors import ConfigError
 from flcore.files import read_json, write_json
 from flcore.methods.registry import METHODS
+from flcore.processor import processor_class
 from pipelines.cli.app import main
 from pipelines.proof import golden
 
 
 def recorded_here() -> bool:
-    return (golden.FOLDER / f"{golden.processor_class()}.json").is_file()
+    return (golden.FOLDER / f"{processor_class()}.json").is_file()
 
 
 def check(names: list[str] | None) -> None:
@@ -58,7 +59,7 @@ def test_what_changes_is_named_and_recorded_where_it_is_meant(
         ConfigError, match="nothing is recorded yet; record it anew with protofl reproduce --golden --rec"
     ):
         golden.check(["protolda"], tmp_path)
-    path = tmp_path / f"{golden.processor_class()}.json"
+    path = tmp_path / f"{processor_class()}.json"
     said = golden.record(["protolda"], tmp_path)
     assert said == f"{path}: 1 methods recorded, of which 1 are new or other than before"
     whole = read_json(path, "")
@@ -69,7 +70,7 @@ def test_what_changes_is_named_and_recorded_where_it_is_meant(
     monkeypatch.setattr(golden.check, "__defaults__", (None, tmp_path))
     assert main(["reproduce", "--golden", "--methods", "protolda"]) == 4
     captured = capsys.readouterr()
-    here = golden.processor_class()
+    here = processor_class()
     assert captured.out.splitlines() == [
         f"golden: 0 of 1 methods have the recorded bytes (class {here})",
         "protolda: other bytes in model.safetensors",

@@ -28,6 +28,7 @@ ENVIRONMENT = {
     "torch": "2.15.0",
     "device": "cpu",
     "cpu_capability": "AVX2",
+    "processor": "x86_64-AVX2-0123abcd",
     "lock_hash": "l0ck",
     "code_version": "a" * 40 + "-dirty",
     "source": {"name": "protofl compare", "type": "LOCAL"},
