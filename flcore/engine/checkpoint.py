@@ -171,7 +171,7 @@ class Checkpoint:
         if "check" not in content:
             raise RunError(f"{path}: of another version of protofl; {CURE}")
         written = unsealed(content)
-        if written is None:
+        if written is None or not written.keys() >= _STATE:  # a line of timing.jsonl is whole, too, and no state
             raise DataError(f"{path}: damaged, its content is not what was written; {CURE}")
         return written
 
@@ -356,3 +356,4 @@ class Checkpoint:
 
 
 _AS_THEY_ARE = ("round", "steps", "leg", "legs", "evaluated", "simulated_seconds", "facts", "scored")
+_STATE = {*_AS_THEY_ARE, "run", "code", "server", "memories", "up", "down", "failures", "history"}

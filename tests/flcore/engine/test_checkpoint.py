@@ -267,6 +267,7 @@ def test_an_empty_folder_holds_no_run(tmp_path: Path) -> None:
     [
         ("state.json", b'{"round": 3, "ser'),
         ("state.json", None),
+        ("state.json", "timing.jsonl"),
         ("history.jsonl", None),
         ("history.jsonl", b'{"round": 1}\n{"rou'),
         ("timing.jsonl", b""),
@@ -276,12 +277,17 @@ def test_an_empty_folder_holds_no_run(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_checkpoint_is_refused_with_the_cure(
-    lab: Any, damaged: str, content: bytes | None, tmp_path: Path
+    lab: Any, damaged: str, content: bytes | str | None, tmp_path: Path
 ) -> None:
-    """Cut off, or gone: hours of training may be behind it, so that is for people to decide."""
+    """Cut off, gone, or a line of another file, with a check sum of its own.
+
+    Hours of training may be behind it, so that is for people to decide.
+    """
     experiment = lab.experiment(method__name="fedproto", spec=lab.ToySpec(encoder=True))
     lab.run(experiment, tmp_path / "run")
     path = tmp_path / "run" / damaged
+    if isinstance(content, str):
+        content = (tmp_path / "run" / content).read_bytes().splitlines()[0]
     path.unlink() if content is None else path.write_bytes(content)
     said = refused(lab, experiment, tmp_path / "run", DataError)
     assert said.startswith(f"{path}: ")
