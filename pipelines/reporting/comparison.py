@@ -265,6 +265,10 @@ def _mean_by_kind(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {kind: fmean(count.get(kind, 0) for count in counts) for kind in kinds}
 
 
+_ALONE = ("local", "central")
+"""Methods that are meant to send nothing."""
+
+
 def _notes(by_method: Mapping[str, Sequence[RunRecord]], baseline: str) -> Iterable[str]:
     pairs = {run.pair for runs in by_method.values() for run in runs}
     baseline_runs = {run.pair: run for run in by_method.get(baseline, ())}
@@ -279,6 +283,11 @@ def _notes(by_method: Mapping[str, Sequence[RunRecord]], baseline: str) -> Itera
             common = sum(run.pair in baseline_runs for run in runs)
             if common < 2:
                 yield f"{method} shares {plural(common, 'seed')} with {baseline}: no interval, two seeds are needed."
+        # A tuning found that the method's exchange is best put off beyond the last round: that must not pass for it.
+        silent = [run for run in runs if run.bytes_up == 0 and run.bytes_down == 0 and run.registered not in _ALONE]
+        if silent:
+            said = "" if len(silent) == len(runs) else f" with seed {listed(pair_name(run.pair) for run in silent)}"
+            yield f"{method} sent nothing{said}: clients trained by themselves, as those of local do."
     rounds = sorted({run.rounds for runs in by_method.values() for run in runs})
     if len(rounds) > 1:
         yield f"The runs differ in length ({listed(rounds)} rounds)."

@@ -101,7 +101,7 @@ class RunRecord:
     ``metrics.json``, dotted where they are nested. Of runs on a stream of tasks `tasks` has the figures of
     :data:`TASK_SCORES`, `block_ends` the last round on each task of a blocked schedule. `privacy` is the account of what
     is differentially private, `poisoned` says who simulates an attack and how the others fare; both are empty for most
-    runs.
+    runs. `method` is the row that the run belongs to, `registered` the method's own name.
     """
 
     method: str
@@ -133,6 +133,7 @@ class RunRecord:
     scalars_up_per_round: float | None
     num_parameters: float | None
     history: tuple[RoundRecord, ...] = ()
+    registered: str = ""
     privacy: Mapping[str, Any] = field(default_factory=dict)
     poisoned: Mapping[str, Any] = field(default_factory=dict)
     tasks: Mapping[str, float | None] = field(default_factory=dict)
@@ -179,6 +180,7 @@ def load_run(directory: Path) -> RunRecord:
     best_round = _number(metrics.get("best_round"), f"{path}: best_round")
     return RunRecord(
         method=str(metrics["method"]),
+        registered=str(metrics["method"]),
         dataset=str(metrics["dataset"]),
         partition=_text(metrics.get("partition")),
         seed=_integer(metrics["seed"], f"{path}: seed"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,21 @@ def test_method_that_lacks_a_seed(tmp_path: Path) -> None:
     assert comparison.methods[1].differences["top1_global"].mean == pytest.approx(0.015)
     assert comparison.methods[1].differences["top1_global"].n == 2
     assert comparison.notes == ("moon has no run for seed 2; its means are over seed 0, 1.",)
+
+
+def test_a_method_that_sent_nothing_is_named(tmp_path: Path) -> None:
+    """Where its first exchange lies behind the last round; Local is meant to send nothing."""
+    runs = [make_run(tmp_path, "fedavg", seed, [0.7]) for seed in (0, 1)]
+    runs += [make_run(tmp_path, "local", seed, [0.7], bytes_up=0, bytes_down=0) for seed in (0, 1)]
+    runs += [make_run(tmp_path, "gfpl", seed, [0.7], bytes_up=100 * seed, bytes_down=0) for seed in (0, 1)]
+    assert compare(runs).notes == (
+        "gfpl sent nothing with seed 0: clients trained by themselves, as those of local do.",
+    )
+    # The row of a tuned method has another name.
+    tuned = [replace(run, method=f"{run.method} tuned") for run in runs if run.method == "local" or run.seed == 0]
+    said = compare([*runs[:2], *tuned]).notes
+    assert "gfpl tuned sent nothing: clients trained by themselves, as those of local do." in said
+    assert not any(note.startswith("local tuned sent") for note in said)
 
 
 def test_one_method_one_seed_and_no_baseline(tmp_path: Path) -> None:
