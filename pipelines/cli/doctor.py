@@ -20,6 +20,7 @@ import torch
 from packaging.requirements import InvalidRequirement, Requirement
 
 from flcore.config import Config
+from flcore.engine.local.program import compiler_missing, compiler_name
 from flcore.errors import ConfigError
 from flcore.processor import processor_class
 from pipelines.config.files import DEFAULT_FILE
@@ -173,12 +174,11 @@ def _device() -> Iterator[str]:
 
 
 def _compiler() -> Iterator[str]:
-    known = (os.environ.get("CXX"), "g++", "clang++")
-    found = next((name for name in known if name and shutil.which(name)), None)
-    if found is None:
-        yield _note("compiler: none for C++, which engine.compile needs; install g++ to use that")
+    missing = compiler_missing()
+    if missing:
+        yield _note(f"compiler: {missing}, which engine.compile needs; install one to use that, or name it in CXX")
     else:
-        yield _ok(f"compiler: {found}, for engine.compile")
+        yield _ok(f"compiler: {compiler_name()}, for engine.compile")
 
 
 def _memory() -> Iterator[str]:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -249,11 +250,15 @@ class Recorder:
             raise NotCompilableError((str(error).strip().splitlines() or ["no reason given"])[0][:200]) from error
 
 
+def compiler_name() -> str:
+    """The C++ compiler that PyTorch will call: ``CXX``, else g++, or clang++ on a Mac."""
+    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+
+
 def compiler_missing() -> str | None:
     """Why nothing can be compiled on this machine; None where it can."""
-    name = os.environ.get("CXX", "g++")
-    if shutil.which(name) is None:
-        return f"no C++ compiler ({name}) on this machine"
+    if shutil.which(compiler_name()) is None:
+        return f"no C++ compiler ({compiler_name()}) on this machine"
     return None
 
 

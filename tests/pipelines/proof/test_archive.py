@@ -146,8 +146,9 @@ def test_folders_that_are_no_finished_run_are_refused(finished: Path, tmp_path: 
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
     header = described(copy)
-    write_json(copy / "config.json", sealed({**header, "code": "0" * 64}))
-    assert refused(copy).startswith("was made by other code than what is here; archive it with the code of commit ")
+    committed = {**header["environment"], "code_version": "c" * 40}  # as if this were a checkout, with git there
+    write_json(copy / "config.json", sealed({**header, "code": "0" * 64, "environment": committed}))
+    assert refused(copy).startswith("was made by other code than what is here; archive it with the code of commit cccc")
     other = {**header["environment"], "lock_hash": "0" * 64, "code_version": None}
     write_json(copy / "config.json", sealed({**header, "environment": other}))
     assert refused(copy) == (

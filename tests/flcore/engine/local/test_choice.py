@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,13 @@ def test_without_a_compiler_nothing_is_compiled(lab: Any, tmp_path: Path, monkey
         assert decision == EngineDecision(False, False, reason="no C++ compiler (no-such-compiler) on this machine")
 
 
+@pytest.fixture
+def compiler_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program under the compiler's name, also where none is installed; nobody calls it."""
+    monkeypatch.setenv("CXX", sys.executable)
+
+
+@pytest.mark.usefixtures("compiler_there")
 def test_a_loss_that_cannot_be_traced_is_left_as_it_is(lab: Any, tmp_path: Path) -> None:
     """Tracing is real here; it ends before anything would be compiled."""
     changes = {"algorithm": Branching(), "federation__rounds": 100_000}
@@ -269,6 +277,7 @@ def test_a_loss_that_cannot_be_traced_is_left_as_it_is(lab: Any, tmp_path: Path)
     assert decision.reason.startswith("not compiled: ")
 
 
+@pytest.mark.usefixtures("compiler_there")
 def test_a_failing_compiler_decides_against_compiling(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
