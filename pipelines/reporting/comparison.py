@@ -272,6 +272,7 @@ _ALONE = ("local", "central")
 def _notes(by_method: Mapping[str, Sequence[RunRecord]], baseline: str) -> Iterable[str]:
     pairs = {run.pair for runs in by_method.values() for run in runs}
     baseline_runs = {run.pair: run for run in by_method.get(baseline, ())}
+    by_common: dict[int, list[str]] = {}
     if not baseline_runs:
         yield f"No run of the baseline {baseline}: no differences, no rounds or bytes to target."
     for method, runs in by_method.items():
@@ -280,14 +281,16 @@ def _notes(by_method: Mapping[str, Sequence[RunRecord]], baseline: str) -> Itera
             present = listed(pair_name(run.pair) for run in runs)
             yield f"{method} has no run for seed {listed(map(pair_name, missing))}; its means are over seed {present}."
         if baseline_runs and method != baseline:
-            common = sum(run.pair in baseline_runs for run in runs)
-            if common < 2:
-                yield f"{method} shares {plural(common, 'seed')} with {baseline}: no interval, two seeds are needed."
+            by_common.setdefault(sum(run.pair in baseline_runs for run in runs), []).append(method)
         # A tuning found that the method's exchange is best put off beyond the last round: that must not pass for it.
         silent = [run for run in runs if run.bytes_up == 0 and run.bytes_down == 0 and run.registered not in _ALONE]
         if silent:
             said = "" if len(silent) == len(runs) else f" with seed {listed(pair_name(run.pair) for run in silent)}"
             yield f"{method} sent nothing{said}: clients trained by themselves, as those of local do."
+    for common in (0, 1):
+        if common in by_common:
+            shared = f"{plural(common, 'seed')} in common with {baseline}: no interval, two seeds are needed"
+            yield f"{shared} ({listed(by_common[common])})."
     rounds = sorted({run.rounds for runs in by_method.values() for run in runs})
     if len(rounds) > 1:
         yield f"The runs differ in length ({listed(rounds)} rounds)."

@@ -164,6 +164,14 @@ def test_method_that_lacks_a_seed(tmp_path: Path) -> None:
     assert comparison.notes == ("moon has no run for seed 2; its means are over seed 0, 1.",)
 
 
+def test_why_there_is_no_interval_is_said_once(tmp_path: Path) -> None:
+    """One seed: of every method alike. And of one whose seed is another, none is in common."""
+    runs = [make_run(tmp_path, method, 0, [0.7]) for method in ("fedavg", "moon", "fedprox")]
+    assert compare(runs).notes == ("1 seed in common with fedavg: no interval, two seeds are needed (moon, fedprox).",)
+    notes = compare([*runs[:2], make_run(tmp_path, "fedprox", 1, [0.7])]).notes
+    assert "0 seeds in common with fedavg: no interval, two seeds are needed (fedprox)." in notes
+
+
 def test_a_method_that_sent_nothing_is_named(tmp_path: Path) -> None:
     """Where its first exchange lies behind the last round; Local is meant to send nothing."""
     runs = [make_run(tmp_path, "fedavg", seed, [0.7]) for seed in (0, 1)]
