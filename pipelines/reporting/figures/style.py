@@ -119,12 +119,15 @@ class LineStyle:
 
 
 def method_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
-    """Give each method its colour, dashes and marker by its place in the list; the first eight are solid."""
+    """Give each method its colour, dashes and marker by its place in the list; the first eight are solid.
+
+    A colour that returns has another marker, too: points have no dashes.
+    """
     return {
         method: LineStyle(
             _COLOURS[place % len(_COLOURS)],
             _DASHES[place // len(_COLOURS) % len(_DASHES)],
-            _MARKERS[place % len(_MARKERS)],
+            _MARKERS[(place + place // len(_COLOURS)) % len(_MARKERS)],
         )
         for place, method in enumerate(methods)
     }

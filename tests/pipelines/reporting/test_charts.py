@@ -166,10 +166,11 @@ def test_spread_apart() -> None:
 
 
 def test_styles_are_distinct_and_follow_the_order() -> None:
-    """26 methods get 26 different pairs of colour and dashes; adding methods at the end changes none before."""
+    """26 methods get 26 pairs of colour and dashes, and of colour and marker; further ones change none before."""
     methods = [f"method{number}" for number in range(26)]
     styles = method_styles(methods)
     assert len({(style.colour, str(style.dashes)) for style in styles.values()}) == 26
+    assert len({(style.colour, style.marker) for style in styles.values()}) == 26
     assert method_styles(methods[:3]) == {method: styles[method] for method in methods[:3]}
 
 
