@@ -36,10 +36,14 @@ class Gathered:
         self.labels = experiment.resident_train.labels.index_select(0, self.indices) if labels is None else labels
         self._fits = 4 * len(indices) * math.prod(experiment.dataset.meta.shape) <= MOST_BYTES
         self._normalised: Tensor | None = None
+        self._asked = 0
 
     def images(self, positions: Tensor) -> Tensor:
-        """Normalised images at positions int64 [m]."""
-        if not self._fits:
+        """Normalised images at positions int64 [m]; the same bits whether they are held or not."""
+        # Who trains on a fifth of a client's images, or on each of them once, has no use for all of them: they are held
+        # once as many have been asked for as there are. That costs at most twice what foresight would.
+        self._asked += len(positions)
+        if self._normalised is None and (not self._fits or self._asked <= len(self.indices)):
             return self._load(self.indices.index_select(0, positions))
         return self._all().index_select(0, positions)
 

@@ -13,9 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from flcore.data.images import normalise
 from flcore.engine import client_data
 from flcore.engine.client import TurnRunner
+from flcore.engine.client_data import ClientData
 from flcore.engine.local.samples import drawn_labels
 from flcore.engine.local.tape import (
     Tape,
@@ -319,3 +322,23 @@ def test_when_images_are_normalised_changes_no_bit(lab: Any, tmp_path: Path, mon
     monkeypatch.setattr(client_data, "MOST_BYTES", 0)
     by_batch = lab.run(lab.experiment(), tmp_path / "by-batch")
     assert serialise(at_once.state.server) == serialise(by_batch.state.server)
+
+
+def test_images_are_normalised_when_they_are_asked_for(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one, n of n; the next one has all n held, and from then on none is normalised again: 2 n at most."""
+    (data,) = ClientData.of(lab.experiment(), [0], 1)
+    (whole,) = ClientData.of(lab.experiment(), [0], 1)
+    expected, number = whole.block(0, len(whole)), len(whole)
+    normalised: list[int] = []
+
+    def counting(images: Tensor, *statistics: Any) -> Tensor:
+        normalised.append(len(images))
+        return normalise(images, *statistics)
+
+    monkeypatch.setattr(client_data, "normalise", counting)
+    for position in range(number):
+        assert torch.equal(data.images(torch.tensor([position])), expected[position : position + 1])
+    assert sum(normalised) == number
+    for _ in range(2):
+        assert torch.equal(data.images(torch.tensor([0, number - 1])), expected[[0, number - 1]])
+        assert sum(normalised) == 2 * number
