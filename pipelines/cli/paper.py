@@ -110,7 +110,9 @@ def list_(arguments: argparse.Namespace) -> int:
             f"{n} kept" + ("" if scale == "1" else f" at x{scale}") for scale, n in found["kept"].items()
         )
         title = found["title"] + (f" ({budgets})" if budgets else "")
-        print(f"{found['id']:<16} {found['configurable']:>3} of {found['printed']:>3} cells  {title}")
+        # Of a figure whose values are drawn nothing is printed that ours could be set beside.
+        count = f"{found['configurable']:>3} of {found['printed']:>3} cells" if found["printed"] else f"{'drawn':>16}"
+        print(f"{found['id']:<16} {count}  {title}")
     total = (sum(found[key] for found in described) for key in ("configurable", "printed"))
     print("{:<16} {:>3} of {:>3} cells".format("all", *total))
     return 0

@@ -11,7 +11,7 @@ from rich.console import Console
 from flcore.errors import RunError
 from pipelines.execution.bodies import Operation, Outcome
 from pipelines.papers.plan import TablePlan, told_length
-from pipelines.papers.results import paper_tables, results, write
+from pipelines.papers.results import TableResults, paper_tables, results, write
 from pipelines.reporting.tables import print_tables
 from pipelines.tuning.comparing import compare_methods
 
@@ -57,13 +57,19 @@ def run_table(plan: TablePlan, out: Path, operation: Operation, *, restart: bool
             operation.watcher.say(f"{titles} failed: {error}")
         else:
             store = outcome.store
-        write(results(plan, out), out)
+        _write(results(plan, out), out)
     if len(failed) == len(plan.settings):
         raise RunError(f"{plan.table.id}: every setting failed; the first: {next(iter(failed.values()))}")
     found = results(plan, out)
-    page = write(found, out)
+    page = _write(found, out)
     text = io.StringIO()
     width, terminal = operation.console["width"], operation.console["terminal"]
     print_tables(paper_tables(found), Console(file=text, width=width, force_terminal=terminal))
     markdown = (out / "table.md").read_text(encoding="utf-8")
     return Outcome(out, page, store, table=text.getvalue(), markdown=markdown, failed={**found.failed, **failed})
+
+
+def _write(found: TableResults, out: Path) -> Path:
+    from pipelines.papers.drawings import sections  # matplotlib, which takes a second to import
+
+    return write(found, out, sections(found))

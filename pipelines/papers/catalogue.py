@@ -20,6 +20,7 @@ One YAML file per table or figure in ``tables/``, of this form::
     printed:
       fedavg: {mnist_0.1: [93.33, 1.0], glo: 71.2}     # value, or value and spread, in the table's own unit
     scale: 100                         # what a figure of metrics.json is multiplied with to be set beside it
+    pictures: [tsne, tsne_round_5]     # of each cell's first run, shown on the table's page: analyses that it has made
     missing:
       - {row: moon, column: mnist_0.1, why: the paper does not say which model}    # either may be left out
     notes: [...]
@@ -43,6 +44,7 @@ from typing import Any, TypeVar
 import yaml
 
 from flcore.errors import ConfigError
+from flcore.evaluation.analyses import SUMMARIES, without_round
 from flcore.methods import METHODS
 
 _Entry = TypeVar("_Entry", "Row", "Column")
@@ -112,6 +114,7 @@ class PaperTable:
         exceptions: what some cells have of their own, later ones above earlier ones.
         missing: by row and column, None for all, why cells cannot be run.
         notes: what a reader of the figures should know.
+        pictures: analyses, with their round where it is not the last, that the page shows of every cell's first run.
     """
 
     id: str
@@ -125,6 +128,7 @@ class PaperTable:
     exceptions: tuple[Exceptional, ...] = ()
     missing: tuple[tuple[str | None, str | None, str], ...] = ()
     notes: tuple[str, ...] = ()
+    pictures: tuple[str, ...] = ()
 
     @property
     def paper(self) -> str:
@@ -242,7 +246,18 @@ def table_of(values: Any, place: str) -> PaperTable:
             if value is not None:
                 printed[row, column] = _printed(value, f"{place}: printed.{row}.{column}")
     exceptions = tuple(_exceptional(one, known_rows, known_columns, place) for one in given.get("cells") or ())
+    for place_of, values in (
+        *((f"rows.{row.key}", row.values) for row in rows),
+        *(("cells", one.values) for one in exceptions if one.rows),
+    ):
+        for name in values:
+            if name.startswith(("data.", "partition.")):
+                raise ConfigError(f"{place}: {place_of}: {name}: all rows of a column have the same; set it there")
     missing = tuple(_missing(entry, known_rows, known_columns, place) for entry in given.get("missing") or ())
+    pictures = tuple(map(str, given.get("pictures") or ()))
+    for name in pictures:
+        if without_round(name)[0] not in SUMMARIES:
+            raise ConfigError(f"{place}: pictures: {name}: no analysis; one of {', '.join(SUMMARIES)}, or NAME_round_N")
     return PaperTable(
         id,
         str(_needed(given, "title", place)),
@@ -255,12 +270,13 @@ def table_of(values: Any, place: str) -> PaperTable:
         exceptions,
         missing,
         tuple(map(str, given.get("notes") or ())),
+        pictures,
     )
 
 
 _TABLE = (
     *("id", "title", "about", "metric", "baseline", "common", "columns", "rows"),
-    *("cells", "printed", "scale", "missing", "notes"),
+    *("cells", "printed", "scale", "missing", "notes", "pictures"),
 )
 
 

@@ -62,11 +62,13 @@ class TableResults:
     Attributes:
         plan: of it. cells: by row and column.
         failed: runs without a result, by setting and label, with the reason.
+        runs: that the figures are of.
     """
 
     plan: TablePlan
     cells: Mapping[tuple[str, str], Cell]
     failed: Mapping[str, str]
+    runs: tuple[MeasuredRun, ...] = ()
 
     @property
     def num_measured(self) -> int:
@@ -136,7 +138,7 @@ def asked_of(folder: Path) -> Asked:
 
 def assembled(plan: TablePlan, runs: Iterable[MeasuredRun], failed: Mapping[str, str]) -> TableResults:
     """A table from the figures of its runs, in whatever order they come."""
-    table = plan.table
+    table, runs = plan.table, tuple(runs)
     values: dict[tuple[str, str], dict[Pair, float | None]] = {}
     for run in runs:
         for read, value in run.figures.items():
@@ -155,14 +157,18 @@ def assembled(plan: TablePlan, runs: Iterable[MeasuredRun], failed: Mapping[str,
                 paired_difference(own, reference),
                 plan.refused.get(key),
             )
-    return TableResults(plan, found, failed)
+    return TableResults(plan, found, failed, runs)
 
 
 # ---- for people and machines -------------------------------------------------------------------------------------
 
 
-def write(found: TableResults, directory: Path) -> Path:
+def write(found: TableResults, directory: Path, drawn: Iterable[Section] = ()) -> Path:
     """Write ``table.md``, ``.csv``, ``.json`` and ``report.html``.
+
+    Args:
+        found: a table as it stands. directory: its folder.
+        drawn: parts of the page that come first (:mod:`pipelines.papers.drawings`).
 
     Returns:
         The page.
@@ -186,7 +192,8 @@ def write(found: TableResults, directory: Path) -> Path:
     }
     contents = {"table.md": "\n".join(lines), "table.csv": csv_text(rows), "table.json": json_text(document)}
     write_texts(contents, directory)
-    sections = [Section(f"table-{place}", table.title, (Rows(table),)) for place, table in enumerate(shown)]
+    sections = list(drawn)
+    sections += [Section(f"table-{place}", table.title, (Rows(table),)) for place, table in enumerate(shown)]
     settings = [
         Words(f"{', '.join(column.title for column in setting.columns)}: {setting.name}/report.html")
         for setting in found.plan.settings

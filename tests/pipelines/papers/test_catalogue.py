@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from flcore.errors import ConfigError
+from flcore.evaluation.analyses import with_snapshots
 from pipelines.papers.catalogue import PAPERS, Column, PaperTable, Printed, table_named, table_of, tables
 from pipelines.papers.plan import Asked, cells, plan
 
@@ -137,6 +138,18 @@ def test_every_cell_has_a_configuration_or_a_reason() -> None:
     assert runnable >= 600
 
 
+def test_pictures_are_analyses_that_their_runs_make() -> None:
+    """Of every cell: what the page is to show stands among its analyses, with the rounds of its snapshots."""
+    shown = 0
+    for table in tables().values():
+        for setting in plan(table, Asked(seeds=(0,)), look_at_data=False).settings if table.pictures else ():
+            evaluation = setting.parameters["evaluation"]
+            made = with_snapshots(evaluation["analyses"], evaluation.get("snapshots", ()))
+            assert set(table.pictures) <= set(made), table.id
+            shown += 1
+    assert shown >= 7
+
+
 def test_columns_with_the_same_runs_are_one_setting() -> None:
     """``even`` and ``sent`` have the same keys; with a key of its own for one row, ``sent`` is another setting."""
     assert [[column.key for column in group] for group in tiny().settings()] == [["even", "sent"], ["skewed"]]
@@ -156,7 +169,13 @@ def test_columns_with_the_same_runs_are_one_setting() -> None:
         ({"printed": {"fedavg": {"odd": 1.0}}}, "printed.fedavg.odd: no such row or column"),
         ({"printed": {"fedavg": {"even": [1, 2, 3]}}}, "expected a number, or a number and its spread"),
         ({"cells": [{"rows": ["moon"], "values": {}}]}, "cells: moon: no such row or column"),
+        (
+            {"rows": {"fedavg": {"method": "fedavg", "values": {"partition.num_clients": 5}}}},
+            "rows.fedavg: partition.num_clients: all rows of a column have the same",
+        ),
+        ({"cells": [{"rows": ["fedavg"], "values": {"data.name": "mnist"}}]}, "cells: data.name: all rows of a column"),
         ({"missing": [{"row": "moon", "why": "?"}]}, "missing: no row moon"),
+        ({"pictures": ["tsne_round_2", "tnse"]}, "pictures: tnse: no analysis; one of class_heatmap"),
         ({"rows": {"fedavg": {"method": "fedprox"}}}, "is the name of another method than fedprox"),
         ({"rows": {"new": {"method": "fednothing"}}}, "method = fednothing: is not known"),
     ],

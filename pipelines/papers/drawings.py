@@ -1,0 +1,107 @@
+"""What a table's page shows before its numbers: our figures beside the printed ones, and the pictures of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from matplotlib.figure import Figure
+
+from flcore.evaluation.analyses import without_round
+from pipelines.papers.catalogue import Column
+from pipelines.papers.results import Cell, MeasuredRun, TableResults
+from pipelines.reporting.figures.analyses import CAPTIONS, draw_analysis, heading, subject_of
+from pipelines.reporting.figures.parts import panel
+from pipelines.reporting.figures.sets import Drawing, drawing
+from pipelines.reporting.figures.style import GRID, INK, MUTED, house_style, method_styles
+from pipelines.reporting.html import Block, Section, Words, panels
+from pipelines.runs.analyses import StoredAnalysis, load
+from pipelines.runs.record import load_run
+
+_ROW, _AROUND = 0.26, 0.75  # inches: of a row, and of title and axis
+_APART = 0.17  # of a row: the printed figure below ours
+_CAPTION = (
+    "Filled: ours, mean ± sample standard deviation over runs, with a dot per run. Open: printed, with its ± where one "
+    "is printed. Settings of which nothing has been run are left out."
+)
+
+
+def sections(found: TableResults) -> Iterator[Section]:
+    """The drawn parts of a table's page, as far as anything was measured."""
+    beside = beside_printed(found)
+    if beside is not None:
+        name = "Our figures beside the printed ones" if found.plan.table.printed else "Our figures"
+        yield Section("figures", name, (panels(name, _CAPTION, beside),))
+    shown = list(pictures(found))
+    if shown:
+        yield Section("pictures", "Pictures", ())
+        yield from shown
+
+
+def beside_printed(found: TableResults) -> Drawing | None:
+    """A panel for each column of which anything was run, with its rows from top to bottom; None where nothing was."""
+    table = found.plan.table
+    columns = [column for column in table.columns if any(found.cells[row.key, column.key].ours.n for row in table.rows)]
+    if not columns:
+        return None
+    with house_style():
+        return drawing("beside-printed", {column.key: _draw_column(found, column) for column in columns})
+
+
+def _draw_column(found: TableResults, column: Column) -> Figure:
+    rows = found.plan.table.rows
+    figure, axes = panel(column.title, _AROUND + _ROW * len(rows))
+    ours = method_styles(["ours"])["ours"]
+    for place, row in enumerate(rows):
+        cell: Cell = found.cells[row.key, column.key]
+        if cell.ours.mean is not None:
+            dots = [value for value in cell.ours.by_seed.values() if value is not None]
+            axes.plot(dots, [place] * len(dots), "o", color=ours.colour, markersize=2.2, alpha=0.45)
+            axes.errorbar(
+                cell.ours.mean, place, xerr=cell.ours.std, fmt="o", color=ours.colour, markersize=5, capsize=2
+            )
+        if cell.printed is not None:
+            axes.errorbar(
+                *(cell.printed.value, place + _APART),
+                xerr=cell.printed.spread,
+                fmt="D",
+                color=MUTED,
+                markerfacecolor="none",
+                markersize=4.2,
+                linewidth=0.9,
+                capsize=2,
+            )
+    axes.set_yticks(range(len(rows)), [row.title for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.grid(visible=False, axis="y")
+    axes.grid(color=GRID, axis="x")
+    return figure
+
+
+def pictures(found: TableResults) -> Iterator[Section]:
+    """What the table wants to be looked at, of the first run of every cell that has one."""
+    table = found.plan.table
+    for columns in table.settings():
+        for row in table.rows:
+            own = [run for run in found.runs if (run.row, run.setting) == (row.key, columns[0].key)]
+            if own and table.pictures:
+                run = min(own, key=lambda run: run.pair if isinstance(run.pair, tuple) else (-1, run.pair))
+                where = f"{columns[0].title}, {row.title}" if len(table.settings()) > 1 else row.title
+                yield from _of_run(run, where, table.pictures)
+
+
+def _of_run(run: MeasuredRun, where: str, names: tuple[str, ...]) -> Iterator[Section]:
+    stored = {analysis.name: analysis for analysis in load(run.folder)}
+    for name in names:
+        if name in stored:
+            title = f"{where}: {heading(name)}"
+            block = _block(run, title, stored[name])
+            yield Section(f"picture-{run.setting}-{run.row}-{name}", title, (block,), level=3)
+
+
+def _block(run: MeasuredRun, title: str, analysis: StoredAnalysis) -> Block:
+    if analysis.skipped is not None:
+        return Words(f"Left out: {analysis.skipped}.")
+    figure = draw_analysis(analysis, subject_of(load_run(run.folder), analysis.name))
+    caption = " ".join((CAPTIONS[without_round(analysis.name)[0]], *analysis.notes))
+    return panels(title, caption, drawing(f"{run.setting}-{run.row}-{analysis.name}", {"": figure}))

@@ -1,0 +1,65 @@
+"""A table's page before its numbers: where the marks of a column stand, and which pictures of runs it shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flcore.run_folder import RunFiles
+from pipelines.papers import drawings
+from pipelines.papers.drawings import beside_printed, sections
+from pipelines.papers.plan import Asked, plan
+from pipelines.papers.results import results
+
+from .conftest import tiny
+
+Compared = Callable[[str, Any], Path]
+RUNS = {
+    "fedavg": {0: {"top1_global": 0.70, "bytes_up": 3000}, 1: {"top1_global": 0.72, "bytes_up": 3000}},
+    "near": {0: {"top1_global": 0.74, "bytes_up": 3000}, 1: {"top1_global": 0.78, "bytes_up": 3000}},
+}
+
+
+def test_marks_stand_at_our_means_and_at_the_printed_figures(compared: Compared) -> None:
+    """Rows from above: FedAvg 71 ± √2 and printed 70 ± 1.5, FedProx 76 and 71.25, a method of nobody's 80 printed."""
+    found = results(plan(tiny(), Asked(seeds=(0, 1)), look_at_data=False), compared("even", RUNS))
+    figure = drawings._draw_column(found, found.plan.table.columns[0])
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["FedAvg", "FedProx", "Unheard-of"]
+    assert axes.yaxis_inverted()
+    marks = [(bar.lines[0].get_xdata()[0], round(bar.lines[0].get_ydata()[0])) for bar in axes.containers]
+    assert marks == [(pytest.approx(71), 0), (70, 0), (pytest.approx(76), 1), (71.25, 1), (80, 2)]
+    ours, printed = (bar.lines[2][0].get_segments()[0][:, 0] for bar in axes.containers[:2])
+    assert ours.tolist() == pytest.approx([71 - 2**0.5, 71 + 2**0.5])
+    assert printed.tolist() == [68.5, 71.5]
+    drawn = beside_printed(found)
+    assert drawn is not None
+    assert list(drawn.panels) == ["beside-printed-even", "beside-printed-sent"]  # nothing was run of the third
+
+
+def test_nothing_is_drawn_of_what_nobody_has_run(tmp_path: Path) -> None:
+    assert list(sections(results(plan(tiny(), Asked(), look_at_data=False), tmp_path))) == []
+
+
+def test_pictures_are_those_of_the_first_run_of_each_row(compared: Compared) -> None:
+    """Two were made, one could not be, a third was not asked for; of FedProx none is there."""
+    table = tiny(pictures=["tsne", "tsne_round_5"])
+    place = compared("even", RUNS)
+    for seed in (0, 1):
+        files = RunFiles(place / "even" / "runs" / f"fedavg-s{seed}-fedavgNo")
+        files.config.write_text(json.dumps({"config_hash": "x"}))
+        files.analyses.mkdir()
+        reason = f"seed {seed} has no features"
+        index = {name: {"skipped": reason, "notes": []} for name in ("tsne_round_5", "class_heatmap")}
+        (files.analyses / "index.json").write_text(json.dumps({"run": "x", "analyses": index}))
+        near = RunFiles(place / "even" / "runs" / f"fedprox-s{seed}-nearNone")
+        near.config.write_text(json.dumps({"config_hash": "x"}))
+    found = results(plan(table, Asked(seeds=(0, 1)), look_at_data=False), place)
+    shown = [one for one in sections(found) if one.name.startswith("picture")]
+    assert [one.name for one in shown] == ["pictures", "picture-even-fedavg-tsne_round_5"]
+    assert "FedAvg" in shown[1].heading
+    assert [block.text for block in shown[1].blocks] == ["Left out: seed 0 has no features."]  # type: ignore[union-attr]
