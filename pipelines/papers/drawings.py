@@ -19,18 +19,19 @@ from pipelines.runs.record import load_run
 
 _ROW, _AROUND = 0.26, 0.75  # inches: of a row, and of title and axis
 _APART = 0.17  # of a row: the printed figure below ours
-_CAPTION = (
-    "Filled: ours, mean ± sample standard deviation over runs, with a dot per run. Open: printed, with its ± where one "
-    "is printed. Settings of which nothing has been run are left out."
-)
+_OURS = "Filled: ours, mean ± sample standard deviation over runs, with a dot per run."
+_PRINTED = "Open: printed, with its ± where one is printed."
+_LEFT_OUT = "Settings of which nothing has been run are left out."
 
 
 def sections(found: TableResults) -> Iterator[Section]:
     """The drawn parts of a table's page, as far as anything was measured."""
     beside = beside_printed(found)
     if beside is not None:
-        name = "Our figures beside the printed ones" if found.plan.table.printed else "Our figures"
-        yield Section("figures", name, (panels(name, _CAPTION, beside),))
+        printed = bool(found.plan.table.printed)
+        name = "Our figures beside the printed ones" if printed else "Our figures"
+        caption = " ".join((_OURS, *([_PRINTED] if printed else []), _LEFT_OUT))
+        yield Section("figures", name, (panels(name, caption, beside),))
     shown = list(pictures(found))
     if shown:
         yield Section("pictures", "Pictures", ())

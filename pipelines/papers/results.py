@@ -226,10 +226,11 @@ def lead(found: TableResults) -> list[str]:
     asked = found.plan.asked
     draws = f" on divisions {listed(asked.partition_seeds)}" if asked.partition_seeds else ""
     printed = sum(1 for _ in cells(found.plan.table))
+    measured = f"{found.num_measured} of {printed} printed figures are measured" if printed else "nothing is printed"
     return [
         found.plan.table.about,
-        f"Ours are mean ± sample standard deviation over seeds {listed(asked.seeds)}{draws}; {found.num_measured} of "
-        f"{printed} printed figures are measured{budget(found.plan)}.",
+        f"Ours are mean ± sample standard deviation over seeds {listed(asked.seeds)}{draws}; {measured}"
+        f"{budget(found.plan)}.",
     ]
 
 
@@ -248,16 +249,18 @@ def paper_tables(found: TableResults, *, measured: bool = False) -> list[Table]:
         of = [found.cells[row.key, column.key] for row in rows]
         if not any(cell.ours.n or cell.printed for cell in of):
             continue
-        figures += [
-            tables.Column(f"{column.key}_ours", f"{column.title}, ours", [cell.ours for cell in of], _OURS),
-            tables.Column(f"{column.key}_printed", "printed", [cell.printed for cell in of], _PRINTED),
-        ]
+        beside = any(cell.printed for cell in of)
+        heading = f"{column.title}, ours" if beside else column.title
+        figures.append(tables.Column(f"{column.key}_ours", heading, [cell.ours for cell in of], _OURS))
+        if beside:
+            given = [cell.printed for cell in of]
+            figures.append(tables.Column(f"{column.key}_printed", "printed", given, _PRINTED))
         if any(cell.difference.n for cell in of):
-            printed = [_printed_difference(table, row, column) for row in rows]
-            differences += [
-                tables.Column(column.key, f"{column.title}, ours", [cell.difference for cell in of], _DIFFERENCE),
-                tables.Column(f"{column.key}_printed", "printed", printed, _GAP),
-            ]
+            gaps = [cell.difference for cell in of]
+            differences.append(tables.Column(column.key, heading, gaps, _DIFFERENCE))
+            if beside:
+                printed = [_printed_difference(table, row, column) for row in rows]
+                differences.append(tables.Column(f"{column.key}_printed", "printed", printed, _GAP))
     shown = [Table(f"{table.title}{budget(found.plan)}", tuple(figures))]
     if len(differences) > 1:
         baseline = table.row(table.baseline).title
