@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from pipelines.papers.catalogue import Column, PaperTable, Printed, Row
 from pipelines.papers.figures_of_a_run import figure
 from pipelines.papers.plan import Asked, TablePlan, cells, refused_by_reason
@@ -195,7 +197,7 @@ def write(found: TableResults, directory: Path, drawn: Iterable[Section] = ()) -
     sections = list(drawn)
     sections += [Section(f"table-{place}", table.title, (Rows(table),)) for place, table in enumerate(shown)]
     settings = [
-        Words(f"{', '.join(column.title for column in setting.columns)}: {setting.name}/report.html")
+        Words(_LINK.format(href=f"{setting.name}/report.html", title=", ".join(one.title for one in setting.columns)))
         for setting in found.plan.settings
         if (directory / setting.name / "report.html").exists()
     ]
@@ -339,6 +341,7 @@ def _printed_text(printed: Printed | None) -> str:
     return _plain(printed.value) + ("" if printed.spread is None else f" ± {printed.spread:.2f}")
 
 
+_LINK = Markup('<a href="{href}">{title}</a>')
 _OURS = Format(_our_text)
 _PRINTED = Format(_printed_text)
 _DIFFERENCE = Format(_difference_text)
