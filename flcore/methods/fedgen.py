@@ -84,14 +84,14 @@ class FedGen(FeatureGeneratorMethod):
     )
 
     def context(self, turn: Turn) -> Context:
-        """The weights of the two terms and the generator, fixed during the round."""
+        """The weights of the two terms, of those that count, and the generator; fixed during the round."""
         if GENERATOR not in turn.inbox:
             return {}
         gamma, beta = (Exponential(weight, self.decay, FLOOR)(turn.passed) for weight in (self.gamma, self.beta))
         generator = turn.inbox[GENERATOR]
+        weights = {"gamma": gamma * self.generated_share(turn), "beta": beta}
         return {
-            "gamma": gamma * self.generated_share(turn),
-            "beta": beta,
+            **{name: weight for name, weight in weights.items() if weight > 0},
             "architecture": self.architecture(turn.setting),
             "generator": {"params": generator.params, "buffers": generator.buffers},
         }
@@ -111,9 +111,9 @@ class FedGen(FeatureGeneratorMethod):
         """Cross-entropy, that of generated features, and the divergence of real samples from generated ones."""
         logits = model.classify(model.features(batch.images))
         terms = {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
-        if context.get("gamma", 0.0) > 0:
+        if "gamma" in context:
             terms["generated"] = context["gamma"] * generated_cross_entropy(model, batch)
-        if context.get("beta", 0.0) > 0:
+        if "beta" in context:
             noise = batch.draws["noise"][: batch.labels.shape[0]]
             generator = context["architecture"].network
             counterparts = constant_output(generator, **context["generator"], noise=noise, labels=batch.labels)
