@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -280,7 +281,12 @@ def _machine_code(function: Callable[..., tuple[Tensor, ...]], example: Sequence
     from torch._inductor import config
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.hub import tqdm  # type: ignore[attr-defined]  # where it is not installed, something of the same name
 
+    # Tracing makes bars that nobody sees, with a lock for several processes: one that is ended from outside, as idle
+    # workers are, would leave it behind, and Python would warn of that when the command ends.
+    if hasattr(tqdm, "set_lock"):
+        tqdm.set_lock(threading.RLock())
     with FakeTensorMode() as mode:
         shapes = [mode.from_tensor(tensor) for tensor in example]
         try:

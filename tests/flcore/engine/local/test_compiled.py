@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from multiprocessing.synchronize import SemLock
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from tqdm.std import TqdmDefaultWriteLock, tqdm
 
 from flcore.engine.local import compiled, program
 from flcore.engine.local.convolution import by_columns
@@ -44,9 +46,19 @@ EXAMPLE = [torch.ones(4), torch.arange(3.0)]
 
 
 @needs_compiler
-def test_a_program_is_compiled_once_and_does_what_the_function_does(tmp_path: Path) -> None:
-    """[2, 2, 2, 2] halved is ones, its sum was 8; [0, 1, 2] has 2 at most, and doubled is [0, 2, 4]."""
+def test_a_program_is_compiled_once_and_does_what_the_function_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[2, 2, 2, 2] halved is ones, its sum was 8; [0, 1, 2] has 2 at most, and doubled is [0, 2, 4].
+
+    To compile makes nothing that outlives a process which is ended from outside.
+    """
+    made: list[object] = []
+    for holder, name in ((tqdm, "_lock"), (TqdmDefaultWriteLock, "mp_lock")):  # those of an earlier test
+        monkeypatch.delattr(holder, name, raising=False)
+    monkeypatch.setattr(SemLock, "__init__", lambda lock, *arguments, **options: made.append(lock))
     Compiler(tmp_path).make(halving, EXAMPLE, 1, {"code": 1})
+    assert made == []
     assert EXAMPLE[0].tolist() == [1, 1, 1, 1]  # what it was shown is not touched
     known = json.loads(next(tmp_path.glob("*.json")).read_text())
     assert known["terms"] == ["sum", "most"]
