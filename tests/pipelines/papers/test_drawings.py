@@ -15,13 +15,9 @@ from pipelines.papers.drawings import beside_printed, sections
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import results
 
-from .conftest import tiny
+from .conftest import RUNS, tiny
 
 Compared = Callable[[str, Any], Path]
-RUNS = {
-    "fedavg": {0: {"top1_global": 0.70, "bytes_up": 3000}, 1: {"top1_global": 0.72, "bytes_up": 3000}},
-    "near": {0: {"top1_global": 0.74, "bytes_up": 3000}, 1: {"top1_global": 0.78, "bytes_up": 3000}},
-}
 
 
 def test_marks_stand_at_our_means_and_at_the_printed_figures(compared: Compared) -> None:

@@ -15,13 +15,9 @@ from pipelines.papers.figures_of_a_run import figures
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import results, write
 
-from .conftest import tiny
+from .conftest import RUNS, tiny
 
 Compared = Callable[[str, Any], Path]
-RUNS = {
-    "fedavg": {0: {"top1_global": 0.70, "bytes_up": 3000}, 1: {"top1_global": 0.72, "bytes_up": 3000}},
-    "near": {0: {"top1_global": 0.74, "bytes_up": 3000}, 1: {"top1_global": 0.78, "bytes_up": 3000}},
-}
 
 
 def test_figures_stand_beside_the_printed_ones(compared: Compared) -> None:
