@@ -226,7 +226,8 @@ def budget(plan: TablePlan) -> str:
 def lead(found: TableResults) -> list[str]:
     """What the figures are, in sentences."""
     asked = found.plan.asked
-    draws = f" on divisions {listed(asked.partition_seeds)}" if asked.partition_seeds else ""
+    several = "s" if len(asked.partition_seeds or ()) > 1 else ""
+    draws = f" on division{several} {listed(asked.partition_seeds)}" if asked.partition_seeds else ""
     printed = sum(1 for _ in cells(found.plan.table))
     measured = f"{found.num_measured} of {printed} printed figures are measured" if printed else "nothing is printed"
     return [
