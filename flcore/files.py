@@ -233,15 +233,15 @@ def write_tensors(
         for name, end in zip(order, ends[1:], strict=True):
             array = arrays[name]
             for piece in array.pieces if isinstance(array, Blocks) else (array,):
-                file.write(_raw(piece))
+                file.write(raw_values(piece))
             if file.tell() != 8 + len(text) + end:
                 raise ValueError(f"{path}: pieces of {name} do not add up to {array.shape}")
 
     replace_file(path, write, durable=durable)
 
 
-def _raw(tensor: Tensor) -> memoryview:
-    """Its values in C order; not copied where they lie so already."""
+def raw_values(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor's values, in C order; not copied where they lie so already."""
     import torch
 
     values = tensor.detach().cpu().contiguous()
@@ -298,5 +298,5 @@ def check_sum(arrays: Mapping[str, Tensor], values: Any) -> int:
     found = zlib.crc32(json.dumps(values, sort_keys=True).encode())
     for name, tensor in sorted(arrays.items()):
         described = json.dumps([name, str(tensor.dtype), list(tensor.shape)])
-        found = zlib.crc32(_raw(tensor), zlib.crc32(described.encode(), found))
+        found = zlib.crc32(raw_values(tensor), zlib.crc32(described.encode(), found))
     return found

@@ -10,6 +10,7 @@ payload.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, overload
@@ -17,7 +18,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 from torch import Tensor
 
 from flcore.errors import DataError
-from flcore.files import check_sum, read_tensors, write_tensors
+from flcore.files import check_sum, raw_values, read_tensors, write_tensors
 from flcore.messages import Arrays, Count, Mixtures, Payload, Prototypes, Size, Weights
 from flcore.wording import brief
 
@@ -155,6 +156,39 @@ def _flatten(record: Payloads) -> dict[str, Tensor]:
     return {f"{name}/{key}": tensor for name, payload in record.items() for key, tensor in payload.arrays().items()}
 
 
+def packed(record: Payloads) -> tuple[dict[str, Any], bytes]:
+    """A record on its way to another process of this machine: what describes it, and the values behind one another."""
+    arrays = _flatten(record)
+    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so that each begins where it may
+    described = {
+        "payloads": _kinds(record),
+        "arrays": [[name, arrays[name].dtype, list(arrays[name].shape)] for name in order],
+    }
+    return described, b"".join(raw_values(arrays[name]) for name in order)
+
+
+def unpacked(described: Mapping[str, Any], values: Tensor) -> Record:
+    """What :func:`packed` was given; its tensors are parts of ``values``, uint8 [n]."""
+    arrays, begin = {}, 0
+    for name, dtype, shape in described["arrays"]:
+        end = begin + dtype.itemsize * math.prod(shape)
+        arrays[name] = values[begin:end].view(dtype).reshape(shape)
+        begin = end
+    return _restored(arrays, described["payloads"])
+
+
+def _kinds(record: Payloads) -> dict[str, Any]:
+    return {str(name): {"type": payload.type_name, **payload.header()} for name, payload in record.items()}
+
+
+def _restored(arrays: Mapping[str, Tensor], kinds: Mapping[str, Any]) -> Record:
+    own: dict[str, dict[str, Tensor]] = {name: {} for name in kinds}
+    for key, tensor in arrays.items():
+        name, _, inner = key.partition("/")
+        own[name][inner] = tensor
+    return Record({name: PAYLOADS[kind["type"]].from_arrays(own[name], kind) for name, kind in kinds.items()})
+
+
 def save_record(path: Path, record: Payloads, extra: Mapping[str, Any] | None = None, *, durable: bool = False) -> None:
     """Write a record, with JSON values beside it, to one safetensors file, all or nothing.
 
@@ -168,8 +202,7 @@ def save_record(path: Path, record: Payloads, extra: Mapping[str, Any] | None = 
         extra: JSON values kept in the file's header.
         durable: also survive a power failure.
     """
-    named = {str(name): {"type": payload.type_name, **payload.header()} for name, payload in record.items()}
-    header = json.loads(json.dumps({"payloads": named, "extra": dict(extra or {})}))  # as it will be read
+    header = json.loads(json.dumps({"payloads": _kinds(record), "extra": dict(extra or {})}))  # as it will be read
     arrays = _flatten(record)
     write_tensors(path, arrays, {**header, _CHECK: check_sum(arrays, header)}, durable=durable)
 
@@ -189,13 +222,7 @@ def load_record(
     if written not in (None, check_sum(arrays, header)):
         raise DataError(f"{path}: damaged, its content is not what was written; {cure}")
     try:
-        own: dict[str, dict[str, Tensor]] = {name: {} for name in header["payloads"]}
-        for key, tensor in arrays.items():
-            name, _, inner = key.partition("/")
-            own[name][inner] = tensor
-        kinds = header["payloads"].items()
-        restored = {name: PAYLOADS[kind["type"]].from_arrays(own[name], kind) for name, kind in kinds}
-        return Record(restored), header["extra"]
+        return _restored(arrays, header["payloads"]), header["extra"]
     # What payloads raise that are made of what does not belong together; of tensors torch's own RuntimeError.
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError, RuntimeError) as error:
         raise DataError(f"{path}: not a record of protofl ({brief(repr(error))}); {cure}") from error

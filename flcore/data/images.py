@@ -76,8 +76,17 @@ def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     Returns:
         float32 of the same shape, on the device of ``images``.
     """
-    scale = _per_channel([1 / (255 * s) for s in std], images.device)
-    shift = _per_channel([-m / s for m, s in zip(mean, std, strict=True)], images.device)
+    return scaled(images, *scale_and_shift(mean, std, images.device))
+
+
+def scale_and_shift(mean: Sequence[float], std: Sequence[float], device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """What :func:`normalise` multiplies by and adds, float32 [C, 1, 1] each; arguments as there."""
+    shift = [-m / s for m, s in zip(mean, std, strict=True)]
+    return _per_channel([1 / (255 * s) for s in std], device), _per_channel(shift, device)
+
+
+def scaled(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Images [..., C, H, W] as float32, times ``scale``, plus ``shift``."""
     return torch.addcmul(shift, images.to(torch.float32), scale)
 
 
@@ -88,5 +97,5 @@ def denormalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> 
     return torch.addcmul(shift, images.to(torch.float32), scale).round().clamp(0, 255).to(torch.uint8)
 
 
-def _per_channel(values: Sequence[float], device: torch.device) -> Tensor:
+def _per_channel(values: Sequence[float], device: torch.device | str) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)

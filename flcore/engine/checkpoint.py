@@ -22,13 +22,15 @@ Everything that a commit names survives the end of every process. It survives a 
 times a leg would take a quarter of the time of small models. A newest state that a power failure has damaged is found
 by its check sums, and the durable one takes its place; its files are kept until there is a later one.
 
-Replies and memories of the leg under way survive as files. A process that trains by itself holds them in memory, until
-the commit (``engine.durability: leg``) or for ``durable_every`` seconds; whoever is killed trains these again.
+Replies and memories of the leg under way survive as files. The process that commits holds them in memory before, until
+the commit (``engine.durability: leg``) or for ``durable_every`` seconds; whoever is killed trains these again. Workers
+write memories, which they alone read, and hand over replies.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -67,7 +69,8 @@ class Checkpoint:
         self._synced_at = self._written_at = clock()
         self._synced: set[Path] = set()  # files that survive a power failure: those of the last durable state
         self._server: dict[str, tuple[int, Payload]] = {}
-        self._held: dict[tuple[int, int], tuple[Result, Record]] = {}
+        self._held: dict[tuple[int, int], tuple[Result, Record | None]] = {}
+        self._holding = threading.Lock()  # a pool's results come on several threads
         self._run = ""
         """Digest of the run's name; empty as long as nobody has said it."""
         self._lines = RecordLines(directory, CURE)
@@ -217,8 +220,8 @@ class Checkpoint:
     def commit(self, state: RunState, history: Mapping[str, Any] | None, timing: Mapping[str, Any]) -> None:
         """Close a leg: append its records, replace the state, and clear what is no longer needed."""
         for (leg, client), (_, memory) in self._held.items():
-            if state.memories.get(client) == leg == state.legs:
-                save_owned(self.memory_file(client, leg), memory, [leg, client], self._run)
+            if memory is not None and state.memories.get(client) == leg == state.legs:
+                self.save_memory(leg, client, memory, self._run)
         lines = self._lines.add(history, timing)
         self._write_state(state, lines.check, durable=self._clock() - self._synced_at >= self.durable_every)
         self._lines.count = lines  # not before: who failed until here may try again
@@ -289,8 +292,8 @@ class Checkpoint:
         path = self.directory / "shown.safetensors"
         save_record(path, server, {"legs": {str(client): leg for client, leg in legs.items()}})
         for (leg, client), (_, memory) in self._held.items():
-            if legs.get(client) == leg and not self.memory_file(client, leg).exists():
-                save_owned(self.memory_file(client, leg), memory, [leg, client], self._run)
+            if memory is not None and legs.get(client) == leg and not self.memory_file(client, leg).exists():
+                self.save_memory(leg, client, memory, self._run)
         return path
 
     def shown(self, path: Path) -> tuple[Record, dict[int, int]]:
@@ -314,28 +317,40 @@ class Checkpoint:
         """
         if client not in memories:
             return Record()
-        held = self._held.get((memories[client], client))
         leg = memories[client]
-        return load_owned(self.memory_file(client, leg), [leg, client], self._run, CURE) if held is None else held[1]
+        _, memory = self._held.get((leg, client), (None, None))
+        if memory is not None:
+            return memory
+        return load_owned(self.memory_file(client, leg), [leg, client], self._run, CURE)
 
-    def hold(self, leg: int, client: int, result: Result, memory: Record, run: str, *, spill: bool = False) -> None:
+    def hold(
+        self, leg: int, client: int, result: Result, memory: Record | None, run: str, *, spill: bool = False
+    ) -> None:
         """Keep what came of a client's turn in memory; its own memory is written when the leg is committed.
 
+        Safe to call from several threads.
+
         Args:
-            leg, client: whose turn it was. result: what came of it. memory: what the client keeps.
+            leg, client: whose turn it was. result: what came of it.
+            memory: what the client keeps; None: that has been written (:meth:`save_memory`).
             run: digest of the run's name.
             spill: write all that is held where nothing has been written for ``durable_every`` seconds.
         """
-        self._held[leg, client] = result, memory
-        if spill and self._clock() - self._written_at >= self.durable_every:
-            for place, kept in self._held.items():
-                self.save_result(*place, *kept, run)
-            self._held, self._written_at = {}, self._clock()
+        with self._holding:
+            self._held[leg, client] = result, memory
+            if spill and self._clock() - self._written_at >= self.durable_every:
+                for place, kept in self._held.items():
+                    self.save_result(*place, *kept, run)
+                self._held, self._written_at = {}, self._clock()
 
-    def save_result(self, leg: int, client: int, result: Result, memory: Record, run: str = "") -> None:
+    def save_memory(self, leg: int, client: int, memory: Record, run: str) -> None:
+        """Write what a client keeps after its turn in a leg; it counts with the commit that names it."""
+        save_owned(self.memory_file(client, leg), memory, [leg, client], run)
+
+    def save_result(self, leg: int, client: int, result: Result, memory: Record | None, run: str = "") -> None:
         """Keep a client's reply and memory, or why there is none; written last, so that a reply on disk is complete."""
-        if isinstance(result, Reply) and result.remembers:
-            save_owned(self.memory_file(client, leg), memory, [leg, client], run)
+        if isinstance(result, Reply) and result.remembers and memory is not None:
+            self.save_memory(leg, client, memory, run)
         save_result(self.reply_file(leg, client), result, (leg, client), run)
 
     def load_reply(self, leg: int, client: int, run: str | None = None) -> Result | None:
@@ -343,8 +358,9 @@ class Checkpoint:
 
         A worker whose parent was killed finishes its stack, perhaps in a folder where another run has begun since.
         """
-        if (leg, client) in self._held:
-            return self._held[leg, client][0]
+        held = self._held.get((leg, client))
+        if held is not None:
+            return held[0]
         result = load_result(self.reply_file(leg, client), (leg, client), run)
         forgets = isinstance(result, Reply) and result.remembers and not self.memory_file(client, leg).exists()
         return None if forgets else result

@@ -47,6 +47,10 @@ class Gathered:
             return self._load(self.indices.index_select(0, positions))
         return self._all().index_select(0, positions)
 
+    def stored(self, positions: Tensor) -> Tensor:
+        """Images uint8 [m, C, H, W] at positions int64 [m], for who normalises them itself."""
+        return self.experiment.resident_train.images.index_select(0, self.indices.index_select(0, positions))
+
     def block(self, start: int, stop: int) -> Tensor:
         """Normalised images of a range."""
         return self._all()[start:stop] if self._fits else self._load(self.indices[start:stop])

@@ -16,7 +16,18 @@ from safetensors.torch import save_file
 from flcore.errors import DataError
 from flcore.files import write_tensors
 from flcore.messages import Arrays, Count, Mixtures, Payload, Prototypes, Size, Weights
-from flcore.records import Payloads, Record, Slot, load_record, measure, on_device, save_record, serialise
+from flcore.records import (
+    Payloads,
+    Record,
+    Slot,
+    load_record,
+    measure,
+    on_device,
+    packed,
+    save_record,
+    serialise,
+    unpacked,
+)
 
 MODEL, PROTOTYPES, NUMBER = Slot("model", Weights), Slot("prototypes", Prototypes), Slot("number", Count)
 
@@ -125,6 +136,24 @@ def test_round_trip(durable: bool, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["r"]  # nothing temporary stays
     save_record(tmp_path / "r", {})
     assert load_record(tmp_path / "r") == ({}, {})
+
+
+def test_what_goes_to_another_process_comes_back() -> None:
+    """Values go behind one another, the widest first, so that each begins where its type may: an int64 [2], a float32
+    [3] and a bfloat16 [3] between them are 16 + 12 + 6 bytes, whatever their names; what has no values says that."""
+    mixed = Record({
+        "a": Arrays({"x": torch.tensor([1.5, -2.0, 3.0], dtype=torch.bfloat16), "y": torch.tensor([7, 1 << 40])}),
+        "b": Weights({"w": torch.tensor([[1.0], [2.0], [3.0]])}),
+    })  # fmt: skip
+    described, values = packed(mixed)
+    assert [name for name, *_ in described["arrays"]] == ["a/y", "b/params/w", "a/x"]
+    assert len(values) == 16 + 12 + 6
+    for record in (mixed, EVERYTHING, Record()):
+        described, values = packed(record)
+        found = unpacked(described, torch.frombuffer(bytearray(values or b"-"), dtype=torch.uint8)[: len(values)])
+        assert list(found) == list(record)
+        for name, payload in record.items():
+            assert_equal(found[name], payload)
 
 
 def test_payloads_may_share_tensors(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flcore.data.images import scale_and_shift
 from flcore.engine.client_data import ClientData
 from flcore.engine.local.convolution import by_columns
 from flcore.engine.local.program import Compiler, Maker, NotCompilableError, Program, Recorder, default_folder
@@ -54,6 +55,10 @@ class CompiledTrainer(StackedTrainer):
         self.refused: set[str] = set()
         self._otherwise = StackedTrainer(experiment) if experiment.stacked else SerialTrainer(experiment)
         self._run_facts = _facts(experiment)
+        meta, device = experiment.dataset.meta, experiment.config.engine.device
+        self._scaling: dict[Path, Tensor] = dict(
+            zip((("scale",), ("shift",)), scale_and_shift(meta.mean, meta.std, device), strict=True)
+        )
 
     def train(
         self,
@@ -114,7 +119,7 @@ class CompiledTrainer(StackedTrainer):
             for owner, move in enumerate(moves)
             for number, tensor in enumerate(move.optimizer.memory([held["value", name] for name in move.names]))
         }
-        held |= memory | constant
+        held |= memory | constant | self._scaling
         rates = [move.optimizer.rates(batches.steps).to(device) for move in moves]
         fixed, number = list(held.values()), 0
         program: Program | None = None

@@ -31,6 +31,9 @@ class Samples(Protocol):
     def inputs(self, rows: Tensor) -> Tensor:
         """Inputs [n, ...] at rows int64 [n]."""
 
+    def stored(self, rows: Tensor) -> Tensor:
+        """Likewise; but images as they are stored, uint8, which are not normalised yet."""
+
 
 @dataclass
 class ImageSamples:
@@ -48,6 +51,10 @@ class ImageSamples:
         """Normalised images."""
         return self.gathered.images(rows)
 
+    def stored(self, rows: Tensor) -> Tensor:
+        """Images, uint8."""
+        return self.gathered.stored(rows)
+
 
 @dataclass
 class GivenSamples:
@@ -60,6 +67,10 @@ class GivenSamples:
     def inputs(self, rows: Tensor) -> Tensor:
         """As they were made."""
         return self.given.index_select(0, rows)
+
+    def stored(self, rows: Tensor) -> Tensor:
+        """As they were made."""
+        return self.inputs(rows)
 
 
 def phase_samples(

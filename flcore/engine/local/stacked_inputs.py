@@ -89,6 +89,9 @@ class StackedBatches:
     def read_whole(self, start: int, stop: int) -> tuple[StackedBatch, dict[str, Tensor]]:
         """Steps of all clients, as wide as a mini-batch may be: ``images`` [T·A·B, ...], the rest [T, A, B, ...].
 
+        Images that are not augmented come as they are stored, uint8: a program normalises them on its way, where doing
+        so here would write and read four times as many bytes.
+
         Returns:
             The batches (draws [T, A, ...]; always a weight, [T, A, B]), and draws for images [T·A·B, ...].
         """
@@ -101,7 +104,7 @@ class StackedBatches:
 
         weight = torch.arange(rows.shape[2]) < self._sizes.t()[chosen].unsqueeze(2)
         batch = {
-            "images": self._samples.inputs(flat),
+            "images": self._samples.inputs(flat) if self._augmentation else self._samples.stored(flat),
             "labels": by_step(self._samples.labels.index_select(0, flat)),
             "drops": {site: values[chosen] for site, values in self._drops.items()},
             "draws": {name: values[chosen] for name, values in self._draws.items()},

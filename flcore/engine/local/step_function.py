@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flcore.data.images import scaled
 from flcore.engine.local.client_loss import ClientLoss
 from flcore.engine.local.stacked_inputs import Path, nested
 from flcore.engine.local.step import Asked, Move, gradients, precision, together
@@ -24,7 +25,8 @@ Inputs = Mapping[Path, Tensor]
 
 ``value`` (parameters and buffers by name, moved), ``memory`` (of each update's optimiser by number, moved), ``rates``
 (likewise by number), ``images``, ``labels``, ``weight``, ``drop``, ``draw``, ``frozen``; of the context ``own``,
-``shared`` and ``number``; in a stack ``alive``, bool [A], who moves at all.
+``shared`` and ``number``; in a stack ``alive``, bool [A], who moves at all. Images that are uint8 are multiplied by
+``scale`` and moved by ``shift``, [C, 1, 1] each, first.
 """
 
 
@@ -52,6 +54,8 @@ class StepFunction:
         Returns:
             Every loss term, [A] in a stack, and if noted the features, [B, d] or [A, B, d].
         """
+        if inputs["images",].dtype == torch.uint8:
+            inputs = {**inputs, ("images",): scaled(inputs["images",], inputs["scale",], inputs["shift",])}
         values, memory = kind(inputs, "value"), kind(inputs, "memory")
         # Who has no step of its own any more is computed and thrown away: shapes stay as they are.
         work = {name: value.clone() for name, value in values.items()} if self.stacked else values

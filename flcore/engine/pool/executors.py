@@ -1,8 +1,8 @@
 """Where clients are trained: in this process, or by long-lived workers. Same interface, same bytes, same errors.
 
 An executor is handed a group, that is some stacks of clients, and returns their results by client id. A result that is
-there already is not computed again. Workers write results to the disk; a process of its own may hold them in memory
-until the leg is committed (``engine.durability: leg``).
+there already is not computed again. Whoever has trained, this process keeps the results, in memory and on the disk, as
+``engine.durability`` says: that every worker writes its replies, and this process reads them, took longer than sending.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeVar
 
@@ -21,9 +22,20 @@ from flcore.engine.client import TurnRunner
 from flcore.engine.failures import failed
 from flcore.engine.local.serial import Trainer
 from flcore.engine.orchestrator import InlineOrchestrator
-from flcore.engine.pool.groups import Group, Results, StoppedError, drops_failures, leg_name, sent_to, train_group
+from flcore.engine.pool.groups import (
+    Group,
+    Keep,
+    Keeper,
+    Results,
+    StoppedError,
+    drops_failures,
+    leg_name,
+    sent_to,
+    train_group,
+)
+from flcore.engine.replies import Result
 from flcore.engine.run_state import RunState
-from flcore.engine.turns import Failure, Reply
+from flcore.engine.turns import Failure
 from flcore.errors import RunError
 from flcore.evaluation.scoring import Part, Request
 from flcore.experiment import Experiment
@@ -72,14 +84,18 @@ class InlineExecutor:
         """
         self._runner = TurnRunner(experiment, trainer)
         self._checkpoint = checkpoint
-        self._hold = experiment.config.engine.durability
+        self._keeper = Keeper(experiment, checkpoint)
         self._one_at_a_time = threading.Lock()
         self._closed = False
 
     def train(self, state: RunState, group: Group) -> Results:
         """Train the group on this thread."""
         with self._one_at_a_time:
-            return train_group(self._runner, self._checkpoint, state, group, lambda: self._closed, hold=self._hold)
+            todo = self._keeper.missing(state, group)
+            memories = partial(self._checkpoint.memory, memories=state.memories)
+            keep = partial(self._keeper.keep, state)
+            train_group(self._runner, state, todo, memories, lambda: self._closed, keep)
+            return collected(self._keeper, state, group, self._runner.experiment)
 
     def score(
         self, server: Record, legs: Mapping[int, int], request: Request, parts: Sequence[Part]
@@ -103,8 +119,12 @@ class WorkerHandle(ABC):
     """A long-lived worker somewhere, as a pool sees it."""
 
     @abstractmethod
-    def train(self, state: RunState, group: Group) -> None:
-        """Have a group trained and its results on disk.
+    def train(self, state: RunState, group: Group, keep: Keep) -> None:
+        """Have a group trained.
+
+        Args:
+            state: what the checkpoint says. group: of stacks.
+            keep: is handed every result; also those that came before an error, or a death.
 
         Raises:
             WorkerLostError: the worker died. Exception: what was raised there, as it would be raised here.
@@ -138,7 +158,7 @@ class WorkerHandle(ABC):
 class PoolExecutor:
     """Trains on workers that load the data once and live as long as the run.
 
-    A worker that dies is replaced and its group trained again, without what is on disk already; after a second death
+    A worker that dies is replaced and its group trained again, without what it has sent already; after a second death
     the group's clients are tried one stack at a time, and a stack that costs two more workers is what fails. An error
     is no death: it comes back as a message, and the worker lives on.
     """
@@ -151,9 +171,10 @@ class PoolExecutor:
         Args:
             start: makes the worker in a place from 0 to ``workers`` - 1.
             workers: how many.
-            experiment: the run. checkpoint: its folder.
+            experiment: the run. checkpoint: its folder; the very object that commits.
         """
         self._start, self._experiment, self._checkpoint = start, experiment, checkpoint
+        self._keeper = Keeper(experiment, checkpoint)
         self._lock, self._closed = threading.Lock(), False
         self._scorings = 0
         self._idle: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -164,13 +185,11 @@ class PoolExecutor:
     def train(self, state: RunState, group: Group) -> Results:
         """Hand the group to the next idle worker and wait for it."""
         if self._deaths(state, group):
-            for stack in group:
-                if all(result is not None for result in self._found(state, stack).values()):
-                    continue
+            for stack in self._keeper.missing(state, group):
                 deaths = self._deaths(state, [stack])
                 if deaths:
                     self._give_up(state, stack, deaths[-1])
-        return self._collect(state, group)
+        return collected(self._keeper, state, group, self._experiment)
 
     def score(
         self, server: Record, legs: Mapping[int, int], request: Request, parts: Sequence[Part]
@@ -195,9 +214,13 @@ class PoolExecutor:
     def _deaths(self, state: RunState, group: Group) -> list[str]:
         """Have a group trained, a second time if the worker dies; how workers died where both did, else nothing."""
         deaths: list[str] = []
+        keep = partial(self._keeper.keep, state)
         for _ in range(2):
+            todo = self._keeper.missing(state, group)
+            if not todo:
+                return []
             try:
-                self.on_worker(lambda worker: worker.train(state, group))
+                self.on_worker(partial(_train, state=state, group=todo, keep=keep))
             except WorkerLostError as error:
                 deaths.append(str(error))
             else:
@@ -235,9 +258,6 @@ class PoolExecutor:
             self._workers[place].end()
             self._workers[place] = self._start(place)
 
-    def _found(self, state: RunState, stack: Sequence[int]) -> dict[int, Reply | Failure | None]:
-        return {client: self._checkpoint.load_reply(state.legs + 1, client, state.run.digest) for client in stack}
-
     def _give_up(self, state: RunState, stack: Sequence[int], death: str) -> None:
         cause = (
             f"workers died again and again training it, the last one {death}; see their output above, or, if there is "
@@ -247,16 +267,7 @@ class PoolExecutor:
             failure = Failure(cause, sent_to(state, client, self._experiment))
             if not drops_failures(self._experiment):
                 raise failed(state.place, leg_name(self._experiment, state), client, failure)
-            self._checkpoint.save_result(state.legs + 1, client, failure, Record(), state.run.digest)
-
-    def _collect(self, state: RunState, group: Group) -> dict[int, Reply | Failure]:
-        results: dict[int, Reply | Failure] = {}
-        for client, result in self._found(state, [client for stack in group for client in stack]).items():
-            if result is None:
-                missing = Failure("the worker's reply is missing on disk", {})
-                raise failed(state.place, leg_name(self._experiment, state), client, missing)
-            results[client] = result
-        return results
+            self._keeper.keep(state, client, failure, None)
 
     def close(self) -> None:
         """End all workers; whoever waits for one is told that training was stopped."""
@@ -269,3 +280,21 @@ class PoolExecutor:
             worker.dismiss()
         for worker in self._workers.values():
             worker.end()
+
+
+def _train(worker: WorkerHandle, state: RunState, group: Group, keep: Keep) -> None:
+    worker.train(state, group, keep)
+
+
+def collected(keeper: Keeper, state: RunState, group: Group, experiment: Experiment) -> dict[int, Result]:
+    """By client what was kept of a group.
+
+    Raises:
+        RunError: of somebody nothing was.
+    """
+    results: dict[int, Result] = {}
+    for client, result in keeper.found(state, [client for stack in group for client in stack]).items():
+        if result is None:
+            raise failed(state.place, leg_name(experiment, state), client, Failure("the worker's reply is missing", {}))
+        results[client] = result
+    return results

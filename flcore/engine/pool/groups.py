@@ -1,14 +1,13 @@
-"""A group of stacks, as a worker trains it wherever it is: what is there is not done again, who fails is dealt with."""
+"""A group of stacks: what is there is not done again, who fails is dealt with, results go to whoever keeps them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Literal
 
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.client import TurnRunner, download
+from flcore.engine.client import Memories, TurnRunner, download
 from flcore.engine.failures import LocatedError, TurnError, failed, turn_part
+from flcore.engine.replies import Result
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Failure, Reply
 from flcore.experiment import Experiment
@@ -18,7 +17,10 @@ from flcore.records import Record
 Group = Sequence[Sequence[int]]
 """Stacks of clients that are trained one after the other by the same worker."""
 
-Results = Mapping[int, Reply | Failure]
+Results = Mapping[int, Result]
+
+Keep = Callable[[int, Result, Record | None], None]
+"""Told what became of a client's turn, and what the client remembers; None where that has been written."""
 
 
 class StoppedError(LocatedError):
@@ -29,39 +31,47 @@ class StoppedError(LocatedError):
         super().__init__("training was stopped")
 
 
+class Keeper:
+    """What came of the turns of a run, as ``engine.durability`` wants it kept; asked from several threads."""
+
+    def __init__(self, experiment: Experiment, checkpoint: Checkpoint) -> None:
+        """Keep results in ``checkpoint``: the very object that commits, since it may hold them in memory."""
+        self._checkpoint, self._spill = checkpoint, experiment.config.engine.durability == "reply"
+
+    def keep(self, state: RunState, client: int, result: Result, memory: Record | None) -> None:
+        """Keep what came of a client's turn in the leg after ``state``; for ``memory`` see :data:`Keep`."""
+        self._checkpoint.hold(state.legs + 1, client, result, memory, state.run.digest, spill=self._spill)
+
+    def found(self, state: RunState, clients: Sequence[int]) -> dict[int, Result | None]:
+        """By client what is there."""
+        return {client: self._checkpoint.load_reply(state.legs + 1, client, state.run.digest) for client in clients}
+
+    def missing(self, state: RunState, group: Group) -> list[list[int]]:
+        """The stacks with a result missing; these are trained whole: the same bytes again for those that are there."""
+        return [list(stack) for stack in group if any(found is None for found in self.found(state, stack).values())]
+
+
 def train_group(
-    runner: TurnRunner,
-    checkpoint: Checkpoint,
-    state: RunState,
-    group: Group,
-    stopped: Callable[[], bool],
-    *,
-    hold: Literal["leg", "reply"] | None = None,
-) -> dict[int, Reply | Failure]:
-    """Results of a group in the leg after ``state``: those that are there, else trained now and kept.
+    runner: TurnRunner, state: RunState, group: Group, memories: Memories, stopped: Callable[[], bool], keep: Keep
+) -> None:
+    """Train a group in the leg after ``state``; every stack's results are handed over as soon as they are there.
 
     Args:
         runner: carries out turns.
-        checkpoint: of the run. state: what it says.
+        state: what the checkpoint says.
         group: of stacks.
+        memories: client id to what it remembers.
         stopped: whether nobody waits for results any more; asked before and after every stack.
-        hold: keep results in memory, for a while (``reply``) or until the leg is committed, instead of on the disk.
+        keep: takes results.
 
     Raises:
         RunError: a client failed and ``federation.on_client_error`` is ``stop``, or the system refused a file.
         StoppedError: nobody waits.
     """
-    leg, run, drop = state.legs + 1, state.run.digest, drops_failures(runner.experiment)
-    results: dict[int, Reply | Failure] = {}
+    drop = drops_failures(runner.experiment)
     for stack in group:
-        found = {client: checkpoint.load_reply(leg, client, run) for client in stack}
-        if all(result is not None for result in found.values()):
-            results |= {client: result for client, result in found.items() if result is not None}
-            continue
         if stopped():
             raise StoppedError
-        memories = partial(checkpoint.memory, memories=state.memories)
-        # A stack with a reply missing is trained whole: the same bytes again for those that are there.
         turns = _turns(runner, state, stack, memories)
         if stopped():  # another run may have begun in this folder
             raise StoppedError
@@ -69,16 +79,11 @@ def train_group(
             result, memory = (turn, Record()) if isinstance(turn, Failure) else turn
             if isinstance(result, Failure) and not drop:
                 raise failed(state.place, leg_name(runner.experiment, state), client, result)
-            if hold is not None:
-                checkpoint.hold(leg, client, result, memory, run, spill=hold == "reply")
-            else:
-                checkpoint.save_result(leg, client, result, memory, run)
-            results[client] = result
-    return results
+            keep(client, result, memory)
 
 
 def _turns(
-    runner: TurnRunner, state: RunState, stack: Sequence[int], memories: Callable[[int], Record]
+    runner: TurnRunner, state: RunState, stack: Sequence[int], memories: Memories
 ) -> dict[int, tuple[Reply, Record] | Failure]:
     """The turns of a stack. Whoever's turn raises an error has failed, and the others are trained without it."""
     experiment = runner.experiment

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
 from multiprocessing import resource_tracker
@@ -23,9 +23,12 @@ from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.failures import located, packed, unpacked
 from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
-from flcore.engine.pool.groups import Group, StoppedError, train_group
+from flcore.engine.pool.groups import Group, Keep, StoppedError, train_group
+from flcore.engine.pool.wire import packed_result, unpacked_result
 from flcore.engine.pool.workers import device_of, worker_count
+from flcore.engine.replies import Result
 from flcore.engine.run_state import RunState
+from flcore.engine.turns import Reply
 from flcore.evaluation.scoring import Part, Request, Scorer
 from flcore.experiment import EngineChoice, Experiment
 from flcore.records import Record
@@ -37,8 +40,9 @@ _SECONDS_BETWEEN_LOOKS = 1
 def local_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint: Checkpoint) -> PoolExecutor:
     """A pool of processes on this machine.
 
-    Only ids go through the pipes: a worker reads the committed state from disk, once a leg, and writes its replies
-    there. The data are mapped from the prepared files, so all processes share their pages.
+    Ids go out through the pipes and replies come back. A worker reads the committed state from disk, once a leg, and
+    its clients' memories, which it writes there itself. The data are mapped from the prepared files, so all processes
+    share their pages.
     """
     config = experiment.config
     # Not fork: the parent has threads (and perhaps CUDA), which a forked child inherits in an unknown state.
@@ -62,27 +66,48 @@ class _Process(WorkerHandle):
             self._process.start()
         theirs.close()
 
-    def train(self, state: RunState, group: Group) -> None:
-        self._ask("train", state.legs, [list(stack) for stack in group])
+    def train(self, state: RunState, group: Group, keep: Keep) -> None:
+        self._ask("train", state.legs, [list(stack) for stack in group], keep=keep)
 
     def score(self, folder: Path, number: int, request: Request, part: Part) -> dict[str, Tensor]:
         answers = self._ask("score", str(folder), number, request, part)
         return {name: torch.from_numpy(values) for name, values in answers.items()}
 
-    def _ask(self, what: str, *arguments: Any) -> Any:
+    def _ask(self, what: str, *arguments: Any, keep: Keep = lambda client, result, memory: None) -> Any:
+        """Send a request; on the way to its answer come results."""
         with self._at_work:
-            try:
-                self._pipe.send((what, *arguments))
-                while not self._pipe.poll(_SECONDS_BETWEEN_LOOKS):
-                    # A process that it started itself may hold its end of the pipe open.
-                    if not self._process.is_alive() and not self._pipe.poll():
-                        raise EOFError
-                error, answer = self._pipe.recv()
-            except (EOFError, OSError) as broken:
-                raise WorkerLostError(self._how_it_died()) from broken
+            self._told(partial(self._pipe.send, (what, *arguments)))
+            while True:
+                kind, *content = self._told(self._next)
+                if kind == "answer":
+                    break
+                client, described, size = content
+                values = torch.empty(size, dtype=torch.uint8)
+                if size:
+                    self._told(partial(self._pipe.recv_bytes_into, values.numpy()))
+                try:
+                    keep(client, unpacked_result(described, values), None)
+                except BaseException:
+                    self._process.kill()  # it would go on to send what nobody asks for any more
+                    raise
+        error, answer = content
         if error is not None:
             raise unpacked(error)
         return answer
+
+    def _next(self) -> Any:
+        while not self._pipe.poll(_SECONDS_BETWEEN_LOOKS):
+            # A process that it started itself may hold its end of the pipe open.
+            if not self._process.is_alive() and not self._pipe.poll():
+                raise EOFError
+        return self._pipe.recv()
+
+    def _told(self, speak: Callable[[], Any]) -> Any:
+        """What comes of using the pipe, unless it is broken; what keeping a result raises is no death of a worker's."""
+        try:
+            return speak()
+        except (EOFError, OSError) as broken:
+            raise WorkerLostError(self._how_it_died()) from broken
 
     def _how_it_died(self) -> str:
         self._process.join(_SECONDS_BETWEEN_LOOKS)
@@ -96,7 +121,7 @@ class _Process(WorkerHandle):
             self._pipe.close()
             self._at_work.release()
         else:
-            self._process.kill()  # what it has answered lies on the disk
+            self._process.kill()  # what it has answered is here
 
     def end(self) -> None:
         self._process.join(_SECONDS_TO_LEAVE)
@@ -134,7 +159,6 @@ def _serve(pipe: Connection, place: int, *arguments: Any) -> None:
         try:
             if what == "train":
                 legs, group = arguments
-                # Between a request and its answer the parent says nothing: whatever can be read is the pipe's end.
                 worker.train(legs, group, pipe)
             else:
                 folder, number, request, part = arguments
@@ -144,9 +168,9 @@ def _serve(pipe: Connection, place: int, *arguments: Any) -> None:
         except Exception as raised:
             error = packed(raised)
         try:
-            pipe.send((error, answer))
+            pipe.send(("answer", error, answer))
         except OSError:
-            return  # the parent is gone; what was trained lies on the disk
+            return  # the parent is gone
 
 
 class _Worker:
@@ -192,7 +216,19 @@ class _Worker:
                 self._runner = TurnRunner(self._experiment)
         if self._state is None or self._state.legs != legs:
             self._state = self._checkpoint.read_state()
-        train_group(self._runner, self._checkpoint, self._state, group, pipe.poll)
+        state = self._state
+
+        def send(client: int, result: Result, memory: Record | None) -> None:
+            if isinstance(result, Reply) and result.remembers and memory is not None:
+                self._checkpoint.save_memory(state.legs + 1, client, memory, state.run.digest)
+            described, values = packed_result(result)
+            pipe.send(("result", client, described, len(values)))
+            if values:
+                pipe.send_bytes(values)
+
+        memories = partial(self._checkpoint.memory, memories=state.memories)
+        # Between a request and its answer the parent says nothing: whatever can be read is the pipe's end.
+        train_group(self._runner, state, group, memories, pipe.poll, send)
 
 
 def set_numerics(precision: str) -> None:

@@ -2,7 +2,7 @@
 
 An actor asks for one CPU and a share of a GPU, loads the data once and lives as long as the run. Data are sent only to
 where they do not lie already. The state travels once per leg and node through Ray's object store, without what has not
-changed; a client's memory goes with its group, its reply and new memory come back and are written here. The bytes are
+changed; a client's memory goes with its group, its reply and new memory come back. The bytes are
 those of the local pool. Ray is imported here alone, and only when it is used.
 """
 
@@ -14,9 +14,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from flcore import disk
 from flcore.config import Config
@@ -24,14 +27,18 @@ from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.failures import LocatedError, located, packed, unpacked
 from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
-from flcore.engine.pool.groups import Group, train_group
+from flcore.engine.pool.groups import Group, Keep, train_group
 from flcore.engine.pool.process import prepare_process
+from flcore.engine.pool.wire import packed_result, unpacked_result
 from flcore.engine.pool.workers import worker_count
+from flcore.engine.replies import Result
 from flcore.engine.run_state import RunState
+from flcore.engine.turns import Reply
 from flcore.errors import ConfigError
 from flcore.experiment import EngineChoice, Experiment
 from flcore.files import replace_file
 from flcore.plugins import brought
+from flcore.records import Record
 
 Files = Mapping[str, bytes]
 References = Mapping[str, Sequence[Any]]
@@ -123,13 +130,8 @@ class _Actor(WorkerHandle):
         self._ray, self._actor, self._shared = ray, actor, shared
         self._has_data, self._dismissed = False, False
 
-    def train(self, state: RunState, group: Group) -> None:
-        checkpoint, leg, run = self._shared.checkpoint, state.legs + 1, state.run.digest
-        missing = [
-            list(stack) for stack in group if any(checkpoint.load_reply(leg, client, run) is None for client in stack)
-        ]
-        if not missing:
-            return
+    def train(self, state: RunState, group: Group, keep: Keep) -> None:
+        checkpoint = self._shared.checkpoint
         if not self._has_data:
             shared = self._shared
             places = {name: str(folder.absolute()) for name, folder in shared.folders.items()}
@@ -138,15 +140,17 @@ class _Actor(WorkerHandle):
             self._has_data = True
         memories = {
             path.relative_to(checkpoint.directory).as_posix(): path.read_bytes()
-            for stack in missing
+            for stack in group
             for client in stack
             if client in state.memories
             for path in (checkpoint.memory_file(client, state.memories[client]),)
         }
-        error, files = self._ask(
-            self._actor.train.remote(state.legs, self._shared.state(state.legs), memories, missing)
+        error, files, results = self._ask(
+            self._actor.train.remote(state.legs, self._shared.state(state.legs), memories, group)
         )
-        _write(checkpoint.directory, files)
+        _write(checkpoint.directory, files)  # memories, before the replies that name them
+        for client, (described, values) in results.items():
+            keep(client, unpacked_result(described, _bytes_in(values)), None)
         if error is not None:
             raise unpacked(error)
 
@@ -171,10 +175,15 @@ class _Actor(WorkerHandle):
 
 
 def _write(directory: Path, files: Files) -> None:
-    """Put files below a directory, each all or nothing, memories before the replies that name them."""
-    for name in sorted(files):  # clients/... comes before legs/...
+    """Put files below a directory, each all or nothing."""
+    for name in sorted(files):
         content = files[name]
         replace_file(directory / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
+
+
+def _bytes_in(values: bytes) -> Tensor:
+    """uint8 [n]; a copy, since Ray's own memory is not to be written to."""
+    return torch.frombuffer(bytearray(values), dtype=torch.uint8) if values else torch.empty(0, dtype=torch.uint8)
 
 
 class RayWorker:
@@ -206,22 +215,31 @@ class RayWorker:
 
     def train(
         self, legs: int, state: References, memories: Files, group: Group
-    ) -> tuple[dict[str, Any] | None, dict[str, bytes]]:
-        """Train a group in the leg after ``legs``: what went wrong, and the files of replies and memories."""
+    ) -> tuple[dict[str, Any] | None, dict[str, bytes], dict[int, tuple[dict[str, Any], bytes]]]:
+        """Train a group in the leg after ``legs``: what went wrong, files of new memories, and results by client."""
         error = None
+        results: dict[int, tuple[dict[str, Any], bytes]] = {}
+        directory = self._checkpoint.directory
         try:
-            _write(self._checkpoint.directory, memories)
-            train_group(self._opened(), self._checkpoint, self._updated(legs, state), group, lambda: False)
+            _write(directory, memories)
+            runner, run_state = self._opened(), self._updated(legs, state)
+
+            def keep(client: int, result: Result, memory: Record | None) -> None:
+                if isinstance(result, Reply) and result.remembers and memory is not None:
+                    self._checkpoint.save_memory(legs + 1, client, memory, run_state.run.digest)
+                results[client] = packed_result(result)
+
+            remembered = partial(self._checkpoint.memory, memories=run_state.memories)
+            train_group(runner, run_state, group, remembered, lambda: False, keep)
         except Exception as raised:
             error = packed(raised)
         files: dict[str, bytes] = {}
-        for folder in ("clients", "legs"):
-            for path in sorted((self._checkpoint.directory / folder).rglob("*.*")):
-                name = path.relative_to(self._checkpoint.directory).as_posix()
-                if name not in memories:
-                    files[name] = path.read_bytes()
-                disk.remove(path)  # the next group brings its own
-        return error, files
+        for path in sorted((directory / "clients").glob("*.*")):
+            name = path.relative_to(directory).as_posix()
+            if name not in memories:
+                files[name] = path.read_bytes()
+            disk.remove(path)  # the next group brings its own
+        return error, files, results
 
     def _opened(self) -> TurnRunner:
         if self._runner is None:

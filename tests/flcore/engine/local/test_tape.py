@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flcore.data.images import normalise
+from flcore.data.images import normalise, scale_and_shift, scaled
 from flcore.engine import client_data
 from flcore.engine.client import TurnRunner
 from flcore.engine.client_data import ClientData
@@ -322,6 +322,22 @@ def test_when_images_are_normalised_changes_no_bit(lab: Any, tmp_path: Path, mon
     monkeypatch.setattr(client_data, "MOST_BYTES", 0)
     by_batch = lab.run(lab.experiment(), tmp_path / "by-batch")
     assert serialise(at_once.state.server) == serialise(by_batch.state.server)
+
+
+def test_a_program_may_normalise_images_itself(lab: Any) -> None:
+    """It is given bytes as they are stored, a scale 1/(255 s) and a shift -m/s by channel, and comes to the same bits.
+
+    With a mean of 1/2 and a deviation of 1/4: 0 is -2, 255 is 2, 51 is (0.2 - 0.5) / 0.25 = -1.2.
+    """
+    scale, shift = scale_and_shift([0.5], [0.25], "cpu")
+    found = scaled(torch.tensor([[[[0, 255, 51]]]], dtype=torch.uint8), scale, shift)
+    assert found.shape == (1, 1, 1, 3) and found.flatten().tolist() == pytest.approx([-2, 2, -1.2])
+    experiment = lab.experiment()
+    (data,) = ClientData.of(experiment, [2], 1)
+    rows, meta = torch.tensor([5, 0, 5]), experiment.dataset.meta
+    bytes_of_them = data.gathered.stored(rows + data.offset)
+    assert bytes_of_them.dtype == torch.uint8 and len(bytes_of_them.unique()) > 2
+    assert torch.equal(scaled(bytes_of_them, *scale_and_shift(meta.mean, meta.std, "cpu")), data.images(rows))
 
 
 def test_images_are_normalised_when_they_are_asked_for(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.failures import TurnError
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor, PoolExecutor, WorkerHandle, WorkerLostError
-from flcore.engine.pool.groups import StoppedError
+from flcore.engine.pool.groups import Keep, StoppedError
 from flcore.engine.pool.process import local_pool
 from flcore.engine.rounds import Observers, run_rounds
 from flcore.engine.run_state import RunState
@@ -241,6 +241,10 @@ def test_workers_that_cannot_even_start_stop_the_run(lab: Any, tmp_path: Path, m
 # ---- the end of a pool -------------------------------------------------------------------------------------------
 
 
+NOTHING = Reply(Record(), {}, 0, False, {}, {})
+"""What came of a turn of no steps that says nothing."""
+
+
 class Hand(WorkerHandle):
     """A worker made of plain calls: ``work`` says what becomes of each request."""
 
@@ -248,7 +252,8 @@ class Hand(WorkerHandle):
         self.seen, self.work, self.ended = seen, work, threading.Event()
         seen.hands.append(self)
 
-    def train(self, state: RunState, group: Any) -> None:
+    def train(self, state: RunState, group: Any, keep: Keep) -> None:
+        self.group, self.keep = group, keep
         self.work(self)
 
     def dismiss(self) -> None:
@@ -316,10 +321,27 @@ def test_a_death_costs_a_worker_and_an_error_none(lab: Any, tmp_path: Path) -> N
 
 
 def test_a_reply_that_is_not_there_after_all_is_an_error(lab: Any, tmp_path: Path) -> None:
-    pool, state, _ = hands(lab, tmp_path, lambda hand: None, 1)
-    pool._checkpoint.save_result(1, 0, Reply(Record(), {}, 0, False, {}, {}), Record(), state.run.digest)
-    with pytest.raises(RunError, match=r"^round 1, client 1 \(train-clients\): the worker's reply is missing on disk"):
+    pool, state, _ = hands(lab, tmp_path, lambda hand: hand.keep(0, NOTHING, None), 1)
+    with pytest.raises(RunError, match=r"^round 1, client 1 \(train-clients\): the worker's reply is missing$"):
         pool.train(state, [[0], [1]])
+
+
+def test_what_a_worker_sent_before_it_died_is_not_asked_for_again(lab: Any, tmp_path: Path) -> None:
+    """It dies with one of two stacks done; whoever comes next is handed the other one alone."""
+    asked: list[list[list[int]]] = []
+
+    def die_after_one(hand: Hand) -> None:
+        asked.append(hand.group)
+        hand.keep(hand.group[0][0], NOTHING, None)
+        if len(asked) < 2:
+            raise WorkerLostError("by SIGKILL")
+
+    pool, state, _ = hands(lab, tmp_path, die_after_one, 1)
+    assert pool.train(state, [[3], [1]]) == {1: NOTHING, 3: NOTHING}
+    assert asked == [[[3], [1]], [[1]]]
+    assert pool.train(state, [[3], [1]]) == {1: NOTHING, 3: NOTHING}  # all is there: nobody is asked
+    assert len(asked) == 2
+    pool.close()
 
 
 SLEEPY = """
