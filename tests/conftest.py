@@ -262,7 +262,8 @@ def _arrays(directory: Path) -> dict[str, dict[str, Any]]:
 def _committed(directory: Path) -> dict[str, bytes]:
     """Everything a checkpoint guarantees to the byte: state, history, the memories that the state names, snapshots."""
     checkpoint = Checkpoint(directory)
-    memories = [checkpoint.memory_file(*entry) for entry in sorted(checkpoint.read_state().memories.items())]
+    legs = sorted(checkpoint.read_state().memories.items())
+    memories = [checkpoint.turns.memory_file(leg, client) for client, leg in legs]
     snapshots = sorted(directory.glob("rounds/*"))
     paths = [*checkpoint.state_files(), directory / "history.jsonl", *memories, *snapshots]
     return {path.name: path.read_bytes() for path in paths}

@@ -22,15 +22,12 @@ Everything that a commit names survives the end of every process. It survives a 
 times a leg would take a quarter of the time of small models. A newest state that a power failure has damaged is found
 by its check sums, and the durable one takes its place; its files are kept until there is a later one.
 
-Replies and memories of the leg under way survive as files. The process that commits holds them in memory before, until
-the commit (``engine.durability: leg``) or for ``durable_every`` seconds; whoever is killed trains these again. Workers
-write memories, which they alone read, and hand over replies.
+What came of clients' turns, replies and memories, is written by :mod:`flcore.engine.turn_results`.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -42,9 +39,8 @@ from flcore.engine.aside import Aside
 from flcore.engine.energy import Clock
 from flcore.engine.owned import load_owned, save_owned
 from flcore.engine.record_lines import RecordLines
-from flcore.engine.replies import Result, load_result, save_result
 from flcore.engine.run_state import RunName, RunState
-from flcore.engine.turns import Reply
+from flcore.engine.turn_results import TurnResults
 from flcore.errors import DataError, RunError
 from flcore.files import make_durable, read_json, replace_file, sealed, unsealed
 from flcore.messages import Payload, Size
@@ -66,11 +62,11 @@ class Checkpoint:
         """
         self.directory = directory
         self.durable_every, self._clock = durable_every, clock
-        self._synced_at = self._written_at = clock()
+        self._synced_at = clock()
         self._synced: set[Path] = set()  # files that survive a power failure: those of the last durable state
         self._server: dict[str, tuple[int, Payload]] = {}
-        self._held: dict[tuple[int, int], tuple[Result, Record | None]] = {}
-        self._holding = threading.Lock()  # a pool's results come on several threads
+        self.turns = TurnResults(directory, CURE, durable_every, clock)
+        """Replies of the leg under way, and clients' memories."""
         self._run = ""
         """Digest of the run's name; empty as long as nobody has said it."""
         self._lines = RecordLines(directory, CURE)
@@ -94,14 +90,6 @@ class Checkpoint:
         legs = set(read_json(self.state_file, CURE)["server"].values())
         return [self.state_file, *map(self.server_file, sorted(legs))]
 
-    def reply_file(self, leg: int, client: int) -> Path:
-        """Where a client's reply of a leg (counted over the run, from 1) lies."""
-        return self.directory / "legs" / f"{leg:04d}" / f"{client:04d}.safetensors"
-
-    def memory_file(self, client: int, leg: int) -> Path:
-        """What a client remembers since its turn in a leg."""
-        return self.directory / "clients" / f"{client:04d}.{leg:04d}.safetensors"
-
     # ---- the state -----------------------------------------------------------------------------------------------
 
     def start(self, state: RunState, *, replace: bool = False) -> None:
@@ -120,7 +108,8 @@ class Checkpoint:
             disk.remove_tree(self.directory)
         elif self._holds_a_run():
             raise RunError(f"{self.directory}: holds the checkpoint of a run; {CURE}")
-        self._server, self._held, self._synced = {}, {}, set()
+        self.turns.committed()
+        self._server, self._synced = {}, set()
         self._run = state.run.digest
         self._lines.start()
         disk.make_folder(self.directory / "clients")
@@ -219,13 +208,11 @@ class Checkpoint:
 
     def commit(self, state: RunState, history: Mapping[str, Any] | None, timing: Mapping[str, Any]) -> None:
         """Close a leg: append its records, replace the state, and clear what is no longer needed."""
-        for (leg, client), (_, memory) in self._held.items():
-            if memory is not None and state.memories.get(client) == leg == state.legs:
-                self.save_memory(leg, client, memory, self._run)
+        self.turns.save_memories(state.memories, self._run)
         lines = self._lines.add(history, timing)
         self._write_state(state, lines.check, durable=self._clock() - self._synced_at >= self.durable_every)
         self._lines.count = lines  # not before: who failed until here may try again
-        self._held, self._written_at = {}, self._clock()
+        self.turns.committed()
         self._clear(state)
 
     def _write_state(self, state: RunState, history_check: int = 0, *, durable: bool) -> None:
@@ -262,13 +249,13 @@ class Checkpoint:
 
     def _files_of(self, content: Mapping[str, Any]) -> set[Path]:
         """What a state names: files of the server's payloads and of clients' memories."""
-        memories = {self.memory_file(int(client), leg) for client, leg in content["memories"].items()}
+        memories = {self.turns.memory_file(leg, int(client)) for client, leg in content["memories"].items()}
         return memories | {self.server_file(leg) for leg in content["server"].values()}
 
     def _clear(self, state: RunState) -> None:
         """Remove what no longer counts. What cannot be removed now is no reason to do a committed leg again."""
         disk.try_to_remove(self.directory / "legs")
-        named = {self.memory_file(client, leg) for client, leg in state.memories.items()}
+        named = {self.turns.memory_file(leg, client) for client, leg in state.memories.items()}
         named |= {self.server_file(leg) for leg, _ in self._server.values()} | self._synced
         unfinished = self.directory.glob(".*.tmp")  # by a process that was killed
         for path in (*(self.directory / "clients").iterdir(), *self.directory.glob("server.*"), *unfinished):
@@ -291,9 +278,7 @@ class Checkpoint:
         """Let workers see a state that is not committed: what the server holds, and whose memory is of which leg."""
         path = self.directory / "shown.safetensors"
         save_record(path, server, {"legs": {str(client): leg for client, leg in legs.items()}})
-        for (leg, client), (_, memory) in self._held.items():
-            if memory is not None and legs.get(client) == leg and not self.memory_file(client, leg).exists():
-                self.save_memory(leg, client, memory, self._run)
+        self.turns.save_memories(legs, self._run)
         return path
 
     def shown(self, path: Path) -> tuple[Record, dict[int, int]]:
@@ -317,58 +302,7 @@ class Checkpoint:
         """
         if client not in memories:
             return Record()
-        leg = memories[client]
-        _, memory = self._held.get((leg, client), (None, None))
-        if memory is not None:
-            return memory
-        return load_owned(self.memory_file(client, leg), [leg, client], self._run, CURE)
-
-    def hold(
-        self, leg: int, client: int, result: Result, memory: Record | None, run: str, *, spill: bool = False
-    ) -> None:
-        """Keep what came of a client's turn in memory; its own memory is written when the leg is committed.
-
-        Safe to call from several threads.
-
-        Args:
-            leg, client: whose turn it was. result: what came of it.
-            memory: what the client keeps; None: that has been written (:meth:`save_memory`).
-            run: digest of the run's name.
-            spill: write all that is held where nothing has been written for ``durable_every`` seconds.
-        """
-        with self._holding:
-            self._held[leg, client] = result, memory
-            if spill and self._clock() - self._written_at >= self.durable_every:
-                for place, kept in self._held.items():
-                    self.save_result(*place, *kept, run)
-                self._held, self._written_at = {}, self._clock()
-
-    def save_memory(self, leg: int, client: int, memory: Record, run: str) -> None:
-        """Write what a client keeps after its turn in a leg; it counts with the commit that names it."""
-        save_owned(self.memory_file(client, leg), memory, [leg, client], run)
-
-    def save_result(self, leg: int, client: int, result: Result, memory: Record | None, run: str = "") -> None:
-        """Keep a client's reply and memory, or why there is none; written last, so that a reply on disk is complete."""
-        if isinstance(result, Reply) and result.remembers and memory is not None:
-            self.save_memory(leg, client, memory, run)
-        save_result(self.reply_file(leg, client), result, (leg, client), run)
-
-    def load_reply(self, leg: int, client: int, run: str | None = None) -> Result | None:
-        """A reply or failure that is already there; None where there is none, or it is damaged or another ``run``'s.
-
-        A worker whose parent was killed finishes its stack, perhaps in a folder where another run has begun since.
-        """
-        held = self._held.get((leg, client))
-        if held is not None:
-            return held[0]
-        result = load_result(self.reply_file(leg, client), (leg, client), run)
-        forgets = isinstance(result, Reply) and result.remembers and not self.memory_file(client, leg).exists()
-        return None if forgets else result
-
-    def forget(self, leg: int) -> None:
-        """Drop the replies and failures of a leg that is not committed, so that it is done anew."""
-        disk.remove_tree(self.reply_file(leg, 0).parent)
-        self._held = {}
+        return self.turns.memory(memories[client], client, self._run)
 
 
 _AS_THEY_ARE = ("round", "steps", "leg", "legs", "evaluated", "simulated_seconds", "facts", "scored")

@@ -205,7 +205,7 @@ def _run_leg(
     replies = {client: result for client, result in results.items() if isinstance(result, Reply)}
     failures = {client: result for client, result in results.items() if isinstance(result, Failure)}
     if failures and not replies:
-        run.checkpoint.forget(state.legs + 1)  # so that starting again tries again
+        run.checkpoint.turns.forget(state.legs + 1)  # so that starting again tries again
         raise _all_failed(place.round, leg, failures)
     watch.lap(leg.name)
 

@@ -40,11 +40,11 @@ class Keeper:
 
     def keep(self, state: RunState, client: int, result: Result, memory: Record | None) -> None:
         """Keep what came of a client's turn in the leg after ``state``; for ``memory`` see :data:`Keep`."""
-        self._checkpoint.hold(state.legs + 1, client, result, memory, state.run.digest, spill=self._spill)
+        self._checkpoint.turns.hold(state.legs + 1, client, result, memory, state.run.digest, spill=self._spill)
 
     def found(self, state: RunState, clients: Sequence[int]) -> dict[int, Result | None]:
         """By client what is there."""
-        return {client: self._checkpoint.load_reply(state.legs + 1, client, state.run.digest) for client in clients}
+        return {client: self._checkpoint.turns.load(state.legs + 1, client, state.run.digest) for client in clients}
 
     def missing(self, state: RunState, group: Group) -> list[list[int]]:
         """The stacks with a result missing; these are trained whole: the same bytes again for those that are there."""

@@ -220,7 +220,7 @@ class _Worker:
 
         def send(client: int, result: Result, memory: Record | None) -> None:
             if isinstance(result, Reply) and result.remembers and memory is not None:
-                self._checkpoint.save_memory(state.legs + 1, client, memory, state.run.digest)
+                self._checkpoint.turns.save_memory(state.legs + 1, client, memory, state.run.digest)
             described, values = packed_result(result)
             pipe.send(("result", client, described, len(values)))
             if values:

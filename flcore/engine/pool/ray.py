@@ -143,7 +143,7 @@ class _Actor(WorkerHandle):
             for stack in group
             for client in stack
             if client in state.memories
-            for path in (checkpoint.memory_file(client, state.memories[client]),)
+            for path in (checkpoint.turns.memory_file(state.memories[client], client),)
         }
         error, files, results = self._ask(
             self._actor.train.remote(state.legs, self._shared.state(state.legs), memories, group)
@@ -226,7 +226,7 @@ class RayWorker:
 
             def keep(client: int, result: Result, memory: Record | None) -> None:
                 if isinstance(result, Reply) and result.remembers and memory is not None:
-                    self._checkpoint.save_memory(legs + 1, client, memory, run_state.run.digest)
+                    self._checkpoint.turns.save_memory(legs + 1, client, memory, run_state.run.digest)
                 results[client] = packed_result(result)
 
             remembered = partial(self._checkpoint.memory, memories=run_state.memories)

@@ -203,13 +203,13 @@ def test_a_damaged_reply_is_trained_again(lab: Any, tmp_path: Path) -> None:
     checkpoint.start(RunState(0, start, run=run_name(experiment)))
     executor = InlineExecutor(experiment, checkpoint)
     executor.train(checkpoint.read_state(), [[0], [1], [2]])
-    damaged = checkpoint.reply_file(1, 0)
+    damaged = checkpoint.turns.reply_file(1, 0)
     damaged.write_bytes(damaged.read_bytes()[:-5])
-    checkpoint.memory_file(1, 1).unlink()
-    assert checkpoint.load_reply(1, 0) is checkpoint.load_reply(1, 1) is checkpoint.load_reply(1, 3) is None
-    whole = checkpoint.reply_file(1, 2).stat().st_mtime_ns
+    checkpoint.turns.memory_file(1, 1).unlink()
+    assert checkpoint.turns.load(1, 0) is checkpoint.turns.load(1, 1) is checkpoint.turns.load(1, 3) is None
+    whole = checkpoint.turns.reply_file(1, 2).stat().st_mtime_ns
     mended = executor.train(checkpoint.read_state(), [[0], [1], [2]])
-    assert checkpoint.reply_file(1, 2).stat().st_mtime_ns == whole
+    assert checkpoint.turns.reply_file(1, 2).stat().st_mtime_ns == whole
     assert set(mended) == {0, 1, 2}
     assert lab.run(experiment, tmp_path / "run").bytes == expected
 
@@ -392,7 +392,7 @@ def test_a_state_comes_back_whole(tmp_path: Path) -> None:
     )
     checkpoint = Checkpoint(tmp_path / "c")
     for client, leg in state.memories.items():
-        save_owned(checkpoint.memory_file(client, leg), Record(), [leg, client], name.digest)
+        save_owned(checkpoint.turns.memory_file(leg, client), Record(), [leg, client], name.digest)
     checkpoint.start(state)
     assert Checkpoint(tmp_path / "c").read_state() == checkpoint.read_state() == state
     assert state.place == Place(4, 1)
@@ -402,24 +402,24 @@ def test_replies_and_failures_come_back_whole(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
     reply = Reply({"n": Count(5)}, {"cross_entropy": 0.1}, 3, True, {"model": Size(1, 4)}, {"n": Size(0, 8)})
     failure = Failure("too large: 1e+30", {"model": Size(1, 4)}, "reply", "Traceback\n  line 1")
-    checkpoint.save_result(1, 4, reply, {"kept": Count(2)}, "run")
-    checkpoint.save_result(1, 5, failure, Record(), "run")
-    assert checkpoint.load_reply(1, 4) == checkpoint.load_reply(1, 4, "run") == reply
+    checkpoint.turns.save(1, 4, reply, {"kept": Count(2)}, "run")
+    checkpoint.turns.save(1, 5, failure, Record(), "run")
+    assert checkpoint.turns.load(1, 4) == checkpoint.turns.load(1, 4, "run") == reply
     assert checkpoint.memory(4, {4: 1}) == {"kept": Count(2)}
-    assert checkpoint.load_reply(1, 5) == checkpoint.load_reply(1, 5, "run") == failure
-    assert checkpoint.load_reply(1, 6) is checkpoint.load_reply(2, 4) is checkpoint.load_reply(2, 5) is None
-    assert checkpoint.load_reply(1, 4, "another") is checkpoint.load_reply(1, 5, "another") is None
+    assert checkpoint.turns.load(1, 5) == checkpoint.turns.load(1, 5, "run") == failure
+    assert checkpoint.turns.load(1, 6) is checkpoint.turns.load(2, 4) is checkpoint.turns.load(2, 5) is None
+    assert checkpoint.turns.load(1, 4, "another") is checkpoint.turns.load(1, 5, "another") is None
     assert {path.name for path in (tmp_path / "c" / "legs" / "0001").iterdir()} == {"0004.safetensors", "0005.json"}
-    checkpoint.reply_file(1, 5).with_suffix(".json").write_text('{"cause": "too')
-    assert checkpoint.load_reply(1, 5) is None
+    checkpoint.turns.reply_file(1, 5).with_suffix(".json").write_text('{"cause": "too')
+    assert checkpoint.turns.load(1, 5) is None
 
 
 def test_a_leg_that_is_committed_leaves_no_replies(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.start(RunState(0, Record()))
     reply = Reply({}, {}, 3, True, {}, {})
-    checkpoint.save_result(1, 4, reply, {"kept": Count(2)})
-    checkpoint.save_result(1, 5, reply, {"kept": Count(3)})
+    checkpoint.turns.save(1, 4, reply, {"kept": Count(2)})
+    checkpoint.turns.save(1, 5, reply, {"kept": Count(3)})
     (tmp_path / "c" / "clients" / ".0005.0001.safetensors.77.tmp").write_bytes(b"of a process that was killed")
     checkpoint.commit(RunState(1, Record(), memories={4: 1}, legs=1), None, {"round": 1, "seconds": {}})
     assert not (tmp_path / "c" / "legs").exists()
@@ -642,17 +642,20 @@ def test_a_run_goes_on_with_another_durability(lab: Any, tmp_path: Path) -> None
 
 def test_answers_are_written_when_they_have_waited(tmp_path: Path) -> None:
     """Held for two seconds: the first two are written with the second, the third is not."""
-    seconds = iter((0.0, 0.0, 1.0, 2.0, 2.0, 3.0))  # made, started (durable), three answers, one of which writes
-    checkpoint = Checkpoint(tmp_path / "c", durable_every=2.0, clock=lambda: next(seconds))
+    now = 0.0
+    checkpoint = Checkpoint(tmp_path / "c", durable_every=2.0, clock=lambda: now)
     checkpoint.start(RunState(0, Record()))
     reply, failure = Reply(Record({"n": Count(1)}), {}, 3, True, {}, {}), Failure("too large", {})
-    checkpoint.hold(1, 4, reply, Record({"kept": Count(2)}), "run", spill=True)
+    now = 1.0
+    checkpoint.turns.hold(1, 4, reply, Record({"kept": Count(2)}), "run", spill=True)
     assert not (tmp_path / "c" / "legs").exists()
-    checkpoint.hold(1, 5, failure, Record(), "run", spill=True)
-    checkpoint.hold(1, 6, reply, Record(), "run", spill=True)
+    now = 2.0
+    checkpoint.turns.hold(1, 5, failure, Record(), "run", spill=True)
+    now = 3.0
+    checkpoint.turns.hold(1, 6, reply, Record(), "run", spill=True)
     names = {path.name for path in (tmp_path / "c" / "legs" / "0001").iterdir()}
     assert names == {"0004.safetensors", "0005.json"}
-    assert [checkpoint.load_reply(1, client, "run") for client in (4, 5, 6)] == [reply, failure, reply]
+    assert [checkpoint.turns.load(1, client, "run") for client in (4, 5, 6)] == [reply, failure, reply]
 
 
 def test_held_replies_are_not_on_the_disk_before_the_commit(lab: Any, tmp_path: Path) -> None:

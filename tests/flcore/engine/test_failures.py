@@ -233,7 +233,7 @@ def test_a_failure_on_the_disk_is_not_tried_again(lab: Any, tmp_path: Path) -> N
     checkpoint.start(RunState(0, Record(experiment.method.start_server(experiment.setting))))
     executor, state = InlineExecutor(experiment, checkpoint), checkpoint.read_state()
     assert isinstance(executor.train(state, [[2]])[2], Failure)
-    path = checkpoint.reply_file(1, 2).with_suffix(".json")
+    path = checkpoint.turns.reply_file(1, 2).with_suffix(".json")
     told = unsealed(json.loads(path.read_text()))
     assert told is not None
     path.write_text(json.dumps(sealed(json.loads(json.dumps(told).replace("training diverged", "as it was")))))
@@ -326,7 +326,7 @@ def test_an_answer_that_does_not_fit_what_was_sent_is_not_folded(
     experiment = lab.experiment(algorithm=Misfit(kind=kind), spec=lab.ToySpec())
     with pytest.raises(TurnError, match=rf"^round 1, client 2 \(train-clients, reply\): its model {said}$"):
         lab.run(experiment, tmp_path / "run")
-    assert not Checkpoint(tmp_path / "run").reply_file(1, 2).exists()
+    assert not Checkpoint(tmp_path / "run").turns.reply_file(1, 2).exists()
     dropped = lab.run(dropping(lab, Misfit(kind=kind)), tmp_path / "dropped")
     assert [record["participants"] for record in dropped.history] == [[0, 1, 3]] * 3
 

@@ -225,7 +225,7 @@ def test_a_client_that_kills_its_worker_every_time_stops_the_run(lab: Any, death
     with pytest.raises(RunError, match=r"^round 1, client 2 \(train-clients\): workers died again and again"):
         lab.run_in_pool(tmp_path / "pool", InlineOrchestrator(), **changes)
     checkpoint = Checkpoint(tmp_path / "pool")
-    assert checkpoint.load_reply(1, 0) is not None and checkpoint.load_reply(1, 2) is None
+    assert checkpoint.turns.load(1, 0) is not None and checkpoint.turns.load(1, 2) is None
     expected = lab.run(lab.experiment(**changes), tmp_path / "inline").bytes
     assert lab.run(lab.experiment(**changes), tmp_path / "pool").bytes == expected
 
