@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcore.models.base import Backbone, Drops, dropout, flat_size
+from flcore.models.pooling import MaxPool, max_pool
 from flcore.params import param
 
 
@@ -51,8 +52,8 @@ class CelebaCnn:
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
         """Assemble the network for images of ``shape`` (C, H, W)."""
         convolutions = nn.Sequential(
-            *(*_halving(shape[0], 16), nn.MaxPool2d(2), *_halving(16, 32), nn.MaxPool2d(2)),
-            *(*_halving(32, 64), nn.MaxPool2d(2), nn.Flatten()),
+            *(*_halving(shape[0], 16), MaxPool(), *_halving(16, 32), MaxPool()),
+            *(*_halving(32, 64), MaxPool(), nn.Flatten()),
         )
         linear = nn.Linear(flat_size(convolutions, shape, cure="84"), self.feature_dim)
         return Backbone(nn.Sequential(*convolutions, linear), nn.Identity(), nn.Linear(self.feature_dim, num_classes))
@@ -72,10 +73,10 @@ class DropoutCnn(Backbone):
     def encode(self, images: Tensor, drops: Drops | None = None) -> Tensor:
         """Conv-pool-ReLU twice, then linear with ReLU; channel dropout between convolution 2 and its pooling."""
         first, second, linear = self.encoder.children()
-        hidden = second(F.relu(F.max_pool2d(first(images), 2)))
+        hidden = second(F.relu(max_pool(first(images))))
         if drops is not None:
             hidden = dropout(hidden, drops["channels"], self.rate)
-        return F.relu(linear(F.relu(F.max_pool2d(hidden, 2)).flatten(1)))
+        return F.relu(linear(F.relu(max_pool(hidden)).flatten(1)))
 
     def classify(self, features: Tensor, drops: Drops | None = None) -> Tensor:
         """The head sees the feature after dropout; methods see it before (baselines.md section 15)."""
@@ -113,7 +114,7 @@ class FemnistCnn:
 
 def _dropout_cnn(first: nn.Conv2d, shape: tuple[int, int, int], num_classes: int, cure: str) -> Backbone:
     second = nn.Conv2d(10, 20, 5)
-    plain = nn.Sequential(first, nn.MaxPool2d(2), second, nn.MaxPool2d(2), nn.Flatten())
+    plain = nn.Sequential(first, MaxPool(), second, MaxPool(), nn.Flatten())
     encoder = nn.Sequential(first, second, nn.Linear(flat_size(plain, shape, cure), 50))
     return DropoutCnn(encoder, nn.Identity(), nn.Linear(50, num_classes))
 
@@ -127,10 +128,10 @@ class ThreeConvDropoutCnn(Backbone):
     def encode(self, images: Tensor, drops: Drops | None = None) -> Tensor:
         """Conv-pool-ReLU twice, conv-ReLU, then linear with ReLU; channel dropout between convolution 2 and pooling."""
         first, second, third, linear = self.encoder.children()
-        hidden = second(F.relu(F.max_pool2d(first(images), 2)))
+        hidden = second(F.relu(max_pool(first(images))))
         if drops is not None:
             hidden = dropout(hidden, drops["channels"], self.rate)
-        return F.relu(linear(F.relu(third(F.relu(F.max_pool2d(hidden, 2)))).flatten(1)))
+        return F.relu(linear(F.relu(third(F.relu(max_pool(hidden)))).flatten(1)))
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class FedMlpCnn:
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
         """Assemble the network for images of ``shape`` (C, H, W)."""
         first, second, third = nn.Conv2d(shape[0], 10, 5), nn.Conv2d(10, 20, 5), nn.Conv2d(20, 32, 3)
-        plain = nn.Sequential(first, nn.MaxPool2d(2), second, nn.MaxPool2d(2), third, nn.Flatten())
+        plain = nn.Sequential(first, MaxPool(), second, MaxPool(), third, nn.Flatten())
         encoder = nn.Sequential(first, second, third, nn.Linear(flat_size(plain, shape), 50))
         return ThreeConvDropoutCnn(encoder, nn.Identity(), nn.Linear(50, num_classes))
 
@@ -162,8 +163,8 @@ class FedCspcCnn:
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
         """Assemble the network for images of ``shape`` (C, H, W)."""
         convolutions = nn.Sequential(
-            *(nn.Conv2d(shape[0], 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+            *(nn.Conv2d(shape[0], 6, 5), nn.ReLU(), MaxPool()),
+            *(nn.Conv2d(6, 16, 5), nn.ReLU(), MaxPool(), nn.Flatten()),
         )
         linear = (nn.Linear(flat_size(convolutions, shape), 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU())
         projection = nn.Sequential(nn.Linear(84, 84), nn.ReLU(), nn.Linear(84, self.projection_dim))

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from flcore.models.base import Backbone, HiddenHead, flat_size
+from flcore.models.pooling import MaxPool
 from flcore.params import param
 
 _WIDTHS = (32, 64, 64, 128, 128)
@@ -31,7 +32,7 @@ class ConvNet5:
         """Assemble the network for images of ``shape`` (C, H, W)."""
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise((shape[0], *_WIDTHS)):
-            layers += (nn.Conv2d(inputs, outputs, 5, padding=2), nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2))
+            layers += (nn.Conv2d(inputs, outputs, 5, padding=2), nn.BatchNorm2d(outputs), nn.ReLU(), MaxPool())
         blocks = nn.Sequential(*layers, nn.Flatten())
         dim = flat_size(blocks, shape, cure="64")
         head = HiddenHead(dim, self.hidden, num_classes) if self.hidden else nn.Linear(dim, num_classes)

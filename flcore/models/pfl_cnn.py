@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from flcore.models.base import Backbone, Drops, dropout
+from flcore.models.pooling import MaxPool
 
 
 class TwiceDroppedCnn(Backbone):
@@ -49,7 +50,7 @@ class PflCnn:
             raise ValueError(f"images of {shape[1]}x{shape[2]} do not fit this model; set data.size to 32")
         encoder = nn.Sequential(
             *(nn.Conv2d(shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU()),
-            *(nn.MaxPool2d(2), nn.Flatten()),
+            *(MaxPool(), nn.Flatten()),
         )
         model = TwiceDroppedCnn(
             encoder, nn.Sequential(nn.Linear(64 * 14 * 14, 128), nn.ReLU()), nn.Linear(128, num_classes)

@@ -50,8 +50,8 @@ class ClientLoss:
         """Build the module."""
         self.experiment = experiment
         self.module = deepcopy(experiment.new_module())
-        self._bound = Bound(self.module)
         maskable(self.module)
+        self._bound = Bound(self.module)
         self._layers = [layer for layer in self.module.modules() if isinstance(layer, MaskedBatchNorm)]
         self._parameters = [name for name, _ in self.module.named_parameters()]
 
