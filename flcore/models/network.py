@@ -15,41 +15,48 @@ Values = Mapping[str, Tensor]
 
 Result = TypeVar("Result")
 
+_Place = tuple[dict[str, Any], str]
+"""A layer's parameters or buffers, and the name of one among them."""
+
 
 class Bound:
     """A module with other parameters and buffers for the length of one call of a function.
 
-    What ``torch.func.functional_call`` does, without looking for every tensor's place again in every call: a step of a
-    small head spent a third of its time there. The module's layers must not be replaced later.
+    What ``torch.func.functional_call`` does, without looking for every tensor's place again in every call; a step that
+    trains a small head spent a fifth of its time there. Layers that replace others later are not seen.
     """
 
     def __init__(self, module: Backbone) -> None:
         """Wrap a module; its own values stand in for names that a call does not give."""
         self.module = module
-        places: dict[int, list[tuple[dict[str, Any], str]]] = {}
-        self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
-        for prefix, owner in module.named_modules(remove_duplicate=False):
-            stores: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
-            for store in stores:
-                for key, tensor in store.items():
-                    if tensor is not None:
-                        # A tensor that two layers share is one value, by whichever name it is given.
-                        shared = places.setdefault(id(tensor), [])
-                        shared.append((store, key))
-                        self._places[f"{prefix}.{key}" if prefix else key] = shared
+        self._places: dict[str, list[_Place]] = {}
+        of_tensor: dict[int, list[_Place]] = {}
+        for prefix, layer in module.named_modules(remove_duplicate=False):
+            own: tuple[dict[str, Any], ...] = (layer._parameters, layer._buffers)
+            for place in ((tensors, key) for tensors in own for key in tensors if tensors[key] is not None):
+                # A tensor that two layers share is one value, by whichever name it is given.
+                tensors, key = place
+                places = of_tensor.setdefault(id(tensors[key]), [])
+                places.append(place)
+                self._places[f"{prefix}.{key}" if prefix else key] = places
 
     def call(self, values: Values, function: Callable[[Backbone], Result]) -> Result:
-        """``function(module)`` with ``values`` in place of the module's own; of names it does not have, nothing."""
-        own: list[tuple[dict[str, Any], str, Tensor]] = []
+        """``function(module)`` with ``values`` in place of the module's own.
+
+        Raises:
+            KeyError: a name that the module does not have.
+        """
+        own: list[tuple[_Place, Tensor]] = []
         try:
             for name, value in values.items():
-                for store, key in self._places.get(name, ()):
-                    own.append((store, key, store[key]))
-                    store[key] = value
+                for place in self._places[name]:
+                    tensors, key = place
+                    own.append((place, tensors[key]))
+                    tensors[key] = value
             return function(self.module)
         finally:
-            for store, key, tensor in reversed(own):
-                store[key] = tensor
+            for (tensors, key), tensor in reversed(own):
+                tensors[key] = tensor
 
 
 class Network:

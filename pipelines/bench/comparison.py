@@ -107,14 +107,7 @@ def measure(options: Options, bench: Bench) -> Measurement:
         # Losses of later rounds are other programs (with prototypes, with generated images): one round would leave
         # their compiling to what is measured.
         rounds = options.rounds if given else 1
-        small = [
-            "--methods",
-            ",".join(before),
-            "--seeds",
-            str(options.seeds[0]),
-            "--set",
-            f"federation.rounds={rounds}",
-        ]
+        small = [f"--methods={','.join(before)}", f"--seeds={options.seeds[0]}", f"--set=federation.rounds={rounds}"]
         bench.say(f"{version}a small comparison first")
         took = _compare(bench, "first", usable, sources, [*given, *small], len(before) * rounds * CLIENTS * STEPS)
         if given:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from flcore.config import Config
 from flcore.models import Backbone, build_model, extract_weights, load_weights
@@ -129,6 +130,23 @@ def test_a_bound_module_is_itself_again_after_the_call() -> None:
         bound.call(values, fail)
     assert torch.equal(module.features(given), expected)
     assert torch.equal(bound.call({}, lambda m: m.features(given)), expected)
+
+
+def test_a_tensor_that_two_layers_share_is_one_value() -> None:
+    """Given by either name it is the value of both: 3 and 3 times 1 are 9, not 3 times the initial weight."""
+    module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    module[1].weight = module[0].weight
+    for name in ("0.weight", "1.weight"):
+        assert Bound(module).call({name: torch.tensor([[3.0]])}, lambda m: m(torch.ones(1, 1))).item() == 9
+
+
+def test_a_name_that_the_module_does_not_have_is_refused() -> None:
+    """And what was put in place before it is taken out again."""
+    module = make("fedcspc_cnn").eval()
+    expected, values = module.features(images("fedcspc_cnn")), values_of(make("fedcspc_cnn", seed=1))
+    with pytest.raises(KeyError, match=r"head\.wieght"):
+        Bound(module).call(values | {"head.wieght": values["head.weight"]}, lambda m: m.features(images("fedcspc_cnn")))
+    assert torch.equal(module.features(images("fedcspc_cnn")), expected)
 
 
 def test_running_statistics_move_in_the_values_of_a_bound_module() -> None:
