@@ -141,9 +141,9 @@ def measure(options: Options, bench: Bench) -> Measurement:
         },
     }
     series = bench.alternate(cases, options.repetitions)
-    bits = measured.peers_bits(roster)
+    bits: dict[str, Bits] = {}
     if options.cases is None:
-        bits |= measured.own_bits(options.assignments)
+        bits = measured.peers_bits(roster) | measured.own_bits(options.assignments)
     left_out = set(roster.pythons) - set(roster.measured)
     kept = {case: timings for case, timings in series.items() if case.removesuffix("_rounds") not in left_out}
     settings = {
