@@ -209,7 +209,8 @@ class EvaluationConfig:
     )
     analyses: tuple[
         Literal[
-            "class_heatmap", "class_heatmap_trained", "tsne", "tsne_trained", "tsne_calibration", "tsne_prototypes",
+            "class_heatmap", "class_heatmap_trained", "tsne", "tsne_trained", "tsne_projections",
+            "tsne_calibration", "tsne_prototypes",
             "tsne_generated", "virtual_images", "generator_distances", "inversion", "inversion_search", "gradcam",
         ],
         ...,

@@ -120,6 +120,15 @@ class Method(ABC):
         """
         return {}
 
+    def tables(self, turn: Turn) -> Mapping[str, Tensor]:
+        """What a client remembers of each of its samples, by name [n, ...]; :attr:`Batch.frozen` has a step's rows.
+
+        Returns:
+            In the order of :meth:`TrainedClient.images`; the same names, dtypes and shapes behind n for every client of
+            a leg.
+        """
+        return {}
+
     def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """Random numbers of the loss for all steps of a phase at once, each [steps, ...]."""
         return {}
@@ -197,6 +206,14 @@ class Method(ABC):
     def alternatives(self) -> Mapping[str, Predict]:
         """Other ways to predict by name, scored beside :meth:`predict` (heads, nearest prototypes, their fusion)."""
         return {}
+
+    @property
+    def projections(self) -> Predict | None:
+        """What of an image is held against a frame or prototypes, [B, p], where that is not the feature: for analyses.
+
+        None where it is the feature, or nothing.
+        """
+        return None
 
     def generated_features(
         self, server: Record, setting: Setting, count: int, generator: torch.Generator

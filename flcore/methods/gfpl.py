@@ -25,7 +25,8 @@ nobody tells how many samples it has), normalised over the class at the end; of 
 kept. ``retrain_source: own`` draws from the client's own mixtures, and nothing is sent at all. Where there is nothing
 to draw from the retraining changes nothing. ``retrain_lr_factor`` multiplies the loss of the retraining, which with SGD
 without decay and clipping is a learning rate of its own: 10 is 0.1 where ``local.lr`` is 0.01. ImageNet weights
-(``pretrained``) are a matter of the model, not of the method.
+(``pretrained``) are a matter of the model, not of the method. Without ``use_ce`` the dot regression is all that is
+minimised (Fig. 2a and c); the linear head stays as it began, and the frame has to answer.
 
 Traffic per exchange, d the feature's length: up n·(2d + 1) scalars per (client, class), 404 for n = 4 and d = 50; down
 the same per fused component, to every client. The paper counts the way up alone (``scalars_up``), over S_T rounds.
@@ -109,6 +110,7 @@ class GFPL(ReleasesVectors, Method):
 
     use_dcs: bool = param(True, "the second head: projection, frame and dot regression", switch=True)
     use_pfg: bool = param(True, "the exchange and the retraining on pseudo-features", switch=True)
+    use_ce: bool = param(True, "the cross-entropy of the linear head; without it the frame has to answer: head=etf")
     weight: float = param(2.0, "weight λ of the dot regression", low=0, search=Search(0, 4, when=on("use_dcs")))
     projection_dim: int | None = param(
         None,
@@ -156,8 +158,12 @@ class GFPL(ReleasesVectors, Method):
     min_count: int = param(1, "samples that a class needs for its mixture to be sent", low=0)
 
     def __post_init__(self) -> None:
-        """Refuse to answer with a head that is not there."""
+        """Refuse to answer with a head that is not there, or that nothing trains."""
         super().__post_init__()
+        if not self.use_ce and (not self.dual or self.head != "etf"):
+            raise ValueError(
+                "use_ce = false leaves the second head alone: it needs use_dcs, a weight above 0, head=etf"
+            )
         if self.head != "linear" and not self.dual:
             raise ValueError(f"head = {self.head} needs use_dcs and a weight above 0")
 
@@ -245,7 +251,9 @@ class GFPL(ReleasesVectors, Method):
 
     def both_heads(self, model: LocalModel, features: Tensor, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Cross-entropy of the linear head and, with a second head, its dot regression."""
-        terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
+        terms = {}
+        if self.use_ce:
+            terms["cross_entropy"] = cross_entropy(model.classify(features), batch.labels, batch.weight)
         if self.dual:
             projected = model.apply_extra("projection", features)
             regression = dot_regression(projected, batch.labels, context["frame"], batch.weight)
@@ -306,7 +314,7 @@ class GFPL(ReleasesVectors, Method):
 
     def alternatives(self) -> Mapping[str, Predict]:
         """The other heads, and the other set of classes."""
-        heads = [head for head in HEADS if head != self.head] if self.dual else []
+        heads = [head for head in HEADS if head != self.head] if self.dual and self.use_ce else []
         other = "own" if self.eval_classes == "all" else "all"
         return {
             **{f"{head}_head": partial(self.scores, head=head, among=self.eval_classes) for head in heads},
@@ -320,11 +328,16 @@ class GFPL(ReleasesVectors, Method):
         features = model.features(images)
         logits = model.classify(features)
         if head != "linear":
-            cosines = unit_vectors(model.apply_extra("projection", features)) @ server[FRAME]["frame"]
+            cosines = projected(model, features) @ server[FRAME]["frame"]
             logits = cosines if head == "etf" else logits.softmax(dim=1) + cosines
         if among == "all" or classes is None:
             return logits
         return logits.masked_fill(~classes.to(logits.device), -torch.inf)
+
+    @property
+    def projections(self) -> Predict | None:
+        """h, where there is a second head."""
+        return (lambda model, images, server, classes: projected(model, model.features(images))) if self.dual else None
 
     def generated_features(
         self, server: Record, setting: Setting, count: int, generator: torch.Generator
@@ -335,3 +348,8 @@ class GFPL(ReleasesVectors, Method):
             return None
         features, labels = sample_classes(mixtures, count, generator, clip_nonnegative=self.clip_nonneg)
         return features.to(setting.device), labels.to(setting.device)
+
+
+def projected(model: LocalModel, features: Tensor) -> Tensor:
+    """H = l(f)/‖l(f)‖, [B, d_p], for features [B, d]."""
+    return unit_vectors(model.apply_extra("projection", features))

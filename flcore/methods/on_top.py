@@ -159,6 +159,10 @@ class OnTop(Method):
         """The base's."""
         return self.base_method.frozen(turn)
 
+    def tables(self, turn: Turn) -> Mapping[str, Tensor]:
+        """The base's."""
+        return self.base_method.tables(turn)
+
     def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """The base's."""
         return self.base_method.draws(turn, steps, generator)
@@ -194,6 +198,11 @@ class OnTop(Method):
     def alternatives(self) -> Mapping[str, Predict]:
         """The base's."""
         return self.base_method.alternatives()
+
+    @property
+    def projections(self) -> Predict | None:
+        """The base's."""
+        return self.base_method.projections
 
     def generated_features(
         self, server: Record, setting: Setting, count: int, generator: torch.Generator

@@ -21,6 +21,7 @@ One YAML file per table or figure in ``tables/``, of this form::
       fedavg: {mnist_0.1: [93.33, 1.0], glo: 71.2}     # value, or value and spread, in the table's own unit
     scale: 100                         # what a figure of metrics.json is multiplied with to be set beside it
     pictures: [tsne, tsne_round_5]     # of each cell's first run, shown on the table's page: analyses that it has made
+                                       # (and partition: who holds what of the data)
     missing:
       - {row: moon, column: mnist_0.1, why: the paper does not say which model}    # either may be left out
     notes: [...]
@@ -48,6 +49,9 @@ from flcore.evaluation.analyses import SUMMARIES, without_round
 from flcore.methods import METHODS
 
 _Entry = TypeVar("_Entry", "Row", "Column")
+DIVISION = "partition"
+"""The picture that every run has: who holds what."""
+
 PAPERS = ("fedpg", "fedcspc", "fedmlp", "fedpa", "gfpl")
 
 
@@ -114,7 +118,8 @@ class PaperTable:
         exceptions: what some cells have of their own, later ones above earlier ones.
         missing: by row and column, None for all, why cells cannot be run.
         notes: what a reader of the figures should know.
-        pictures: analyses, with their round where it is not the last, that the page shows of every cell's first run.
+        pictures: analyses, with their round where it is not the last, and :data:`DIVISION`: what the page shows of
+            every cell's first run.
     """
 
     id: str
@@ -256,8 +261,9 @@ def table_of(values: Any, place: str) -> PaperTable:
     missing = tuple(_missing(entry, known_rows, known_columns, place) for entry in given.get("missing") or ())
     pictures = tuple(map(str, given.get("pictures") or ()))
     for name in pictures:
-        if without_round(name)[0] not in SUMMARIES:
-            raise ConfigError(f"{place}: pictures: {name}: no analysis; one of {', '.join(SUMMARIES)}, or NAME_round_N")
+        if name != DIVISION and without_round(name)[0] not in SUMMARIES:
+            known = ", ".join((DIVISION, *SUMMARIES))
+            raise ConfigError(f"{place}: pictures: {name}: no analysis; one of {known}, or NAME_round_N")
     return PaperTable(
         id,
         str(_needed(given, "title", place)),

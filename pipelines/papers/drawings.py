@@ -6,15 +6,18 @@ from collections.abc import Iterator
 
 from matplotlib.figure import Figure
 
+from flcore.errors import DataError
 from flcore.evaluation.analyses import without_round
-from pipelines.papers.catalogue import Column
+from pipelines.papers.catalogue import DIVISION, Column
 from pipelines.papers.results import Cell, MeasuredRun, TableResults
 from pipelines.reporting.figures.analyses import CAPTIONS, draw_analysis, heading, subject_of
+from pipelines.reporting.figures.partition import draw_partition, load_partition
 from pipelines.reporting.figures.parts import panel
 from pipelines.reporting.figures.sets import Drawing, drawing
 from pipelines.reporting.figures.style import GRID, INK, MUTED, house_style, method_styles
-from pipelines.reporting.html import Block, Section, Words, panels
+from pipelines.reporting.html import LEGENDS, Block, Section, Words, panels
 from pipelines.runs.analyses import StoredAnalysis, load
+from pipelines.runs.inputs import inputs_of
 from pipelines.runs.record import load_run
 
 _ROW, _AROUND = 0.26, 0.75  # inches: of a row, and of title and axis
@@ -94,10 +97,25 @@ def pictures(found: TableResults) -> Iterator[Section]:
 def _of_run(run: MeasuredRun, where: str, names: tuple[str, ...]) -> Iterator[Section]:
     stored = {analysis.name: analysis for analysis in load(run.folder)}
     for name in names:
-        if name in stored:
+        if name == DIVISION:
+            title = f"{where}: {LEGENDS[name].heading}"
+            block: Block = _division(run, title)
+        elif name in stored:
             title = f"{where}: {heading(name)}"
             block = _block(run, title, stored[name])
-            yield Section(f"picture-{run.setting}-{run.row}-{name}", title, (block,), level=3)
+        else:
+            continue
+        yield Section(f"picture-{run.setting}-{run.row}-{name}", title, (block,), level=3)
+
+
+def _division(run: MeasuredRun, title: str) -> Block:
+    """Who holds what of the data; the division is an input of the run, kept beside its data."""
+    try:
+        held = load_partition(inputs_of(run.folder).partition)
+    except DataError as error:
+        return Words(f"Left out: {error}")
+    drawn = drawing(f"{run.setting}-{run.row}-{DIVISION}", {"": draw_partition(held)})
+    return panels(title, LEGENDS[DIVISION].caption, drawn)
 
 
 def _block(run: MeasuredRun, title: str, analysis: StoredAnalysis) -> Block:

@@ -209,6 +209,7 @@ NEEDS_ELSEWHERE: dict[tuple[str, str], dict[str, Any]] = {
 NEEDS_OF: dict[tuple[str, str], dict[str, Any]] = {
     ("fedpg", "proto_clip"): {"proto_unit": "client"},
     ("fedpg", "proto_noise"): {"proto_unit": "client"},
+    ("gfpl", "use_ce"): {"head": "etf"},
 }
 OF_A_FILE = {"pretrained", "pretrained_sha256"}
 """Keys by whose file's content a run is named: tests/flcore/models has files."""
@@ -252,6 +253,7 @@ def another(declared_as: Param, value: Any) -> Any:
             {
                 "variants": {"slow": {"method": "fedavg"}},
                 "claims": {"ours": {"better": "fedpa", "than": "fedavg"}},
+                "teacher": {"model.atoms": 7},
             }.get(declared_as.name, {"fedprox": {"method.mu": 0.5}})
         ],
     }

@@ -13,6 +13,7 @@ SUMMARIES: Mapping[str, str] = {
     "class_heatmap_trained": "the same with each client's model as its training left it (needs evaluation.private)",
     "tsne": "t-SNE of test features of the global model, or of several clients' models in one embedding",
     "tsne_trained": "t-SNE of several clients' models as their training left them (needs evaluation.private)",
+    "tsne_projections": "t-SNE of what is compared with a frame in place of features, of the same models (GFPL)",
     "tsne_calibration": "t-SNE of test features before and after the server's calibration, with accuracies",
     "tsne_prototypes": "t-SNE of one client's features with prototypes: class means, and means of 2 and 4 clusters",
     "tsne_generated": "t-SNE of real and generated features together",

@@ -10,7 +10,7 @@ from flcore.evaluation.answering import global_model, own_model, private_model
 from flcore.evaluation.forward import Forward, StoredImages
 from flcore.evaluation.scored_data import scored_data
 from flcore.messages import Weights
-from flcore.methods.vocabulary import with_statistics
+from flcore.methods.vocabulary import Predict, with_statistics
 from flcore.models.base import Backbone
 from flcore.records import Record, on_device
 
@@ -81,17 +81,25 @@ class Answers:
 
     def scores(self, weights: Weights, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """The method's scores [N, K] for uint8 images (or floating ones on 0 to 255) [N, C, H, W]."""
-        stored, held = StoredImages(self._experiment, images), None
-        if classes is not None:
-            held = classes.to(self._experiment.config.engine.device)
-        predict = self._experiment.method.predict
-        return self._forward.answers(weights, stored, {"": predict}, self.server, held)[""]
+        return self._asked(self._experiment.method.predict, weights, images, classes)
 
     def predictions(self, weights: Weights, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """The predicted classes, int64 [N]; without images none."""
         if len(images) == 0:
             return torch.zeros(0, dtype=torch.int64)
         return self.scores(weights, images, classes).argmax(dim=1)
+
+    def projections(self, weights: Weights, images: Tensor) -> Tensor:
+        """What the method holds against a frame or prototypes beside features, [N, p]; for methods that have that."""
+        projected = self._experiment.method.projections
+        assert projected is not None  # see has_projections
+        return self._asked(projected, weights, images, None)
+
+    def _asked(self, way: Predict, weights: Weights, images: Tensor, classes: Tensor | None) -> Tensor:
+        stored, held = StoredImages(self._experiment, images), None
+        if classes is not None:
+            held = classes.to(self._experiment.config.engine.device)
+        return self._forward.answers(weights, stored, {"": way}, self.server, held)[""]
 
     def logits(self, weights: Weights, images: Tensor) -> Tensor:
         """The network's own logits [N, K], whatever else the method predicts with; of real classes only."""

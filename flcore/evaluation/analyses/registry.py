@@ -10,7 +10,14 @@ from flcore.evaluation.analyses.class_heatmap import class_heatmap, class_heatma
 from flcore.evaluation.analyses.generated import generator_distances, has_generated_features, tsne_generated
 from flcore.evaluation.analyses.gradcam import can_compare_maps, gradcam_cases
 from flcore.evaluation.analyses.inversion import inversion, inversion_search
-from flcore.evaluation.analyses.tsne import keeps_uncalibrated, tsne, tsne_calibration, tsne_trained
+from flcore.evaluation.analyses.tsne import (
+    has_projections,
+    keeps_uncalibrated,
+    tsne,
+    tsne_calibration,
+    tsne_projections,
+    tsne_trained,
+)
 from flcore.evaluation.analyses.tsne_prototypes import tsne_prototypes
 from flcore.evaluation.analyses.virtual_sheet import has_virtual_images, virtual_sheet
 
@@ -21,6 +28,7 @@ ANALYSES: Mapping[str, Analysis] = {
         ("class_heatmap_trained", class_heatmap_trained, keeps_trained_models),
         ("tsne", tsne, always),
         ("tsne_trained", tsne_trained, keeps_trained_models),
+        ("tsne_projections", tsne_projections, has_projections),
         ("tsne_calibration", tsne_calibration, keeps_uncalibrated),
         ("tsne_prototypes", tsne_prototypes, always),
         ("tsne_generated", tsne_generated, has_generated_features),

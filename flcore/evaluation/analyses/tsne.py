@@ -19,6 +19,9 @@ from flcore.evaluation.analyses.base import FinishedRun, Result, class_names, eq
 from flcore.evaluation.analyses.embedding import embed
 from flcore.messages import Weights
 
+Look = Callable[[Weights, Tensor], Tensor]
+"""(model, uint8 images) → [N, d], what is embedded."""
+
 PER_CLASS = 100
 MOST_POINTS = 3000
 MOST_CLIENTS = 4
@@ -32,45 +35,66 @@ def tsne(run: FinishedRun) -> Result:
     ``models`` text [M], ``accuracies`` float [M] on the whole test set, ``counts`` int [M, K] (training samples of the
     client; of all clients for the global model), ``class_names``.
     """
-    experiment = run.experiment
     answers = Answers(run)
-    counts = experiment.partition.counts
-    shared = answers.global_model()
-    if shared is not None:
-        found = _looked_at(answers, [(shared, None)])
-        return Result(
-            {
-                **found,
-                "models": np.array(["global model"]),
-                "counts": counts.sum(axis=0, keepdims=True),
-                "class_names": class_names(experiment),
-            }
-        )
     note = "The method has no global model: the first clients' models, the same images, one embedding."
-    return _of_clients(run, answers, answers.own_model, note)
+    return _of_those_who_answer(run, answers, answers.features, () if answers.global_model() else (note,))
 
 
 def tsne_trained(run: FinishedRun) -> Result:
     """As :func:`tsne`, for the first clients' models as their own training left them (FedPG figure 3, FedCSPC 8)."""
     answers = Answers(run)
     note = "The first clients' models as their own training left them, the same images, one embedding."
-    return _of_clients(run, answers, answers.trained_model, note)
+    return _of_clients(run, answers, answers.trained_model, answers.features, (note,))
 
 
-def _of_clients(run: FinishedRun, answers: Answers, model_of: Callable[[int], Weights | None], note: str) -> Result:
+def tsne_projections(run: FinishedRun) -> Result:
+    """As :func:`tsne`, of what the method compares with a frame or prototypes in place of features (GFPL figure 2)."""
+    answers = Answers(run)
+    return _of_those_who_answer(run, answers, answers.projections, ("Projections; the same images, one embedding.",))
+
+
+def _of_those_who_answer(run: FinishedRun, answers: Answers, look: Look, notes: tuple[str, ...]) -> Result:
+    """The global model, or where there is none the first clients' own."""
+    shared = answers.global_model()
+    if shared is None:
+        return _of_clients(run, answers, answers.own_model, look, notes)
+    return Result(
+        {
+            **_looked_at(answers, [(shared, None)], look),
+            "models": np.array(["global model"]),
+            "counts": run.experiment.partition.counts.sum(axis=0, keepdims=True),
+            "class_names": class_names(run.experiment),
+        },
+        notes=notes,
+    )
+
+
+def _of_clients(
+    run: FinishedRun,
+    answers: Answers,
+    model_of: Callable[[int], Weights | None],
+    look: Look,
+    notes: tuple[str, ...],
+) -> Result:
     """The first clients that have a model, in one embedding."""
     asked = ((client, model_of(client)) for client in range(run.experiment.setting.num_clients))
     having = list(islice(((client, model) for client, model in asked if model is not None), MOST_CLIENTS))
     clients = [client for client, _ in having]
     return Result(
         {
-            **_looked_at(answers, [(model, answers.classes(client)) for client, model in having]),
+            **_looked_at(answers, [(model, answers.classes(client)) for client, model in having], look),
             "models": np.array([f"client {client}" for client in clients]),
             "counts": run.experiment.partition.counts[clients],
             "class_names": class_names(run.experiment),
         },
-        notes=(note,),
+        notes=notes,
     )
+
+
+def has_projections(run: FinishedRun) -> str | None:
+    """Why there are no projections to look at; None where there are."""
+    method = run.experiment.method
+    return None if method.projections is not None else f"{method.name} compares features themselves, if anything"
 
 
 def tsne_calibration(run: FinishedRun) -> Result:
@@ -110,11 +134,11 @@ def sampled(answers: Answers, models: int = 1) -> Tensor:
     return equal_per_class(answers.labels, per_class, 0, "t-SNE samples")
 
 
-def _looked_at(answers: Answers, models: list[tuple[Weights, Tensor | None]]) -> dict[str, np.ndarray]:
-    """Embedding, predictions, labels and accuracies of some models in one embedding."""
+def _looked_at(answers: Answers, models: list[tuple[Weights, Tensor | None]], look: Look) -> dict[str, np.ndarray]:
+    """Embedding of what ``look`` sees, predictions, labels and accuracies of some models in one embedding."""
     rows = sampled(answers, len(models))
     images = answers.images[rows]
-    features = [answers.features(model, images) for model, _ in models]
+    features = [look(model, images) for model, _ in models]
     predictions = torch.stack([answers.predictions(model, answers.images, classes) for model, classes in models])
     accuracies = (predictions == answers.labels).double().mean(dim=1)
     return {

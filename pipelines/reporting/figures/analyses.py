@@ -28,6 +28,7 @@ HEADINGS: Mapping[str, str] = {
     "class_heatmap_trained": "Accuracy by client and class, as trained",
     "tsne": "Features of test images",
     "tsne_trained": "Features of test images under clients' own models",
+    "tsne_projections": "Projections of test images",
     "tsne_calibration": "Features before and after calibration",
     "tsne_prototypes": "Prototypes over a client's features",
     "tsne_generated": "Real and generated features",
@@ -46,6 +47,8 @@ CAPTIONS: Mapping[str, str] = {
     "marker: model. Right: training samples.",
     "tsne_trained": "t-SNE (perplexity 30, from a PCA); its axes have no unit. Colour: true class, then predicted "
     "class; marker: client. Right: training samples.",
+    "tsne_projections": "t-SNE (perplexity 30, from a PCA) of what is compared with the frame; its axes have no unit. "
+    "Colour: true class, then predicted class; marker: model. Right: training samples.",
     "tsne_calibration": "t-SNE of the same test images under both models, each in an embedding of its own; accuracy on "
     "the whole test set.",
     "tsne_prototypes": "t-SNE of training features and prototypes together. Black-edged: means of one, two and four "
@@ -167,6 +170,7 @@ _DRAWINGS: Mapping[str, Callable[[StoredAnalysis], Figure]] = {
     "class_heatmap_trained": _class_heatmap,
     "tsne": draw_tsne,
     "tsne_trained": draw_tsne,
+    "tsne_projections": draw_tsne,
     "tsne_calibration": draw_calibration,
     "tsne_prototypes": draw_prototypes,
     "tsne_generated": draw_generated,

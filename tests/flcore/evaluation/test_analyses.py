@@ -13,14 +13,14 @@ from torch import Tensor
 from flcore.config import Config
 from flcore.errors import ConfigError
 from flcore.evaluation.analyses import SUMMARIES, with_snapshots, without_round
-from flcore.evaluation.analyses.answers import BEFORE_CALIBRATION
+from flcore.evaluation.analyses.answers import BEFORE_CALIBRATION, Answers
 from flcore.evaluation.analyses.base import FinishedRun, equal_per_class
 from flcore.evaluation.analyses.class_heatmap import class_heatmap, class_heatmap_trained
 from flcore.evaluation.analyses.embedding import embed
 from flcore.evaluation.analyses.generated import generator_distances, tsne_generated
 from flcore.evaluation.analyses.gradcam import gradcam_cases
 from flcore.evaluation.analyses.registry import ANALYSES
-from flcore.evaluation.analyses.tsne import tsne, tsne_calibration
+from flcore.evaluation.analyses.tsne import tsne, tsne_calibration, tsne_projections
 from flcore.evaluation.analyses.tsne_prototypes import tsne_prototypes
 from flcore.evaluation.scoring import Scorer
 from flcore.messages import Prototypes, Weights
@@ -218,6 +218,24 @@ def test_tsne_of_clients_shows_the_same_images_to_all(lab: Any, tmp_path: Any) -
     assert result.notes
 
 
+def test_projections_are_what_the_frame_is_asked_with(lab: Any, tmp_path: Any) -> None:
+    """Unit vectors of the projection's length, of the images that :func:`tsne` shows."""
+    changes = {"method__name": "gfpl", "method__projection_dim": 12}
+    experiment, server, memory = tiny_run(lab, tmp_path, **changes)
+    run = finished(experiment, server, memory)
+    assert ANALYSES["tsne_projections"].applies(run) is None
+    shown, features = tsne_projections(run).arrays, tsne(run).arrays
+    assert shown["embedding"].shape == (4, 60, 2)
+    assert np.array_equal(shown["predictions"], features["predictions"])
+    assert not np.allclose(shown["embedding"], features["embedding"])
+    answers = Answers(run)
+    model = answers.own_model(0)
+    assert model is not None
+    rows = answers.projections(model, answers.images)
+    assert rows.shape == (len(answers.images), 12)
+    assert torch.allclose(rows.norm(dim=1), torch.ones(len(rows)))
+
+
 def test_before_and_after_calibration(lab: Any, tmp_path: Any) -> None:
     """A head that always said class 3 before: 10 of 60 right. The rest of the model is the calibrated one."""
     experiment, server, memory = tiny_run(lab, tmp_path)
@@ -334,6 +352,7 @@ def test_what_a_run_allows_and_why_not(lab: Any) -> None:
         *("class_heatmap", "tsne", "tsne_prototypes", "inversion", "inversion_search"),
     }
     assert reasons["tsne_trained"] == "clients' own models are kept where evaluation.private is true"
+    assert reasons["tsne_projections"] == "fedavg compares features themselves, if anything"
     assert reasons["gradcam"] == "fedavg has no state before a calibration"
     assert reasons["virtual_images"] == "the server of fedavg holds no virtual images"
     assert reasons["generator_distances"] == "the server of fedavg holds nothing that generates features"

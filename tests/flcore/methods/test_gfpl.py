@@ -325,6 +325,8 @@ def test_loss_of_local_training() -> None:
     assert terms["dot_regression"].item() == pytest.approx(2 * 0.252992, abs=2e-6)
     assert sum(term.item() for term in terms.values()) == pytest.approx(0.913589, abs=2e-6)
     assert set(GFPL(use_dcs=False).both_heads(model, torch.zeros(1, 5), batch, {})) == {"cross_entropy"}  # type: ignore[arg-type]
+    alone = GFPL(use_ce=False, head="etf").both_heads(model, torch.zeros(1, 5), batch, {"frame": frame})  # type: ignore[arg-type]
+    assert {name: term.item() for name, term in alone.items()} == {"dot_regression": terms["dot_regression"].item()}
 
 
 POINT = packed({0: Mixture(torch.ones(1), torch.tensor([[3.0, 0.0]]), torch.full((1, 2), 1e-20))}, None, 2)
@@ -659,6 +661,21 @@ def test_heads() -> None:
         assert set(GFPL(head=head).alternatives()) == {*others, "own_classes"}
         for other in others:
             assert answered(GFPL(head=head), way=other) == close(*expected[other.removesuffix("_head")])
+
+
+def test_without_cross_entropy_the_frame_alone_answers(lab: Any) -> None:
+    """The linear head stays as it began, so that neither it nor a sum with it is a way to answer."""
+    method = GFPL(use_ce=False, head="etf")
+    assert answered(method) == close(0.288675, 0.288675, -0.577350)
+    assert set(method.alternatives()) == {"own_classes"}
+    experiment = toy(lab, [[0, 4], [4, 0]], [0, 1], [[0, 1]], method={"name": "gfpl", "use_ce": False, "head": "etf"})
+    _, memory = lab.train(experiment)
+    before, after = experiment.setting.initial.params, memory["model"].params
+    assert torch.equal(after["head.weight"], before["head.weight"])
+    assert not torch.equal(after["extra.projection.weight"], before["extra.projection.weight"])
+    for other in ({"head": "linear"}, {"head": "etf", "use_dcs": False}):
+        with pytest.raises(ConfigError, match="use_ce = false leaves the second head alone"):
+            lab.config(method={"name": "gfpl", "use_ce": False, **other})
 
 
 def test_own_classes() -> None:

@@ -14,6 +14,8 @@ from pipelines.papers import drawings
 from pipelines.papers.drawings import beside_printed, sections
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import results
+from pipelines.reporting.figures.partition import draw_partition, load_partition
+from pipelines.reporting.figures.sets import drawing
 
 from .conftest import RUNS, tiny
 
@@ -59,3 +61,23 @@ def test_pictures_are_those_of_the_first_run_of_each_row(compared: Compared) -> 
     assert [one.name for one in shown] == ["pictures", "picture-even-fedavg-tsne_round_5"]
     assert "FedAvg" in shown[1].heading
     assert [block.text for block in shown[1].blocks] == ["Left out: seed 0 has no features."]  # type: ignore[union-attr]
+
+
+def test_a_division_is_a_picture_of_every_run(compared: Compared) -> None:
+    """Two clients with 3 and 0, 1 and 2 samples of two classes; of a run whose division is gone, why there is none."""
+    table, place = tiny(pictures=["partition"]), compared("even", RUNS)
+    for row in ("fedavg-s0-fedavgNo", "fedprox-s0-nearNone"):
+        RunFiles(place / "even" / "runs" / row).config.write_text(json.dumps({"config_hash": "x"}))
+    files = RunFiles(place / "even" / "runs" / "fedavg-s0-fedavgNo")
+    for folder, name, content in (
+        (files.prepared, "meta.json", {}),
+        (files.partition, "manifest.json", {"clients": [{"id": 0, "class_counts": [3, 0]}, {"class_counts": [1, 2]}]}),
+    ):
+        folder.mkdir()
+        (folder / name).write_text(json.dumps(content))
+    shown = list(sections(results(plan(table, Asked(seeds=(0,)), look_at_data=False), place)))
+    held, gone = (one.blocks[0] for one in shown if one.name.startswith("picture-"))
+    assert held.caption.startswith("Training samples by class and client")  # type: ignore[union-attr]
+    drawn = drawing("even-fedavg-partition", {"": draw_partition(load_partition(files.partition))})
+    assert held.panels == drawn.svgs and "even-fedavg-partition" in held.panels[0]  # type: ignore[union-attr]
+    assert "is not there any more" in gone.text  # type: ignore[union-attr]
