@@ -142,21 +142,33 @@ class TurnRunner:
         return self._trainer.train(turns, data, starts, leg.phases, first_phase, tables)
 
     def _tables(self, turns: Sequence[Turn], data: Sequence[ClientData], leg: Leg) -> Mapping[str, list[Tensor]]:
-        """What frozen models say of all samples, where that is constant and cheaper than asking in every step."""
+        """What is known of all samples: what clients remember, and what frozen models say.
+
+        The latter where it is constant and cheaper than asking in every step.
+        """
+        method = self.experiment.method
+        remembered = [method.tables(turn) for turn in turns]
+        for turn, own, tables in zip(turns, data, remembered, strict=True):
+            for name, rows in tables.items():
+                if len(rows) != len(own):
+                    raise ValueError(
+                        f"client {turn.client} remembers {len(rows)} rows of {name} for {len(own)} samples"
+                    )
+        found = {name: [tables[name] for tables in remembered] for name in remembered[0]}
+        frozen = [method.frozen(turn) for turn in turns]
+        if frozen[0] and self._asked_once(data, leg):
+            for name in frozen[0]:
+                models = [models[name] for models in frozen]
+                found[name] = [
+                    self._forward.part(weights, own, part) for own, (part, weights) in zip(data, models, strict=True)
+                ]
+        return found
+
+    def _asked_once(self, data: Sequence[ClientData], leg: Leg) -> bool:
+        """Whether frozen models are asked once per sample: images never change, and are met oftener than once."""
         config = self.experiment.config
-        frozen = [self.experiment.method.frozen(turn) for turn in turns]
-        if not frozen[0] or config.data.augmentation != "none":
-            return {}
         visits = sum(planned_steps(len(own), config.local, phase) for own in data for phase in leg.phases)
-        if visits * config.local.batch_size < sum(len(own) for own in data):
-            return {}
-        return {
-            name: [
-                self._forward.part(models[name][1], own, models[name][0])
-                for own, models in zip(data, frozen, strict=True)
-            ]
-            for name in frozen[0]
-        }
+        return config.data.augmentation == "none" and visits * config.local.batch_size >= sum(map(len, data))
 
     def _answer(self, turn: Turn, outcome: Outcome, trained: _Trained, *, trains: bool) -> Result:
         experiment = self.experiment

@@ -37,6 +37,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedavg_q": "flcore.methods.fedavg_q:FedAvgQ",
         "lda_head": "flcore.methods.lda_head:LdaHead",
         "protolda": "flcore.methods.protolda:ProtoLDA",
+        "protolda_distilled": "flcore.methods.protolda_distilled:ProtoLDADistilled",
         "protolda_blocks": "flcore.methods.protolda_blocks:ProtoLDABlocks",
     },
 )

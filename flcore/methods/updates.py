@@ -27,8 +27,9 @@ class Batch:
         labels: int64 [B].
         weight: float [B], 1 for a sample, 0 for padding; None where nothing is padded.
         draws: the random numbers of the step, from :meth:`flcore.methods.base.Method.draws`.
-        frozen: what the frozen models of :meth:`flcore.methods.base.Method.frozen` say of these images, [B, ...] each;
-            a name is missing where the engine has not looked it up, and the loss computes it.
+        frozen: what is known of these samples, [B, ...] each: what the frozen models of
+            :meth:`flcore.methods.base.Method.frozen` say, of which a name is missing where the engine has not looked it
+            up and the loss computes it; and what the client remembers (:meth:`flcore.methods.base.Method.tables`).
     """
 
     images: Tensor

@@ -112,7 +112,7 @@ def test_what_the_methods_fold() -> None:
     """As docs/how-to/robust.md says: weights, prototypes, both, nothing; and where noise covers all there is."""
     folds = {name: " ".join(sorted(cls().folds)) for name, cls in METHODS.items()}
     both = {"fedpa", "fedpg", "fedproc", "fedmlp"}
-    nothing = {"local", "gfpl", "fesem", "feddc", "fedavg_q", "protolda", "protolda_blocks"}
+    nothing = {"local", "gfpl", "fesem", "feddc", "fedavg_q", "protolda", "protolda_blocks", "protolda_distilled"}
     assert {name for name, kinds in folds.items() if kinds == "prototypes weights"} == both
     assert {name for name, kinds in folds.items() if kinds == "prototypes"} == {"fedproto"}
     assert {name for name, kinds in folds.items() if not kinds} == nothing

@@ -40,7 +40,7 @@ MODELS = {
 
 
 # Methods that train in steps; but for one that rounds to a few codes, which makes a step of a rounding.
-TRAINED = [method for method in METHODS if method not in ("fedavg_q", "protolda", "protolda_blocks")]
+TRAINED = [method for method in METHODS if method != "fedavg_q" and not method.startswith("protolda")]
 
 STACKED = {"stack": True}
 ENGINES = {
