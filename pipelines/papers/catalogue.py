@@ -20,8 +20,7 @@ One YAML file per table or figure in ``tables/``, of this form::
     printed:
       fedavg: {mnist_0.1: [93.33, 1.0], glo: 71.2}     # value, or value and spread, in the table's own unit
     scale: 100                         # what a figure of metrics.json is multiplied with to be set beside it
-    pictures: [tsne, tsne_round_5]     # of each cell's first run, shown on the table's page: analyses that it has made
-                                       # (and partition: who holds what of the data)
+    pictures: [tsne, tsne_round_5]     # of each cell's first run, on the table's page: its analyses, or partition
     missing:
       - {row: moon, column: mnist_0.1, why: the paper does not say which model}    # either may be left out
     notes: [...]
@@ -49,9 +48,7 @@ from flcore.evaluation.analyses import SUMMARIES, without_round
 from flcore.methods import METHODS
 
 _Entry = TypeVar("_Entry", "Row", "Column")
-DIVISION = "partition"
-"""The picture that every run has: who holds what."""
-
+DIVISION = "partition"  # the picture that every run has: who holds what
 PAPERS = ("fedpg", "fedcspc", "fedmlp", "fedpa", "gfpl")
 
 
@@ -118,8 +115,7 @@ class PaperTable:
         exceptions: what some cells have of their own, later ones above earlier ones.
         missing: by row and column, None for all, why cells cannot be run.
         notes: what a reader of the figures should know.
-        pictures: analyses, with their round where it is not the last, and :data:`DIVISION`: what the page shows of
-            every cell's first run.
+        pictures: of every cell's first run, on the page: analyses (``NAME_round_N`` too), :data:`DIVISION`.
     """
 
     id: str
@@ -182,10 +178,8 @@ class PaperTable:
 
     def why_missing(self, row: Row, column: Column) -> str | None:
         """Why a cell cannot be run, as its file says; None where it says nothing."""
-        return next(
-            (why for r, c, why in self.missing if r in (None, row.key) and c in (None, column.key)),
-            None,
-        )
+        said = (why for r, c, why in self.missing if r in (None, row.key) and c in (None, column.key))
+        return next(said, None)
 
 
 @cache
@@ -262,8 +256,9 @@ def table_of(values: Any, place: str) -> PaperTable:
     pictures = tuple(map(str, given.get("pictures") or ()))
     for name in pictures:
         if name != DIVISION and without_round(name)[0] not in SUMMARIES:
-            known = ", ".join((DIVISION, *SUMMARIES))
-            raise ConfigError(f"{place}: pictures: {name}: no analysis; one of {known}, or NAME_round_N")
+            raise ConfigError(
+                f"{place}: pictures: {name}: expected {DIVISION}, {', '.join(SUMMARIES)}, or NAME_round_N"
+            )
     return PaperTable(
         id,
         str(_needed(given, "title", place)),

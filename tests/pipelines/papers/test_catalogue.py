@@ -175,7 +175,7 @@ def test_columns_with_the_same_runs_are_one_setting() -> None:
         ),
         ({"cells": [{"rows": ["fedavg"], "values": {"data.name": "mnist"}}]}, "cells: data.name: all rows of a column"),
         ({"missing": [{"row": "moon", "why": "?"}]}, "missing: no row moon"),
-        ({"pictures": ["tsne_round_2", "tnse"]}, "pictures: tnse: no analysis; one of partition, class_heatmap"),
+        ({"pictures": ["tsne_round_2", "tnse"]}, "pictures: tnse: expected partition, class_heatmap"),
         ({"rows": {"fedavg": {"method": "fedprox"}}}, "is the name of another method than fedprox"),
         ({"rows": {"new": {"method": "fednothing"}}}, "method = fednothing: is not known"),
     ],
