@@ -218,6 +218,7 @@ def stored(name: str, classes: int) -> StoredAnalysis:
     arrays = {
         "tsne": calibration,
         "tsne_trained": calibration,
+        "tsne_projections": calibration,
         "tsne_calibration": calibration,
         "tsne_prototypes": prototypes,
         "tsne_generated": generated,
