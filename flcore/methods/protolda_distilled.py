@@ -115,8 +115,9 @@ class ProtoLDADistilled(FedAvgQ):
     # ---- the round -----------------------------------------------------------------------------------------------
 
     def start_server(self, setting: Setting) -> Payloads:
-        """FedAvg's, and the teacher's."""
-        return {**super().start_server(setting), **_beside(self.teaching.start_server(self._lesson(setting)))}
+        """FedAvg's, and the teacher's until it has taught."""
+        own = super().start_server(setting)
+        return own if self.weight == 0 else {**own, **_beside(self.teaching.start_server(self._lesson(setting)))}
 
     def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
         """In the first round the teacher's, for everybody; FedAvg's in every one."""
@@ -185,13 +186,17 @@ class ProtoLDADistilled(FedAvgQ):
         if HEAD not in taught.inbox or FILTERS not in taught.memory:
             return {}, {}
         head = {**taught.memory[FILTERS].params, **taught.inbox[HEAD].params}
-        features, _ = watched.features(Weights({**taught.setting.initial.params, **head}))
+        features = watched.seen(Weights({**taught.setting.initial.params, **head}))
         return {}, {ANSWERS: Arrays({"logits": features @ head["head.weight"].mT + head["head.bias"]})}
 
     def stages(self) -> Mapping[str, Stage]:
         """FedAvg's, and the teacher's under names of their own."""
         teachers = {_PREFIX + name: self._stage(stage) for name, stage in self.teaching.stages().items()}
         return {**super().stages(), **teachers}
+
+    def aggregate(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+        """FedAvg's, without the teacher, whom nobody asks any more: D² numbers would stand in every checkpoint."""
+        return super().aggregate(server.without(*_beside(_teachers(server))), replies, exchange)
 
     def _stage(self, stage: Stage) -> Stage:
         def carried_out(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
@@ -239,9 +244,12 @@ class _Watched:
         return self.trained.images(rows)
 
     def features(self, weights: Weights) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            blocks = [self.network.features(block, weights.values) for block in self.trained.images(_BLOCK)]
-        return torch.cat(blocks), self.trained.features()[1]
+        return self.seen(weights), self.trained.features()[1]
+
+    @torch.no_grad()
+    def seen(self, weights: Weights) -> Tensor:
+        """Features [n, D], without asking the student for the labels."""
+        return torch.cat([self.network.features(block, weights.values) for block in self.trained.images(_BLOCK)])
 
 
 @lru_cache(maxsize=4)

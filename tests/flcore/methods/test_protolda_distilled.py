@@ -34,8 +34,9 @@ def protolda(lab: Any, tmp_path: Path) -> Any:
 
 
 def test_clients_remember_what_protolda_answers(lab: Any, tmp_path: Path) -> None:
-    """And nothing else of it; also those that are not sampled for training."""
+    """And nothing else of it, nor does the server; also those that are not sampled for training."""
     run = lab.run(taught(lab, participation=0.5), tmp_path / "run")
+    assert not any(name.startswith("teacher_") for name in run.state.server)
     teacher = protolda(lab, tmp_path).state.server[MODEL]
     module = PatchDictionary(atoms=6, patch=5, grid=2).build((1, 8, 8), 6)
     module.load_state_dict(dict(teacher.params))
@@ -81,6 +82,7 @@ def test_without_weight_it_is_quantised_fedavg(lab: Any, tmp_path: Path) -> None
     other = lab.run(plain, tmp_path / "plain")
     assert all(torch.equal(value, run.state.server[MODEL].params[name])
                for name, value in other.state.server[MODEL].params.items())  # fmt: skip
+    assert run.state.server.keys() == other.state.server.keys()
     assert run.history[-1]["bytes_up"] == other.history[-1]["bytes_up"]
 
 
@@ -97,7 +99,6 @@ def test_a_stack_looks_up_the_same_answers(lab: Any, tmp_path: Path) -> None:
     model = {"name": "fedgen_cnn", "feature_dim": 8}
     losses = []
     for stack in (False, True):
-        experiment = taught(lab, rounds=1, model=model)
         changes = {"model": model, "federation": {"rounds": 1}, "engine": {"stack": stack}}
         experiment = lab.experiment(method={"name": "protolda_distilled", "teacher": TEACHER}, **changes)
         losses.append(lab.run(experiment, tmp_path / str(stack)).history[0]["train_loss"])
@@ -107,7 +108,7 @@ def test_a_stack_looks_up_the_same_answers(lab: Any, tmp_path: Path) -> None:
 
 def test_a_head_in_closed_form_on_the_trained_features(lab: Any, tmp_path: Path) -> None:
     """lda_head over it: the head is the discriminant of the trained body's features of all clients' images."""
-    base = {"protolda_distilled": {f"method.{name}": value for name, value in {"teacher": TEACHER}.items()}}
+    base = {"protolda_distilled": {"method.teacher": TEACHER}}
     method = {"name": "lda_head", "base": "protolda_distilled", "base_settings": base, "wire": "float64"}
     experiment = lab.experiment(model=PLAIN, method=method, federation={"rounds": 1})
     run = lab.run(experiment, tmp_path / "run")
