@@ -9,7 +9,7 @@ ends know the model), so headers carry no bytes, as in evaluation.md section 3.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -50,6 +50,19 @@ class Payload(ABC):
     def sizes(self) -> dict[str, Size]:
         """Cost by kind; the kind is a suffix to the record's name, usually empty."""
         return {"": _size(self.arrays().values())}
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no value is infinite or not a number.
+
+    A sum that is finite has finite summands, and takes a tenth of the time of looking at each; one that is not may
+    have overflowed.
+    """
+    return all(
+        bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+        for tensor in tensors
+        if tensor.is_floating_point()
+    )
 
 
 def _size(tensors: Any) -> Size:

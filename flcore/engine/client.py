@@ -27,7 +27,7 @@ from flcore.engine.turns import Failure, Place, Reply
 from flcore.errors import listed
 from flcore.evaluation.forward import Forward, stacked_part
 from flcore.experiment import Experiment
-from flcore.messages import Payload, Prototypes, Size, Weights
+from flcore.messages import Payload, Prototypes, Size, Weights, all_finite
 from flcore.methods.vocabulary import BATCHNORM, MODEL, PRIVATE, Exchange, Leg, Turn
 from flcore.poisoning import poisoned_message
 from flcore.records import Payloads, Record, measure, on_device
@@ -228,6 +228,9 @@ class _Passes:
             self._stacked[part] = stacked_part(network, self._weights, self._data, part, rows)
         return self._stacked[part][index], data.labels
 
+    def labels(self, index: int) -> Tensor:
+        return self._data[index].labels
+
     def images(self, index: int, rows: int) -> Iterator[Tensor]:
         data = self._data[index]
         return (data.block(start, min(start + rows, len(data))) for start in range(0, len(data), rows))
@@ -242,6 +245,9 @@ class _Trained:
 
     def images(self, rows: int) -> Iterator[Tensor]:
         return self._passes.images(self._index, rows)
+
+    def labels(self) -> Tensor:
+        return self._passes.labels(self._index)
 
     def features(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
         return self._passes.of(self._index, "features", weights)
@@ -284,8 +290,7 @@ def _not_finite(outcome: Outcome) -> str | None:
 
 
 def _finite(payload: Payload) -> bool:
-    tensors = payload.arrays().values()
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point())
+    return all_finite(payload.arrays().values())
 
 
 def _misfit(answer: Payload, sent: Payload | None) -> str | None:

@@ -56,6 +56,7 @@ class Method(ABC):
             effect, and tuning leaves it alone.
         needs_linear_head: whether it takes the head for one linear map of features, ``head.weight`` [K, d] and
             ``head.bias`` [K]; a model with a hidden layer in its head is then refused.
+        follows_tasks: whether clients may meet one task after the other; a method that asks them once is refused there.
         needs: what other sections of a configuration must say for it, by dotted key: the values that it works with,
             such as ``{"local.momentum": (0.0,)}``. Others are refused before any data are read.
     """
@@ -70,6 +71,7 @@ class Method(ABC):
     has_vote: ClassVar[bool] = False
     trains_locally: ClassVar[bool] = True
     needs_linear_head: ClassVar[bool] = False
+    follows_tasks: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     def num_outputs(self, num_classes: int) -> int:

@@ -23,7 +23,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from flcore.errors import ConfigError
 from flcore.messages import Arrays, Weights
 from flcore.methods.patch_sums import CLASS_WEIGHTS, FILTERS, PatchSums
 from flcore.methods.vocabulary import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
@@ -58,6 +57,7 @@ class ProtoLDABlocks(PatchSums):
     name: ClassVar[str] = "protolda_blocks"
     summary: ClassVar[str] = "ProtoLDA with many features: the head from products with their second moment"
     citation: ClassVar[str] = "protofl, 2026"
+    follows_tasks: ClassVar[bool] = False
 
     exchanges: int = param(18, "m, blocks of directions that are exchanged", low=1, search=Search(4, 40, log=True))
     shrinkage: float = param(
@@ -94,13 +94,7 @@ class ProtoLDABlocks(PatchSums):
         return super().broadcast(server, client, exchange)
 
     def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """Sums of patches, then of features, then products.
-
-        Raises:
-            ConfigError: data change; a client is asked once.
-        """
-        if turn.task is not None:
-            raise ConfigError("method.name = protolda_blocks: it asks everybody once; use protolda for task streams")
+        """Sums of patches, then of features, then products."""
         if turn.leg == DELIVERY_LEG:
             return {}, turn.memory
         if turn.leg == STATISTICS_LEG:

@@ -27,7 +27,6 @@ from typing import Any, ClassVar, TypeVar, cast
 import torch
 from torch import Tensor
 
-from flcore.errors import ConfigError
 from flcore.losses.alignment import softmax_divergence
 from flcore.losses.basic import cross_entropy, weighted_mean
 from flcore.messages import Arrays, Payload, Weights
@@ -73,6 +72,7 @@ class ProtoLDADistilled(FedAvgQ):
     name: ClassVar[str] = "protolda_distilled"
     summary: ClassVar[str] = "any network by FedAvg in few bits, taught by ProtoLDA's answers to clients' own images"
     citation: ClassVar[str] = "protofl, 2026"
+    follows_tasks: ClassVar[bool] = False
 
     weight: float = param(1.0, "λ, weight of the teacher's answers", low=0, search=Search(0.1, 10.0, log=True))
     temperature: float = param(3.0, "T of both softmaxes", above=0, search=Search(1.0, 10.0, log=True))
@@ -167,13 +167,7 @@ class ProtoLDADistilled(FedAvgQ):
         return terms
 
     def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The teacher's sums, or the quantised difference; the answers are remembered from the end of the lesson on.
-
-        Raises:
-            ConfigError: data change; a client is taught once.
-        """
-        if turn.task is not None:
-            raise ConfigError("method.name = protolda_distilled: it teaches everybody once; it knows no task streams")
+        """The teacher's sums, or the quantised difference; the answers are remembered from the end of the lesson on."""
         if not _teaches(turn):
             message, memory = super().reply(turn, trained)
             return message, {**turn.memory.only(ANSWERS), **memory}
@@ -244,11 +238,11 @@ class _Watched:
         return self.trained.images(rows)
 
     def features(self, weights: Weights) -> tuple[Tensor, Tensor]:
-        return self.seen(weights), self.trained.features()[1]
+        return self.seen(weights), self.trained.labels()
 
     @torch.no_grad()
     def seen(self, weights: Weights) -> Tensor:
-        """Features [n, D], without asking the student for the labels."""
+        """Features [n, D]."""
         return torch.cat([self.network.features(block, weights.values) for block in self.trained.images(_BLOCK)])
 
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from flcore.messages import all_finite
 from flcore.optim import Optimizer
 from flcore.schedules import Schedule
 
@@ -94,7 +95,7 @@ def fit(
             del grads[: len(values)]
         history.append({name: value.detach() for name, (_, value) in terms.items()})
     fitted = Fitted({name: value.detach() for group in groups for name, value in group.values.items()}, history)
-    if not all(bool(torch.isfinite(value).all()) for value in fitted.values.values()):
+    if not all_finite(fitted.values.values()):
         shown = ", ".join(f"{name} {value:.3g}" for name, value in fitted.facts("").items())
         raise ArithmeticError(f"{what} diverged ({shown}); lower {cure}")
     return fitted

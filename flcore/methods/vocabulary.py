@@ -302,6 +302,9 @@ class TrainedClient(Protocol):
     def images(self, rows: int) -> Iterator[Tensor]:
         """All training images, in blocks of ``rows``: normalised [rows, C, H, W], without augmentation."""
 
+    def labels(self) -> Tensor:
+        """int64 [n], of all training samples, in the order of :meth:`images`."""
+
     def features(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
         """Features [n, d] and labels [n] of all training samples: evaluation mode, no augmentation, no gradient.
 

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from flcore.messages import Arrays, Count, Mixtures, Prototypes, Size, Weights
+from flcore.messages import Arrays, Count, Mixtures, Prototypes, Size, Weights, all_finite
 from flcore.records import PAYLOADS, Payloads, measure, serialise
 
 
@@ -135,3 +135,18 @@ def test_sizes_add_and_parameters_are_counted() -> None:
     assert Size(1, 2) + Size(10, 20) == Size(11, 22)
     assert weights().num_parameters == 9
     assert weights().without_buffers().buffers == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "finite"),
+    [
+        ([], True),
+        ([1.0, -2.0], True),
+        ([3e38, 3e38], True),  # the sum is not, 3.4e38 being the largest float32
+        ([1.0, float("nan")], False),
+        ([1.0, float("inf")], False),
+        ([float("-inf"), float("inf")], False),
+    ],
+)
+def test_finite_values(values: list[float], finite: bool) -> None:
+    assert all_finite([torch.ones(2), torch.tensor([2**40]), torch.tensor(values)]) == finite

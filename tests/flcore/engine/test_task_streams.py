@@ -106,6 +106,25 @@ def test_too_few_rounds_are_refused(lab: Any, on_disk: Path) -> None:
     assert central.task(1) is None
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "protolda_blocks"},
+        {"name": "protolda_distilled"},
+        {"name": "lda_head", "base": "protolda_distilled"},
+    ],
+    ids=lambda method: method.get("base", method["name"]),
+)
+def test_methods_that_ask_clients_once_refuse_tasks(lab: Any, on_disk: Path, method: dict[str, str]) -> None:
+    def open_run(**federation: Any) -> Experiment:
+        config = lab.config(method=method, model=lab.model_of(method["name"]), federation={"rounds": 3, **federation})
+        return Experiment.open(config, lab.prepared, on_disk)
+
+    with pytest.raises(ConfigError, match=rf"^federation\.task_schedule = cyclic: {method['name']} asks every client"):
+        open_run(task_schedule="cyclic")
+    assert open_run(task_schedule="none").task(1) is None
+
+
 @pytest.mark.parametrize("schedule", ["cyclic", "blocked"])
 def test_a_stream_from_files_covers_every_sample_once(lab: Any, on_disk: Path, schedule: str) -> None:
     federation = {"rounds": 3, "task_schedule": schedule}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from flcore.methods.vocabulary import MODEL
@@ -66,16 +65,3 @@ def test_weights_and_noise_are_protoldas(lab: Any, tmp_path: Path) -> None:
     assert noisy.method.privacy(1)["releases"] == 13
     changed = lab.run(noisy, tmp_path / "noisy").state.server[MODEL].params["head.weight"]
     assert not torch.allclose(changed, expected.state.server[MODEL].params["head.weight"], atol=1e-3)
-
-
-def test_a_stream_is_refused(lab: Any, tmp_path: Path) -> None:
-    half = [[range(60), range(60, 120)], [range(120, 180), range(180, 240)]]
-    partition = lab.by_hand(lab.dataset, [range(120), range(120, 240)], [range(60)] * 2, tasks=half)
-    stream = lab.experiment(
-        partition=partition,
-        model=lab.model_of("protolda_blocks"),
-        method={"name": "protolda_blocks"},
-        federation={"rounds": 2, "task_schedule": "cyclic"},
-    )
-    with pytest.raises(Exception, match="it asks everybody once; use protolda for task streams"):
-        lab.run(stream, tmp_path / "stream")

@@ -215,6 +215,26 @@ def test_compiled_training_of_every_method(
 
 @pytest.mark.slow
 @needs_compiler
+def test_compiled_steps_read_what_clients_remember_of_each_sample(
+    lab: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The distance to the teacher's answers, rows of a table, is the serial trainer's: those of the right samples."""
+    changes = {
+        "method": {"name": "protolda_distilled", "teacher": {"model.atoms": 6, "model.patch": 5, "model.grid": 2}},
+        "model": {"name": "fedgen_cnn"},
+        "federation": {"rounds": 1},
+    }
+    losses = [
+        lab.run(lab.experiment(**changes, engine__compile=way), tmp_path / way).history[0]["train_loss"]
+        for way in ("none", "default")
+    ]
+    assert not [told for record in caplog.records if "is not compiled" in (told := record.getMessage())]
+    assert losses[0]["distillation"] > 0.01
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.slow
+@needs_compiler
 @pytest.mark.parametrize("stack", [False, True])
 def test_compiled_training_gives_the_same_bytes_whoever_trains(lab: Any, stack: bool, tmp_path: Path) -> None:
     """In this process, again, and by one and two workers."""
