@@ -16,7 +16,7 @@ from flcore.data.images import normalise
 from flcore.experiment import Experiment
 from flcore.messages import Weights
 from flcore.methods.vocabulary import Predict, with_statistics
-from flcore.models.base import Backbone, load_weights
+from flcore.models.base import Backbone, laid_out, load_weights
 from flcore.models.network import Network, Values
 from flcore.models.view import EncodedOnce, ModuleView
 from flcore.records import Record
@@ -55,7 +55,8 @@ class Forward:
     def __init__(self, experiment: Experiment) -> None:
         """Build the module."""
         self._experiment = experiment
-        self._module: Backbone = experiment.new_module().eval().requires_grad_(False)
+        module = laid_out(experiment.new_module(), experiment.config.engine.device)
+        self._module: Backbone = module.eval().requires_grad_(False)
         self._view = ModuleView(self._module, experiment.setting.network, dict(self._module.named_parameters()))
         self._size = experiment.config.evaluation.batch_size
         self._remembers = bool(experiment.method.score_before())

@@ -56,7 +56,8 @@ class CelebaCnn:
             *(*_halving(32, 64), MaxPool(), nn.Flatten()),
         )
         linear = nn.Linear(flat_size(convolutions, shape, cure="84"), self.feature_dim)
-        return Backbone(nn.Sequential(*convolutions, linear), nn.Identity(), nn.Linear(self.feature_dim, num_classes))
+        head = nn.Linear(self.feature_dim, num_classes)
+        return Backbone(nn.Sequential(*convolutions, linear), nn.Identity(), head, channels_last=True)
 
 
 def _halving(inputs: int, outputs: int) -> tuple[nn.Module, ...]:

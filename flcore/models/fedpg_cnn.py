@@ -36,7 +36,7 @@ class ConvNet5:
         blocks = nn.Sequential(*layers, nn.Flatten())
         dim = flat_size(blocks, shape, cure="64")
         head = HiddenHead(dim, self.hidden, num_classes) if self.hidden else nn.Linear(dim, num_classes)
-        return Backbone(blocks, nn.Identity(), head)
+        return Backbone(blocks, nn.Identity(), head, channels_last=True)
 
 
 @dataclass(frozen=True)

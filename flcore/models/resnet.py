@@ -67,11 +67,12 @@ class _ResNet:
         network.fc = nn.Identity()
         if self.pretrained_file is not None:
             load_pretrained(network, self.pretrained_file, _LEFT_OUT)
-        encoded = self.ENCODED
-        if self.projection_dim is None:
-            return Backbone(network, nn.Identity(), nn.Linear(encoded, num_classes))
-        projection = nn.Sequential(nn.Linear(encoded, encoded), nn.ReLU(), nn.Linear(encoded, self.projection_dim))
-        return Backbone(network, projection, nn.Linear(self.projection_dim, num_classes))
+        encoded, width = self.ENCODED, self.projection_dim or self.ENCODED
+        projection: nn.Module = nn.Identity()
+        if self.projection_dim is not None:
+            projection = nn.Sequential(nn.Linear(encoded, encoded), nn.ReLU(), nn.Linear(encoded, width))
+        # Behind the ImageNet stem maps of small images have a few pixels, and nothing is gained.
+        return Backbone(network, projection, nn.Linear(width, num_classes), channels_last=self.stem == "small")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from flcore.engine.local.tape import Tape, record_tape
 from flcore.experiment import Experiment
 from flcore.messages import Weights
 from flcore.methods.vocabulary import Batch, Context, Phase, Turn
-from flcore.models.base import load_weights, snapshot
+from flcore.models.base import laid_out, load_weights, snapshot
 from flcore.models.view import ModuleView
 from flcore.optim import clip_gradients
 from flcore.prototypes.class_means import class_sums
@@ -96,7 +96,7 @@ class SerialTrainer:
     def __init__(self, experiment: Experiment) -> None:
         """Build the module."""
         self.experiment = experiment
-        self.module = experiment.new_module()
+        self.module = laid_out(experiment.new_module(), experiment.config.engine.device)
         self.model = ModuleView(self.module, experiment.setting.network, dict(self.module.named_parameters()))
         refuse_single_batches(experiment, self.module)
 

@@ -10,7 +10,7 @@ import torch
 
 from flcore.config import Config
 from flcore.models import MODELS, Backbone, build_model, extract_weights, load_weights
-from flcore.models.base import dropout
+from flcore.models.base import dropout, laid_out, snapshot
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 SHAPES = {"celeba_cnn": (3, 84, 84)}  # what does not read small images
@@ -211,6 +211,33 @@ def test_snapshots_are_copies_and_load_back() -> None:
     assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
     with pytest.raises(KeyError):
         load_weights(module, type(weights)({"tail.weight": torch.zeros(1)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "changes"),
+    [
+        ("celeba_cnn", (3, 84, 84), {}, True),
+        ("convnet5", (1, 64, 64), {}, True),
+        ("resnet18", COLOUR, {}, True),
+        ("resnet18", COLOUR, {"stem": "imagenet"}, False),
+        ("fedgen_cnn", GREY, {}, False),
+    ],
+)
+def test_where_channels_lie_changes_nothing_but_speed(name: str, shape: Any, options: Any, changes: bool) -> None:
+    """Gradients and running statistics agree, messages are contiguous, and a GPU's module stays as it is."""
+    images = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = []
+    for device in ("cuda", "cpu"):  # on whose account it is laid out; it is computed here
+        module = laid_out(make(name, shape, **options).double(), device)
+        kernels = [tensor for tensor in module.parameters() if tensor.ndim == 4]
+        assert (not all(kernel.is_contiguous() for kernel in kernels)) == (changes and device == "cpu")
+        _, logits = module.train()(images)
+        grads = torch.autograd.grad(logits.square().sum(), list(module.parameters()))
+        own = snapshot(module)
+        assert all(tensor.is_contiguous() for tensor in own.values.values())
+        found.append([logits.detach(), *grads, *own.buffers.values()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-9)
 
 
 def test_loading_without_buffers_leaves_them() -> None:
