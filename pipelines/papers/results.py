@@ -252,12 +252,13 @@ def paper_tables(found: TableResults, *, measured: bool = False) -> list[Table]:
         of = [found.cells[row.key, column.key] for row in rows]
         if not any(cell.ours.n or cell.printed for cell in of):
             continue
-        beside = any(cell.printed for cell in of)
+        beside, here = any(cell.printed for cell in of), any(cell.ours.n for cell in of)
         heading = f"{column.title}, ours" if beside else column.title
-        figures.append(tables.Column(f"{column.key}_ours", heading, [cell.ours for cell in of], _OURS))
-        if beside:
-            given = [cell.printed for cell in of]
-            figures.append(tables.Column(f"{column.key}_printed", "printed", given, _PRINTED))
+        if here:
+            figures.append(tables.Column(f"{column.key}_ours", heading, [cell.ours for cell in of], _OURS))
+        if beside:  # a column that nobody has run takes no room for figures that are not there
+            given, named = [cell.printed for cell in of], "printed" if here else f"{column.title}, printed"
+            figures.append(tables.Column(f"{column.key}_printed", named, given, _PRINTED))
         if any(cell.difference.n for cell in of):
             gaps = [cell.difference for cell in of]
             differences.append(tables.Column(column.key, heading, gaps, _DIFFERENCE))
