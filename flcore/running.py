@@ -57,8 +57,7 @@ def run(
     """Train a configuration to a finished run folder, or go on with what was begun there.
 
     The folder then holds what ``protofl run`` leaves but for its report: ``config.json``, ``history.jsonl``,
-    ``metrics.json``, ``curves.csv``, ``timing.json``, ``model.safetensors``, ``server.safetensors``, ``clients/``. In a
-    script that asks for worker processes (``engine.workers``) the call stands under ``if __name__ == "__main__":``.
+    ``metrics.json``, ``curves.csv``, ``timing.json``, ``model.safetensors``, ``server.safetensors``, ``clients/``.
 
     Args:
         config: a configuration; a nested mapping of sections as in params.yaml; or a JSON file with one, such as

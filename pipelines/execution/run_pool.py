@@ -9,21 +9,19 @@ last bits depend on their company (:mod:`flcore.engine.local.meeting`).
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from flcore.config import Config
 from flcore.engine.local.meeting import Seat, meet
+from flcore.engine.pool.child import Child, end_with_parent
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
@@ -35,6 +33,7 @@ from pipelines.runs.inputs import Inputs
 
 _TRIES = 2  # a process that was killed costs nothing but time: the run goes on where it was
 _PLAIN = {kind.__name__: kind for kind in (ConfigError, DataError, GivenUpError)}
+_SECONDS_TO_DIE = 5
 _TOLD = ("top1_global", "mean_local", "tasks")
 
 Ended = Callable[[str, ProtoflError | None], None]
@@ -186,12 +185,8 @@ class _Worker:
 
     def __init__(self, place: int) -> None:
         self.place = place
-        context = multiprocessing.get_context("spawn")  # a fork would share threads and locks with this process
-        self._pipe, theirs = context.Pipe()
-        self._process: BaseProcess = context.Process(target=_work, args=(theirs, place), daemon=False)
-        self._process.start()
-        self.number = self._process.pid or 0
-        theirs.close()
+        self._process = Child(_work, place)
+        self._pipe, self.number = self._process.pipe, self._process.pid
 
     def carry_out(self, run: PlacedRun, watcher: Watcher, ended: Ended, *, restart: bool) -> None:
         """One run with its company; what they tell of their rounds is handed on."""
@@ -207,16 +202,11 @@ class _Worker:
                 else:
                     getattr(watcher, kind)(*content)
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-            self._process.join(5)
-            code = self._process.exitcode or 0
-            raise _DiedError(signal.Signals(-code).name if code < 0 else f"exit code {code}") from error
+            raise _DiedError(self._process.ended(_SECONDS_TO_DIE)) from error
 
     def end(self) -> None:
         """End the process, whatever it is at."""
-        self._process.terminate()
-        self._process.join(5)
-        if self._process.is_alive():
-            self._process.kill()
+        self._process.end(terminate=True)
 
 
 def _as_values(run: PlacedRun) -> dict[str, Any]:
@@ -241,8 +231,7 @@ def _error_of(kind: str, text: str, details: str, refused: str) -> ProtoflError:
 
 def _work(pipe: Connection, place: int) -> None:
     """Carry out runs until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
-    _end_with_parent()
+    end_with_parent(pipe)
     import torch
 
     torch.set_num_threads(1)
@@ -260,18 +249,6 @@ def _work(pipe: Connection, place: int) -> None:
         else:
             meet(works)  # one thread at a time, of which none sends while another one does
         pipe.send(("done",))
-
-
-def _end_with_parent() -> None:
-    """Leave at once when the parent has ended, in the middle of a run too."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def _run_of(values: Mapping[str, Any]) -> PlacedRun:

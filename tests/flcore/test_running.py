@@ -95,6 +95,17 @@ print(json.dumps(run(json.loads(sys.argv[1]), "alone"), sort_keys=True))
             assert path.read_bytes() == (tmp_path / "staged" / shared / path.name).read_bytes()
 
 
+def test_a_script_asks_for_workers_as_it_is(finished: Path, tmp_path: Path) -> None:
+    """Without a guard around the call, and with a name beside it that workers must not import."""
+    script = tmp_path / "script.py"
+    script.write_text("import json, sys\nfrom flcore import run\nprint('once')\nrun(json.loads(sys.argv[1]), 'run')\n")
+    words = [sys.executable, str(script), json.dumps({**RAW, "engine": {**RAW.get("engine", {}), "workers": 2}})]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("once\n", 0), done.stderr
+    assert results(tmp_path / "run") == results(finished)
+
+
 def test_importing_the_package_is_light() -> None:
     code = "import sys, flcore; print('torch' in sys.modules, callable(flcore.run))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

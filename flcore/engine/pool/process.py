@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +17,7 @@ from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.failures import located, packed, unpacked
+from flcore.engine.pool.child import Child
 from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
 from flcore.engine.pool.groups import Group, Keep, StoppedError, train_group
 from flcore.engine.pool.wire import packed_result, unpacked_result
@@ -33,7 +29,6 @@ from flcore.evaluation.scoring import Part, Request, Scorer
 from flcore.experiment import EngineChoice, Experiment
 from flcore.records import Record
 
-_SECONDS_TO_LEAVE = 5
 _SECONDS_BETWEEN_LOOKS = 1
 
 
@@ -45,26 +40,18 @@ def local_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoi
     share their pages.
     """
     config = experiment.config
-    # Not fork: the parent has threads (and perhaps CUDA), which a forked child inherits in an unknown state.
-    context = multiprocessing.get_context("spawn")
     choice = (experiment.stacked, experiment.compiled)
     arguments = (config.to_mapping(), choice, str(prepared), str(partition), str(checkpoint.directory))
-    return PoolExecutor(
-        lambda place: _Process(context, (place, *arguments)), worker_count(config.engine), experiment, checkpoint
-    )
+    return PoolExecutor(lambda place: _Process(place, arguments), worker_count(config.engine), experiment, checkpoint)
 
 
 class _Process(WorkerHandle):
     shares_scoring = True
 
-    def __init__(self, context: Any, arguments: tuple[Any, ...]) -> None:
-        self._pipe: Connection
-        self._pipe, theirs = context.Pipe()
+    def __init__(self, place: int, arguments: tuple[Any, ...]) -> None:
         self._at_work = threading.Lock()
-        self._process: BaseProcess = context.Process(target=_serve, args=(theirs, *arguments), daemon=True)
-        with _deaf_children():
-            self._process.start()
-        theirs.close()
+        self._process = Child(_serve, place, *arguments)
+        self._pipe = self._process.pipe
 
     def train(self, state: RunState, group: Group, keep: Keep) -> None:
         self._ask("train", state.legs, [list(stack) for stack in group], keep=keep)
@@ -98,7 +85,7 @@ class _Process(WorkerHandle):
     def _next(self) -> Any:
         while not self._pipe.poll(_SECONDS_BETWEEN_LOOKS):
             # A process that it started itself may hold its end of the pipe open.
-            if not self._process.is_alive() and not self._pipe.poll():
+            if not self._process.is_alive and not self._pipe.poll():
                 raise EOFError
         return self._pipe.recv()
 
@@ -107,14 +94,7 @@ class _Process(WorkerHandle):
         try:
             return speak()
         except (EOFError, OSError) as broken:
-            raise WorkerLostError(self._how_it_died()) from broken
-
-    def _how_it_died(self) -> str:
-        self._process.join(_SECONDS_BETWEEN_LOOKS)
-        code = self._process.exitcode
-        if code is None:
-            return "without closing"
-        return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            raise WorkerLostError(self._process.ended(_SECONDS_BETWEEN_LOOKS)) from broken
 
     def dismiss(self) -> None:
         if self._at_work.acquire(blocking=False):
@@ -124,30 +104,12 @@ class _Process(WorkerHandle):
             self._process.kill()  # what it has answered is here
 
     def end(self) -> None:
-        self._process.join(_SECONDS_TO_LEAVE)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        self._process.end()
         self._pipe.close()
-
-
-@contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes that this thread starts do not hear Ctrl-C, not even while they are still loading Python.
-
-    It reaches every process of a terminal; what becomes of the workers is for their parent to decide.
-    """
-    resource_tracker.ensure_running()  # which is started with the first process, and would undo the mask
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(pipe: Connection, place: int, *arguments: Any) -> None:
     """A worker's life: answer requests until the parent is gone. What goes wrong goes back as a message."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = _Worker(place, *arguments)
     while True:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from flcore.config import Config
+from flcore.engine.pool import child
 from flcore.engine.pool.groups import StoppedError
 from flcore.errors import ConfigError, RunError
 from flcore.run_folder import RunFiles
@@ -275,7 +275,7 @@ class KillingWatcher(Silence):
     def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
         if not self.killed:
             self.killed = True
-            multiprocessing.active_children()[0].kill()
+            child.alive()[0].kill()
 
 
 def test_a_process_that_is_killed_costs_time_and_no_byte() -> None:
@@ -340,7 +340,7 @@ def test_a_closed_pool_starts_no_process_for_one_that_has_ended() -> None:
     assert begun.wait(60)
     pool.close()
     thread.join(20)
-    assert raised and not multiprocessing.active_children()
+    assert raised and not child.alive()
 
 
 def _newest(folder: Path) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -22,6 +21,7 @@ import torch
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.failures import TurnError
 from flcore.engine.orchestrator import InlineOrchestrator
+from flcore.engine.pool import child
 from flcore.engine.pool.executors import InlineExecutor, PoolExecutor, WorkerHandle, WorkerLostError
 from flcore.engine.pool.groups import Keep, StoppedError
 from flcore.engine.pool.process import local_pool
@@ -45,7 +45,7 @@ class KillOneWorker(InlineOrchestrator):
     def map(self, name: str, function: Any, items: Any) -> list[Any]:
         self.calls += 1
         if self.calls == 2:
-            threading.Thread(target=self._kill, args=(multiprocessing.active_children(),)).start()
+            threading.Thread(target=self._kill, args=(child.alive(),)).start()
         with ThreadPoolExecutor(4) as pool:
             return list(pool.map(function, items))
 
@@ -62,11 +62,11 @@ def test_two_workers_one_of_which_is_killed(lab: Any, stack: bool, tmp_path: Pat
     """The killed worker is replaced and the result is that of one process; nobody is left when the pool is closed."""
     changes = {"method__name": "fedproto", "local__epochs": 8, "engine__stack": stack, "engine__stack_size": 2}
     expected = lab.run(lab.experiment(**changes), tmp_path / "inline").bytes
-    before = {process.pid for process in multiprocessing.active_children()}
+    before = {process.pid for process in child.alive()}
     steps = KillOneWorker(tmp_path / "pool")
     assert lab.run_in_pool(tmp_path / "pool", steps, engine__workers=2, **changes).bytes == expected
     assert steps.killed
-    assert {process.pid for process in multiprocessing.active_children()} == before
+    assert {process.pid for process in child.alive()} == before
 
 
 @pytest.mark.slow
@@ -93,14 +93,14 @@ def test_an_error_in_a_worker_is_the_error_here(lab: Any, erring: Any, tmp_path:
         lab.run(lab.experiment(**erring), tmp_path / "inline")
     said = "'_Trained' object has no attribute 'no_such_thing'"
     assert str(here.value) == f"round 1, client 2 (train-clients, reply): AttributeError: {said}"
-    before = set(multiprocessing.active_children())
+    before = set(child.alive())
     experiment = lab.experiment(**erring, engine__workers=1)
     pool = local_pool(experiment, lab.prepared, lab.partition_folder, Checkpoint(tmp_path / "pool"))
-    (worker,) = set(multiprocessing.active_children()) - before
+    (worker,) = set(child.alive()) - before
     try:
         with pytest.raises(TurnError) as there:
             lab.run(experiment, tmp_path / "pool", pool)
-        assert set(multiprocessing.active_children()) - before == {worker}
+        assert set(child.alive()) - before == {worker}
     finally:
         pool.close()
     assert str(there.value) == str(here.value)
@@ -417,14 +417,14 @@ def test_ctrl_c_leaves_at_once_and_quietly(
         if when == "training":
             wait_until(lambda: len(list(asleep.iterdir())) == 2, process)
         else:
-            wait_until(lambda: len(group_of(process.pid)) == 4, process)  # and Python's resource tracker
+            wait_until(lambda: len(group_of(process.pid)) == 3, process)
         workers = len(group_of(process.pid))
         began = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
         said, errors = process.communicate(timeout=60)
         took = time.monotonic() - began
         assert (said, errors, process.returncode) == ("interrupted\n", "", 0)
-        assert (workers, len(list(asleep.iterdir()))) == (4, 2 if when == "training" else 0)
+        assert (workers, len(list(asleep.iterdir()))) == (3, 2 if when == "training" else 0)
         assert took < 30
         wait_until(lambda: group_of(process.pid) == [])
     finally:
@@ -441,7 +441,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str] | N
 
 
 def group_of(leader: int) -> list[int]:
-    """Processes of a group: parent, resource tracker, workers."""
+    """Processes of a group: parent and workers."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
