@@ -156,19 +156,19 @@ def _flatten(record: Payloads) -> dict[str, Tensor]:
     return {f"{name}/{key}": tensor for name, payload in record.items() for key, tensor in payload.arrays().items()}
 
 
-def packed(record: Payloads) -> tuple[dict[str, Any], bytes]:
-    """A record on its way to another process of this machine: what describes it, and the values behind one another."""
+def packed(record: Payloads) -> tuple[dict[str, Any], list[memoryview]]:
+    """A record on its way to another process: what describes it, and the values to be sent behind one another."""
     arrays = _flatten(record)
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so that each begins where it may
     described = {
         "payloads": _kinds(record),
         "arrays": [[name, arrays[name].dtype, list(arrays[name].shape)] for name in order],
     }
-    return described, b"".join(raw_values(arrays[name]) for name in order)
+    return described, [raw_values(arrays[name]) for name in order]
 
 
 def unpacked(described: Mapping[str, Any], values: Tensor) -> Record:
-    """What :func:`packed` was given; its tensors are parts of ``values``, uint8 [n]."""
+    """What :func:`packed` was given; its tensors are parts of the joined ``values``, uint8 [n]."""
     arrays, begin = {}, 0
     for name, dtype, shape in described["arrays"]:
         end = begin + dtype.itemsize * math.prod(shape)

@@ -20,7 +20,7 @@ from flcore.engine.failures import located, packed, unpacked
 from flcore.engine.pool.child import Child
 from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
 from flcore.engine.pool.groups import Group, Keep, StoppedError, train_group
-from flcore.engine.pool.wire import packed_result, unpacked_result
+from flcore.engine.pool.wire import packed_result, receive_values, send_values, unpacked_result
 from flcore.engine.pool.workers import device_of, worker_count
 from flcore.engine.replies import Result
 from flcore.engine.run_state import RunState
@@ -69,9 +69,7 @@ class _Process(WorkerHandle):
                 if kind == "answer":
                     break
                 client, described, size = content
-                values = torch.empty(size, dtype=torch.uint8)
-                if size:
-                    self._told(partial(self._pipe.recv_bytes_into, values.numpy()))
+                values = self._told(partial(receive_values, self._pipe, size))
                 try:
                     keep(client, unpacked_result(described, values), None)
                 except BaseException:
@@ -183,10 +181,9 @@ class _Worker:
         def send(client: int, result: Result, memory: Record | None) -> None:
             if isinstance(result, Reply) and result.remembers and memory is not None:
                 self._checkpoint.turns.save_memory(state.legs + 1, client, memory, state.run.digest)
-            described, values = packed_result(result)
-            pipe.send(("result", client, described, len(values)))
-            if values:
-                pipe.send_bytes(values)
+            described, pieces = packed_result(result)
+            pipe.send(("result", client, described, sum(map(len, pieces))))
+            send_values(pipe, pieces)
 
         memories = partial(self._checkpoint.memory, memories=state.memories)
         # Between a request and its answer the parent says nothing: whatever can be read is the pipe's end.

@@ -227,7 +227,8 @@ class RayWorker:
             def keep(client: int, result: Result, memory: Record | None) -> None:
                 if isinstance(result, Reply) and result.remembers and memory is not None:
                     self._checkpoint.turns.save_memory(legs + 1, client, memory, run_state.run.digest)
-                results[client] = packed_result(result)
+                described, pieces = packed_result(result)
+                results[client] = described, b"".join(pieces)
 
             remembered = partial(self._checkpoint.memory, memories=run_state.memories)
             train_group(runner, run_state, group, remembered, lambda: False, keep)

@@ -1,30 +1,69 @@
 """What became of a client's turn, on its way from a worker to whoever keeps it.
 
-Descriptions are plain values; the values of tensors go beside them as one string of bytes, as they lie in memory.
+Descriptions are plain values; the values of tensors go beside them as they lie in memory.
 """
 
 from __future__ import annotations
 
+import os
+from multiprocessing.connection import Connection
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flcore.engine.replies import Result
 from flcore.engine.turns import Failure, Reply
 from flcore.records import packed, unpacked
 
+_AT_ONCE = 512
+"""Pieces in one call; systems take 1,024."""
 
-def packed_result(result: Result) -> tuple[dict[str, Any], bytes]:
-    """A description and the values of its message; of a failure there are none."""
+
+def packed_result(result: Result) -> tuple[dict[str, Any], list[memoryview]]:
+    """A description and the values of its message, in pieces; of a failure there are none."""
     if isinstance(result, Failure):
-        return {"failure": vars(result)}, b""
+        return {"failure": vars(result)}, []
     message, values = packed(result.message)
     return {"reply": {**vars(result), "message": message}}, values
 
 
 def unpacked_result(described: dict[str, Any], values: Tensor) -> Result:
-    """What :func:`packed_result` was given; the tensors of its message are parts of ``values``, uint8 [n]."""
+    """What :func:`packed_result` was given; its tensors are parts of the joined ``values``, uint8 [n]."""
     if "failure" in described:
         return Failure(**described["failure"])
     reply = described["reply"]
     return Reply(**{**reply, "message": unpacked(reply["message"], values)})
+
+
+def send_values(pipe: Connection, pieces: list[memoryview]) -> None:
+    """Send pieces behind one another, past the pipe's own messages: those are joined and copied twice on the way.
+
+    The 45 MB of a ResNet-18 take a third of the time.
+    """
+    left = [piece for piece in pieces if len(piece)]
+    while left:
+        sent = os.writev(pipe.fileno(), left[:_AT_ONCE])
+        whole = 0
+        while whole < len(left) and sent >= len(left[whole]):
+            sent -= len(left[whole])
+            whole += 1
+        left = left[whole:]
+        if sent:
+            left[0] = left[0][sent:]
+
+
+def receive_values(pipe: Connection, size: int) -> Tensor:
+    """What :func:`send_values` sent, uint8 [size].
+
+    Raises:
+        EOFError: the other end was closed in the middle of it. OSError: likewise.
+    """
+    values = torch.empty(size, dtype=torch.uint8)
+    left = values.numpy().data
+    while len(left):
+        read = os.readv(pipe.fileno(), [left])
+        if read == 0:
+            raise EOFError
+        left = left[read:]
+    return values
