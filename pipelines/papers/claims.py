@@ -73,7 +73,8 @@ class Judged:
 
     Attributes:
         claim: which. verdict: of it. difference: of ``better`` to ``than``; of costs the other way round.
-        seeds: over which. divisions: over which; empty where each seed has one. rounds_scale: of the paper's rounds.
+        seeds: over which. divisions: over which, by their seeds; where the table gives none each seed divides anew.
+        rounds_scale: of the paper's rounds.
     """
 
     claim: Claim
@@ -154,6 +155,10 @@ def judge(claim: Claim, found: TableResults) -> Judged:
     pairs = difference.by_seed
     seeds = tuple(sorted({pair[1] if isinstance(pair, tuple) else pair for pair in pairs}))
     divisions = tuple(sorted({pair[0] for pair in pairs if isinstance(pair, tuple)}))
+    if not divisions:
+        table = found.plan.table
+        fixed = {**table.common, **table.column(claim.column).values}.get("partition.seed")
+        divisions = seeds if fixed is None else (fixed,)
     return Judged(claim, judgement(difference, claim.by), difference, seeds, divisions, found.plan.asked.rounds_scale)
 
 
@@ -228,8 +233,8 @@ def markdown(found: Sequence[Judged]) -> str:
         "Written from figures of finished tables (`protofl paper run`). A claim holds if the 95 % interval of the",
         "difference lies above the lead that is claimed, does not hold if it lies below it, and is undecided if it",
         "contains it, or where there is none. Differences are paired by seed and division. Where divisions were asked",
-        "for, the interval is over them, and one alone has none; else it is over seeds, and says nothing of other",
-        "divisions. Budget: share of the paper's rounds.",
+        "for, the interval is over them, and one alone has none; else it is over seeds, each of which divides the data",
+        "anew, or which share one division: as many as are told. Budget: share of the paper's rounds.",
         "",
         counts(found),
         "",
@@ -252,7 +257,7 @@ def _line(one: Judged) -> str:
     if difference.mean is None:
         return f"| {one.claim.says} | {one.claim.where} | **{one.verdict}** | | | | |"
     interval = "" if difference.low is None else f" [{difference.low:+.2f}, {difference.high:+.2f}]"
-    seeds, divisions = len(one.seeds), len(one.divisions) or 1
+    seeds, divisions = len(one.seeds), len(one.divisions)
     return (
         f"| {one.claim.says} | {one.claim.where} | **{one.verdict}** | {difference.mean:+.2f}{interval} | {seeds} | "
         f"{divisions} | {one.rounds_scale:g} |"

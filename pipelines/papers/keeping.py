@@ -182,7 +182,8 @@ def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
     division, seed = run.pair if isinstance(run.pair, tuple) else (None, run.pair)
     draws = None if division is None else (division,)
     planned = _planned(table, run.setting, replace(asked, rows=(run.row,), seeds=(seed,), partition_seeds=draws))
-    own = flatten(header["identity"])
+    identity = _identity(header)
+    own = flatten(identity)
     usual = flatten(planned[run.row, run.pair].identity()) if planned else {}
     values = flatten(header["config"])
     differing = sorted(key for key in own.keys() | usual.keys() if own.get(key) != usual.get(key))
@@ -192,7 +193,7 @@ def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
         division,
         seed,
         {key: None if value is None else round(value, 12) for key, value in run.figures.items()},
-        _digest(header["identity"]),
+        _digest(identity),
         {key: values[key] for key in differing if key in values},
         metrics["data_fingerprint"],
         metrics["partition_fingerprint"],
@@ -200,6 +201,19 @@ def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
         (processor_of(made) or "unknown") if made["device"] == "cpu" else made["device"],
         made["versions"]["torch"],
     )
+
+
+def _identity(header: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run's settings as this code says them.
+
+    A key that is younger than the run has its default, which means what was done before there was a choice. Where this
+    code knows the settings no more, they are as the run said them.
+    """
+    try:
+        return Config.from_mapping(header["config"]).identity()
+    except ConfigError:
+        identity: Mapping[str, Any] = header["identity"]
+        return identity
 
 
 def _same(table: PaperTable, path: Path, before: KeptRun, now: KeptRun) -> None:

@@ -104,7 +104,7 @@ def test_the_interval_over_seeds_decides(compared: Compared, by: float, verdict:
     judged = judge(claim(by), found(compared, {0: 4.0, 1: 5.0, 2: 6.0}))
     assert judged.verdict == verdict
     assert judged.difference.low == pytest.approx(5 - 4.302653 / 3**0.5, abs=1e-5)
-    assert (judged.seeds, judged.divisions) == ((0, 1, 2), ())
+    assert (judged.seeds, judged.divisions) == ((0, 1, 2), (0, 1, 2))  # each seed divides anew
 
 
 def test_of_several_divisions_the_interval_is_over_them(compared: Compared) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from flcore.config import Config
 from flcore.errors import DataError, RunError
 from flcore.run_folder import RunFiles
 from pipelines.cli.app import main
 from pipelines.execution.bodies import comparison_runs
+from pipelines.papers import keeping
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.claims import claims, judged
 from pipelines.papers.keeping import keep, kept_tables, outdated, read_kept
@@ -163,3 +165,15 @@ def test_what_this_project_keeps_is_what_its_tables_ask_for() -> None:
     for kept in kept_tables():
         assert outdated(kept) == [], kept.name
         assert kept.runs == tuple(sorted(kept.runs, key=lambda run: run.place)), kept.name
+
+
+def test_a_run_that_is_older_than_a_key_has_its_default() -> None:
+    """Nobody measures again for a choice that came later; what is known no more stays as it was said."""
+    config = Config.from_mapping(
+        {"data": {"name": "digits"}, "method": {"name": "fedprox"}, "federation": {"rounds": 7}}
+    )
+    values = config.to_mapping()
+    del values["local"]["clip"]
+    assert keeping._identity({"config": values, "identity": {}}) == config.identity()
+    values["local"]["forgotten"] = 1
+    assert keeping._identity({"config": values, "identity": {"said": 1}}) == {"said": 1}
