@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import TINY
+from pipelines.orchestration.commands import operation
+from pipelines.papers.carry_out import run_table
+from pipelines.papers.plan import Asked, plan
+
+from .conftest import TINY, tiny
 
 SCRIPT = """
 import json, sys
@@ -70,3 +74,28 @@ def test_a_killed_table_ends_with_the_same_bytes(tmp_path: Path) -> None:
         ("near", "even"),
         ("near", "skewed"),
     }
+
+
+def test_rows_of_an_earlier_command_stay_beside_those_of_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedProx alone, then FedAvg alone: both stand in the page, and what had finished is not trained again.
+
+    Another seed of FedAvg is not all that is asked of FedProx, so that a third command shows FedAvg by itself.
+    """
+    monkeypatch.setenv("PROTOFL_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "table"
+
+    def run(row: str, seed: int) -> dict[tuple[str, str], int]:
+        asked = Asked([row], ["even"], (seed,), None, 0.1, ("tracking.enabled=false",))
+        planned = plan(tiny(), asked)
+        with operation(planned.settings[0].parameters, wait=False) as (how, _):
+            run_table(planned, out, how)
+        cells = json.loads((out / "table.json").read_text(encoding="utf-8"))["cells"]
+        return {(cell["row"], cell["column"]): cell["n"] for cell in cells if cell["n"]}
+
+    assert run("near", 0) == {("near", "even"): 1}
+    written = {path: path.stat().st_mtime_ns for path in (out / "even" / "runs").glob("*/metrics.json")}
+    assert run("fedavg", 0) == {("fedavg", "even"): 1, ("near", "even"): 1, ("fedavg", "sent"): 1}
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert run("fedavg", 1) == {("fedavg", "even"): 1, ("fedavg", "sent"): 1}
