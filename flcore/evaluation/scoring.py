@@ -153,8 +153,9 @@ class Scorer:
 
         Returns:
             Of shared images ``<way>/scores`` float32 [n, K]. Of a client ``<way>/correct`` int64 [3] (right, right
-            among its own classes, tested) where a model of its own answers; ``private`` int64 [C], the right answers of
-            its own model by class, ``votes`` int64 [N], that model's answers, and ``trained``, 1 if it ever trained.
+            among its own classes, tested) where a model of its own answers, and not as everybody's does; ``private``
+            int64 [C], the right answers of its own model by class, ``votes`` int64 [N], that model's answers, and
+            ``trained``, 1 if it ever trained.
         """
         if self._experiment.method.data_scope == "union":
             memories = _nothing_remembered  # what trained stands at the server
@@ -192,9 +193,11 @@ class Scorer:
         own, rows = own_model(self._experiment, server, client, memory), self._tested_rows(request, client)
         device = self._experiment.config.engine.device
         found: dict[str, Tensor] = {}
-        if own is not None:
+        ways = self._ways(request)
+        if self._experiment.method.answers_alike:
+            ways.pop(MAIN, None)  # said of the shared images, which are all there are
+        if own is not None and ways:
             images = StoredImages(self._experiment, self._data.images[rows])
-            ways = self._ways(request)
             answers = self._forward.answers(own, images, ways, server, held.to(device), (client, len(rows)))
             for way, scores in answers.items():
                 found[f"{way}/correct"] = right_answers(scores, self._data.labels[rows], held)

@@ -180,6 +180,14 @@ class Method(ABC):
         """Whether :meth:`client_model` reads what clients remember; else their files are not opened for scoring."""
         return not self.has_global_model
 
+    @property
+    def answers_alike(self) -> bool:
+        """Whether :meth:`predict` says the same of an image whichever model it is given.
+
+        Then a client's own test images, which are among those that everybody answers for, are not asked about again.
+        """
+        return False
+
     def global_model(self, server: Record, setting: Setting) -> Weights | None:
         """The model that answers for everybody; None where there is none.
 

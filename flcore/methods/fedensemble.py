@@ -95,6 +95,11 @@ class FedEnsemble(FedAvg):
         """Where clients' own models are scored beside the ensemble."""
         return self.variant == "clients"
 
+    @property
+    def answers_alike(self) -> bool:
+        """Always: members answer, each with its own statistics."""
+        return True
+
     def start_server(self, setting: Setting) -> Payloads:
         """The initial model; or M of them, and who gets which first."""
         if self.variant == "clients":

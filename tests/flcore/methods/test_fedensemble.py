@@ -138,6 +138,22 @@ def test_the_ensemble_is_scored_for_clients_too(lab: Any, tmp_path: Any) -> None
     assert (alone["pooled_local"], alone["mean_local"]) == (0.5, 0.5)
 
 
+def test_members_are_asked_once_about_an_image(lab: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they say of everybody's images is looked up for clients, whose own images are among them."""
+    asked: list[int] = []
+    predict = FedEnsemble.predict
+
+    def counted(self: FedEnsemble, model: Any, images: torch.Tensor, *rest: Any) -> torch.Tensor:
+        asked.append(len(images))
+        return predict(self, model, images, *rest)
+
+    monkeypatch.setattr(FedEnsemble, "predict", counted)
+    experiment = by_hand(lab, [[0], [1, 2, 3]], method={"name": "fedensemble"}, federation={"rounds": 1})
+    run = lab.run(experiment, tmp_path / "run")
+    assert run.history[-1]["pooled_local"] is not None
+    assert sum(asked) == len(experiment.dataset.test.labels)
+
+
 # ---- statistics that FedAvg keeps at home ------------------------------------------------------------------------
 
 
