@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pipelines.papers.catalogue import Column, PaperTable, Printed, Row
 from pipelines.papers.figures_of_a_run import figure
 from pipelines.papers.plan import Asked, TablePlan, cells, refused_by_reason
 from pipelines.reporting import tables
-from pipelines.reporting.formats import MISSING, listed
+from pipelines.reporting.formats import MISSING, format_number, format_number_difference, listed
 from pipelines.reporting.html import Notes, Rows, Section, Words, write_page
 from pipelines.reporting.statistics import PairedDifference, Summary, paired_difference, summarise
 from pipelines.reporting.tables import WORDS, Format, Table, csv_text, json_text, markdown_table, write_texts
@@ -317,34 +318,14 @@ def _refusals(found: TableResults) -> list[str]:
     ]
 
 
-def _plain(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.2f}"
-
-
-def _our_text(summary: Summary) -> str:
-    if summary.mean is None:
-        return MISSING
-    spread = "" if summary.std is None else f" ± {summary.std:.2f}"
-    partial = f" (n = {summary.n})" if summary.n < len(summary.by_seed) else ""
-    return f"{summary.mean:.2f}{spread}{partial}"
-
-
-def _difference_text(difference: PairedDifference) -> str:
-    if difference.mean is None:
-        return MISSING
-    if difference.low is None or difference.high is None:
-        return f"{difference.mean:+.2f}"
-    return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
-
-
 def _printed_text(printed: Printed | None) -> str:
     if printed is None:
         return MISSING
-    return _plain(printed.value) + ("" if printed.spread is None else f" ± {printed.spread:.2f}")
+    return f"{printed.value:.2f}" + ("" if printed.spread is None else f" ± {printed.spread:.2f}")
 
 
 _LINK = Markup('<a href="{href}">{title}</a>')
-_OURS = Format(_our_text)
+_OURS = Format(partial(format_number, spec=".2f"))
 _PRINTED = Format(_printed_text)
-_DIFFERENCE = Format(_difference_text)
+_DIFFERENCE = Format(partial(format_number_difference, spec=".2f"))
 _GAP = Format(lambda value: MISSING if value is None else f"{value:+.2f}")

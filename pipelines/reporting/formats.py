@@ -52,22 +52,30 @@ def format_summary(summary: Summary) -> str:
     return format_percent(summary.mean) + spread + partial
 
 
-def format_number(summary: Summary) -> str:
-    """Mean and spread of what is no share: `12.3 ± 0.4`, four figures."""
+def format_number(summary: Summary, spec: str = ".4g") -> str:
+    """Mean and spread of what is no share: `12.3 ± 0.4`.
+
+    Args:
+        summary: of the runs. spec: of each number; four figures.
+    """
     if summary.mean is None:
         return MISSING
-    spread = "" if summary.std is None else f" ± {summary.std:.4g}"
+    spread = "" if summary.std is None else f" ± {summary.std:{spec}}"
     partial = f" (n = {summary.n})" if summary.n < len(summary.by_seed) else ""
-    return f"{summary.mean:.4g}{spread}{partial}"
+    return f"{summary.mean:{spec}}{spread}{partial}"
 
 
-def format_number_difference(difference: PairedDifference) -> str:
-    """Paired difference of what is no share, with its interval where there is one."""
+def format_number_difference(difference: PairedDifference, spec: str = ".4g") -> str:
+    """Paired difference of what is no share, with its interval where there is one.
+
+    Args:
+        difference: of the runs. spec: of each number, which is signed; four figures.
+    """
     if difference.mean is None:
         return MISSING
     if difference.low is None or difference.high is None:
-        return f"{difference.mean:+.4g}"
-    return f"{difference.mean:+.4g} [{difference.low:+.4g}, {difference.high:+.4g}]"
+        return f"{difference.mean:+{spec}}"
+    return f"{difference.mean:+{spec}} [{difference.low:+{spec}}, {difference.high:+{spec}}]"
 
 
 def format_difference(difference: PairedDifference) -> str:
