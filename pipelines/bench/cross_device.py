@@ -20,7 +20,7 @@ from pipelines.bench.common import Bench, BenchOptions, Federation, Measurement,
 
 CLIENTS, SAMPLES, COHORT, BATCH, TEST_SIZE = 1000, 50, 50, 10, 10_000
 PUBLISHED_ROUNDS, EVERY = 1500, 10
-STEPS = SAMPLES // BATCH
+STEPS, LR = SAMPLES // BATCH, 0.1
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,7 @@ class Options(BenchOptions):
 def measure(options: Options, bench: Bench) -> Measurement:
     """Training processes in turn; evaluation is part of the rounds, as in the published times."""
     clients, cohort, test_size = (round(options.scale * number) for number in (CLIENTS, COHORT, TEST_SIZE))
-    params = {
-        "data": {"name": "cifar10"},
-        "partition": {"name": "iid", "num_clients": clients},
-        "model": {"name": "pfl_cnn"},
-        "method": {"name": "fedavg"},
-        "federation": {"rounds": options.rounds, "participation": cohort / clients},
-        "local": {"epochs": 1, "batch_size": BATCH, "lr": 0.1},
-        "evaluation": {"every": EVERY},
-    }
-    federation = Federation(bench, params, synthetic_dataset("cifar10", (3, 32, 32), clients * SAMPLES, test_size))
+    federation = federation_of(bench, options.rounds, options.scale)
     names = {
         f"{device}, {workers} workers{', stacked' if stacked == 'true' else ''}": (device, workers, stacked)
         for device in options.devices or available_devices()
@@ -79,7 +70,7 @@ def measure(options: Options, bench: Bench) -> Measurement:
     series = bench.alternate({name: partial(case, name) for name in names}, options.repetitions)
     settings = {
         **{"clients": clients, "samples_per_client": SAMPLES, "cohort": cohort, "batch_size": BATCH, "epochs": 1},
-        **{"lr": 0.1, "model": "pfl_cnn", "test_images": test_size, "evaluation_every": EVERY},
+        **{"lr": LR, "model": "pfl_cnn", "test_images": test_size, "evaluation_every": EVERY},
         "images": "3x32x32 uint8, random",
     }
     first = next(iter(names))
@@ -88,6 +79,21 @@ def measure(options: Options, bench: Bench) -> Measurement:
     published = names if options.scale == 1 else ()
     rates = {name: lambda median: {"seconds_of_1500_rounds": median * longer} for name in published}
     return Measurement(settings, series, ratios, rates)
+
+
+def federation_of(bench: Bench, rounds: int, scale: float = 1.0) -> Federation:
+    """The setting, divided and on disk; ``scale`` as in :class:`Options`."""
+    clients, cohort, test_size = (round(scale * number) for number in (CLIENTS, COHORT, TEST_SIZE))
+    params = {
+        "data": {"name": "cifar10"},
+        "partition": {"name": "iid", "num_clients": clients},
+        "model": {"name": "pfl_cnn"},
+        "method": {"name": "fedavg"},
+        "federation": {"rounds": rounds, "participation": cohort / clients},
+        "local": {"epochs": 1, "batch_size": BATCH, "lr": LR},
+        "evaluation": {"every": EVERY},
+    }
+    return Federation(bench, params, synthetic_dataset("cifar10", (3, 32, 32), clients * SAMPLES, test_size))
 
 
 def available_devices() -> tuple[str, ...]:

@@ -70,8 +70,8 @@ class Paper:
 
     def work(self, rounds: int) -> Work:
         """Of so many rounds."""
-        counts = {"clients": self.clients, "cohort": self.clients, "steps": self.steps, "rounds": rounds}
-        return Work(**counts, samples=self.steps * self.batch_size, batch_size=self.batch_size, lr=LR, cores=1)
+        samples = self.steps * self.batch_size
+        return Work(self.clients, samples, self.clients, self.steps, self.batch_size, LR, rounds, cores=1)
 
     def setting(self) -> dict[str, Any]:
         """As JSON."""

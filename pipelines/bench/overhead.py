@@ -26,7 +26,6 @@ of that is PyTorch's own: ``torch.optim``, which all use but we, imports its com
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import statistics
 import sys
@@ -54,20 +53,19 @@ from pipelines.bench.common import (
     paired,
     protofl,
     read_rounds,
-    steady,
     synthetic_dataset,
     write_mnist,
 )
-from pipelines.bench.peers.environment import PEERS, copy_scripts
+from pipelines.bench.peers.environment import PEERS
+from pipelines.bench.peers.process import Done, Processes
 from pipelines.bench.peers.roster import Roster
 from pipelines.bench.work import SHAPE, Work
-from pipelines.bench.workload import write_inputs
 from pipelines.config.params import override
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
 from pipelines.runs.layout import write_json
 
 TEST_SIZE = 1000
-_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # pfl, for one, would take it
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,6 @@ def measure(options: Options, bench: Bench) -> Measurement:
     kept = {case: timings for case, timings in series.items() if case.removesuffix("_rounds") not in left_out}
     settings = {
         **dataclasses.asdict(work),
-        "model": "fedgen_cnn",
         "images": "1x28x28 uint8, random",
         "engine": list(options.assignments),
         "peers": roster.settings(),
@@ -180,15 +177,14 @@ class Overhead:
         self._params = _params(work)
         self._dataset = synthetic_dataset("mnist", SHAPE, work.clients * work.samples, TEST_SIZE)
         self._federation = Federation(bench, self._params, self._dataset)
-        self._scripts = copy_scripts(bench.folder / "scripts")
-        self._inputs = bench.folder / "inputs.npz"
-        write_inputs(work, self._inputs)
+        self._processes = Processes(bench, work)
         self.digests: dict[str, list[str]] = {}
         """By case, of the final weights of every repetition."""
 
     def bare(self) -> dict[str, Timing]:
         """The plain loop."""
-        return self._timed("bare", "pipelines.bench.workload", sys.executable, "bare_process", "bare")
+        done = self._processes.start("bare", "pipelines.bench.workload", sys.executable, _NO_GPU)
+        return self._noted("bare", done, "bare_process", "bare")
 
     def peer(self, name: str, python: str, cores: int = Work.cores) -> dict[str, Timing]:
         """Another simulator, with the interpreter of its environment.
@@ -197,32 +193,11 @@ class Overhead:
             RunError: it failed, or has not done what was asked of it.
         """
         case = name if cores == self._work.cores else f"{name}, {cores} core"
-        return self._timed(case, PEERS[name].module, python, case, f"{case}_rounds", cores)
+        return self._noted(case, self._processes.peer(name, python, case, cores), case, f"{case}_rounds")
 
-    def _timed(
-        self, case: str, module: str, python: str, process_case: str, rounds_case: str, cores: int = Work.cores
-    ) -> dict[str, Timing]:
-        """Run the ``main`` of a module that prints the seconds of its rounds and the digest of its weights.
-
-        Not with ``-m``: Ray's workers must find the module's functions under the module's own name.
-        """
-        start = f"from {module} import main; main()"
-        places = {"PYTHONPATH": str(self._scripts), "FLWR_HOME": str(self._bench.folder / "flower")}
-        work = json.dumps(dataclasses.asdict(dataclasses.replace(self._work, cores=cores)))
-        device = {} if case in PEERS and PEERS[case].cuda else _NO_GPU
-        done = self._bench.execute(case, [python, "-c", start, work, str(self._inputs)], device | places)
-        try:
-            rounds, digest = done.printed["rounds"], done.printed["digest"]
-        except (ValueError, LookupError) as error:
-            raise RunError(f"bench overhead, {case}: it did not say what it had done") from error
-        steps = self._work.total_steps
-        if len(rounds) != self._work.rounds:
-            raise RunError(f"bench overhead, {case}: {len(rounds)} rounds instead of {self._work.rounds}")
-        self.digests.setdefault(case, []).append(digest)
-        return {
-            rounds_case: Timing(steady(rounds), steps, done.peak_mb),
-            process_case: Timing(done.seconds, steps, done.peak_mb),
-        }
+    def _noted(self, case: str, done: Done, process: str, rounds: str) -> dict[str, Timing]:
+        self.digests.setdefault(case, []).append(done.digest)
+        return done.timings(self._work, process, rounds)
 
     def train(self) -> dict[str, Timing]:
         """The library alone."""

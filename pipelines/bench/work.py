@@ -12,12 +12,15 @@ import numpy as np
 
 CLASSES, SHAPE, MEAN, STD = 10, (1, 28, 28), 0.5, 0.3
 
+SHAPES: Mapping[str, tuple[int, int, int]] = {"fedgen_cnn": SHAPE, "pfl_cnn": (3, 32, 32)}
+"""By network that is written down for the peers too, the shape of its images."""
+
 
 @dataclass(frozen=True)
 class Work:
     """How much: ``cohort`` of ``clients`` clients a round, each ``steps`` steps of ``batch_size`` of its samples.
 
-    ``cores`` is how many clients may train at once, by those that can train several.
+    ``cores`` is how many clients may train at once, by those that can train several; ``model`` one of :data:`SHAPES`.
     """
 
     clients: int = 20
@@ -28,6 +31,7 @@ class Work:
     lr: float = 0.05
     rounds: int = 50
     cores: int = 2
+    model: str = "fedgen_cnn"
 
     @property
     def total_steps(self) -> int:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipelines.bench.work import CLASSES, MEAN, SHAPE, STD, Work, report
+from pipelines.bench.work import CLASSES, MEAN, SHAPE, SHAPES, STD, Work, report
 
 __all__ = [
     "CLASSES",
@@ -35,10 +35,19 @@ __all__ = [
 ]
 
 
-def make_model(seed: int = 0) -> nn.Sequential:
-    """The network that ``fedgen_cnn`` is, written down again: 26,434 parameters; 44 statistics, 2 counters."""
+def make_model(seed: int = 0, model: str = "fedgen_cnn") -> nn.Sequential:
+    """A network of the registry, written down again.
+
+    ``fedgen_cnn`` has 26,434 parameters, 44 statistics and 2 counters; ``pfl_cnn`` 1,626,442 parameters, here drawn as
+    PyTorch draws them: speed does not depend on them.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
+        if model == "pfl_cnn":
+            return nn.Sequential(
+                *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+                *(nn.Dropout(0.25), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, CLASSES)),
+            )
         return nn.Sequential(
             *(nn.Conv2d(1, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6), nn.ReLU()),
             *(nn.Conv2d(6, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
@@ -54,9 +63,13 @@ def make_images(number: int, shape: tuple[int, ...] = SHAPE) -> tuple[Tensor, Te
 
 
 @cache
-def client_data(work: Work, shape: tuple[int, ...] = SHAPE) -> list[tuple[Tensor, Tensor]]:
-    """Each client's normalised images float32 [n, C, H, W] and labels int64 [n]; made once per process."""
-    images, labels = make_images(work.clients * work.samples, shape)
+def client_data(work: Work, shape: tuple[int, ...] | None = None) -> list[tuple[Tensor, Tensor]]:
+    """Each client's normalised images float32 [n, C, H, W] and labels int64 [n]; made once per process.
+
+    Args:
+        work: how much. shape: of an image; None: of the work's model.
+    """
+    images, labels = make_images(work.clients * work.samples, shape or SHAPES[work.model])
     normalised = (images.float() / 255 - MEAN) / STD
     parts = (torch.split(tensor, work.samples) for tensor in (normalised, labels))
     return list(zip(*parts, strict=True))
@@ -65,7 +78,9 @@ def client_data(work: Work, shape: tuple[int, ...] = SHAPE) -> list[tuple[Tensor
 def write_inputs(work: Work, path: Path) -> None:
     """A file ``.npz`` for those who have no torch: the initial weights by name, and all clients' images and labels."""
     images, labels = (torch.stack(tensors).numpy() for tensors in zip(*client_data(work), strict=True))
-    weights: dict[str, Any] = {name: tensor.numpy() for name, tensor in make_model().state_dict().items()}
+    weights: dict[str, Any] = {
+        name: tensor.numpy() for name, tensor in make_model(model=work.model).state_dict().items()
+    }
     np.savez(path, images=images, labels=labels, **weights)
 
 
@@ -85,15 +100,15 @@ def train_client(module: nn.Module, images: Tensor, labels: Tensor, work: Work, 
 
 
 def bare_rounds(
-    work: Work, module: nn.Module | None = None, shape: tuple[int, ...] = SHAPE
+    work: Work, module: nn.Module | None = None, shape: tuple[int, ...] | None = None
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Seconds of each round, and the final weights: load, loop over clients and batches, average what comes back.
 
     Args:
         work: how much. module: images [B, C, H, W] of ``shape`` to logits [B, K]; None: :func:`make_model`'s.
-        shape: of an image.
+        shape: of an image; None: of the work's model.
     """
-    data, module = client_data(work, shape), module or make_model()
+    data, module = client_data(work, shape), module or make_model(model=work.model)
     generator = torch.Generator().manual_seed(0)
     server = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     seconds = []

@@ -300,9 +300,9 @@ def _add_machine(add: _Commands) -> None:
         "--peers",
         action="store_true",
         default=None,
-        help="overhead: also other simulators, in environments of their own that are made in the cache folder",
+        help="overhead, gpu: also other simulators, in environments of their own that are made in the cache folder",
     )
-    measured.add_argument("--only-peers", type=names, metavar="A,B,...", help="overhead: some of them, by name")
+    measured.add_argument("--only-peers", type=names, metavar="A,B,...", help="likewise: some of them, by name")
     measured.add_argument(
         "--cases", type=names, metavar="A,B,...", help="overhead: some of our commands alone, such as run_2_workers"
     )

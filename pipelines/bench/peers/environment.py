@@ -13,8 +13,8 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -32,7 +32,8 @@ class Peer:
         torch: whether it needs torch, which comes in our own version.
         python: the Python that it needs, such as ``3.12``, where ours is older; None: ours will do.
         several: whether it can train several clients at once here, as ``Work.cores`` says.
-        cuda: whether it needs a CUDA device.
+        cuda: whether it needs a CUDA device; who does not is shown none.
+        variables: of its process.
     """
 
     module: str
@@ -42,6 +43,12 @@ class Peer:
     python: str | None = None
     several: bool = False
     cuda: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of its process; pfl, for one, would take a device that it sees."""
+        return {**({} if self.cuda else {"CUDA_VISIBLE_DEVICES": ""}), **self.variables}
 
     @property
     def version(self) -> str:
@@ -69,20 +76,40 @@ class NoEnvironmentError(RunError):
         self.reason = reason
 
 
+_JAX_ON_CPU = {"JAX_PLATFORMS": "cpu"}
+
 PEERS: dict[str, Peer] = {
     "torch_cuda_graph": Peer("pipelines.bench.peers.cuda_graph", (), cuda=True),
-    "jax": Peer("pipelines.bench.peers.jax_loop", ("jax==0.10.2", "jaxlib==0.10.2"), torch=False),
+    "jax": Peer(
+        "pipelines.bench.peers.jax_loop", ("jax==0.10.2", "jaxlib==0.10.2"), torch=False, variables=_JAX_ON_CPU
+    ),
+    "jax_cuda": Peer(
+        "pipelines.bench.peers.jax_loop",
+        ("jax[cuda12]==0.10.2", "jaxlib==0.10.2"),
+        torch=False,
+        cuda=True,
+        variables={"JAX_PLATFORMS": "cuda"},
+    ),
     "fedjax": Peer(
         "pipelines.bench.peers.fedjax_simulation",
         # It calls what later ones of these lack.
         ("fedjax==0.0.17", "jax==0.4.35", "jaxlib==0.4.35", "dm-haiku==0.0.13", "optax==0.2.4"),
         torch=False,
+        variables=_JAX_ON_CPU,
     ),
     # 3.0 needs Python 3.14. It imports tqdm and does not ask for it.
     "blazefl": Peer(
         "pipelines.bench.peers.blazefl_simulation", ("blazefl==2.0.3", "tqdm==4.67.1"), python="3.12", several=True
     ),
-    "pfl": Peer("pipelines.bench.peers.pfl_simulation", ("pfl[pytorch]==0.6.0",)),
+    "pfl": Peer(
+        "pipelines.bench.peers.pfl_simulation", ("pfl[pytorch]==0.6.0",), variables={"PFL_PYTORCH_DEVICE": "cpu"}
+    ),
+    "pfl_cuda": Peer(
+        "pipelines.bench.peers.pfl_simulation",
+        ("pfl[pytorch]==0.6.0",),
+        cuda=True,
+        variables={"PFL_PYTORCH_DEVICE": "cuda"},
+    ),
     # 1.42.0 asks for a newer list of certificates than some registries have.
     "flower": Peer(
         "pipelines.bench.peers.flower_simulation", ("flwr[simulation]==1.41.0", "ray==2.55.1"), several=True

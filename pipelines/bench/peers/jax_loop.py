@@ -6,7 +6,7 @@ What was chosen, and why:
   trains, and averages parameters and BatchNorm's statistics. Nothing comes back to Python but the weights.
 - The network is written by hand (`jax_network.py`), with no library for layers or optimisers.
 - The first round compiles; ``rounds`` of the benchmark leave the first one out, the process's seconds do not.
-- One process on one core.
+- One process, on one core or with a GPU (`jax_network.py`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ Initial weights and images come from a file that the benchmark writes (`workload
 Convolutions are products of patches and weights: on a CPU, with a vmap over clients, XLA makes grouped convolutions of
 ``lax.conv_general_dilated``, and these took 2.5 times as long.
 
-One thread: XLA's pool has as many threads as the process may use cores, and Eigen's are switched off by a flag, so the
-process is bound to one core before JAX is imported (Linux; elsewhere only the flag holds).
+JAX_PLATFORMS says where: the CPU, or ``cuda``. On a CPU one thread: XLA's pool has as many threads as the process may
+use cores, and Eigen's are switched off by a flag, so the process is bound to one core before JAX is imported (Linux;
+elsewhere only the flag holds).
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ import numpy as np
 from pipelines.bench.work import Work
 
 os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
-os.environ["JAX_PLATFORMS"] = "cpu"
-if sys.platform == "linux":
+if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu" and sys.platform == "linux":
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 import jax  # type: ignore[import-not-found]
