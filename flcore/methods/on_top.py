@@ -124,6 +124,11 @@ class OnTop(Method):
         """The base's."""
         return self.base_method.answers_from_memory
 
+    @property
+    def answers_alike(self) -> bool:
+        """The base's."""
+        return self.base_method.answers_alike
+
     def num_outputs(self, num_classes: int) -> int:
         """The base's."""
         return self.base_method.num_outputs(num_classes)
