@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
 from flcore.errors import ConfigError
 from pipelines import bench
 from pipelines.bench import gpu
+from pipelines.bench.common import Bench
 from pipelines.bench.peers.environment import PEERS
+from pipelines.bench.peers.process import Processes
+from pipelines.bench.work import Work
 
 
 def test_without_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +42,15 @@ def test_who_is_set_beside_us() -> None:
     with pytest.raises(ConfigError, match=r"^bench gpu: --only-peers flower: expected some of torch_cuda_graph, jax_c"):
         gpu.Options(only_peers=("flower",))
     assert all(PEERS[name].cuda for name in gpu.Options(peers=True).named_peers)
+
+
+def test_every_number_of_clients_has_images_of_its_own(tmp_path: Path) -> None:
+    """What is written for three clients leaves what two have."""
+    bench = Bench("gpu", tmp_path)
+    two, three = (Processes(bench, Work(clients=clients, samples=4)) for clients in (2, 3))
+    for processes, clients in ((two, 2), (three, 3)):
+        with np.load(processes._inputs) as stored:
+            assert stored["images"].shape == (clients, 4, 1, 28, 28)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ class Processes:
         """Write their scripts and what they read."""
         self._bench, self.work = bench, work
         self._scripts = copy_scripts(bench.folder / "scripts")
-        self._inputs = bench.folder / f"{work.model}.npz"
+        self._inputs = bench.folder / f"{work.model}-{work.clients}.npz"  # of one benchmark there may be several works
         write_inputs(work, self._inputs)
 
     def peer(self, name: str, python: str, case: str, cores: int = Work.cores) -> Done:
