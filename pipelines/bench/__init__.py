@@ -17,7 +17,7 @@ BENCHMARKS: dict[str, str] = {
     "population": "seconds per round and peak memory at 100, 1,000 and 10,000 clients, with the same cohort",
     "workers": "speed-up of 1, 2, ... worker processes",
     "models": "rounds of every model at its paper's batch size, beside a bare PyTorch loop: serial, and engine auto",
-    "gpu": "steps per second on a CUDA device: serial, stacked, stacked and recorded; --peers: and by others",
+    "gpu": "steps per second on a CUDA device: serial, stacked, stacked and compiled; --peers: and by others",
     "stack": "clients per second, serial against stacked, over group sizes, per device",
 }
 """What there is, with a line each; the module is the name, as Python spells it."""

@@ -1,13 +1,13 @@
-"""``gpu``: client steps per second on a CUDA device: one client after the other, stacked, and stacked and recorded.
+"""``gpu``: client steps per second on a CUDA device: one client after the other, stacked, and stacked and compiled.
 
 100 clients, all of them in every round, each 20 steps of 32 on images of 1×28×28 with ``fedgen_cnn``; seconds are those
-of the rounds after the first, without evaluation. ``recorded`` launches a step as one CUDA graph
-(``engine.compile=default``); ``tf32`` and ``bf16`` are recorded too. Beside them the same work on one core of the CPU,
+of the rounds after the first, without evaluation. ``compiled`` launches a step of fused kernels as one CUDA graph
+(``engine.compile=default``); ``tf32`` and ``bf16`` are compiled too. Beside them the same work on one core of the CPU,
 by compiled steps.
 
 With ``--peers`` also what others make of a GPU, each in an environment of its own (`pipelines/bench/peers`): bare
 PyTorch whose step is a CUDA graph, and bare JAX, on the same work; and pfl on its own published setting
-(`cross_device.py`), beside ours, stacked and recorded, evaluation included. pfl evaluates nothing there. One that
+(`cross_device.py`), beside ours, stacked and compiled, evaluation included. pfl evaluates nothing there. One that
 cannot be had or fails stops nobody else.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -41,15 +42,15 @@ SAMPLES, STEPS, BATCH, LR = 640, 20, 32, 0.05
 CASES = {
     "cuda, serial": ("device=cuda",),
     "cuda, stacked": ("device=cuda", "stack=true"),
-    "cuda, recorded": ("device=cuda", "stack=true", "compile=default"),
-    "cuda, recorded, tf32": ("device=cuda", "stack=true", "compile=default", "precision=tf32"),
-    "cuda, recorded, bf16": ("device=cuda", "stack=true", "compile=default", "precision=bf16"),
+    "cuda, compiled": ("device=cuda", "stack=true", "compile=default"),
+    "cuda, compiled, tf32": ("device=cuda", "stack=true", "compile=default", "precision=tf32"),
+    "cuda, compiled, bf16": ("device=cuda", "stack=true", "compile=default", "precision=bf16"),
     "cpu, compiled": ("device=cpu", "compile=default"),
 }
 SAME_WORK = ("torch_cuda_graph", "jax_cuda")
 """Peers that do the work of the cases; those of ``cifar10-cross-device`` are :data:`PUBLISHED`."""
 PUBLISHED = ("pfl_cuda",)
-CROSS_DEVICE = "cifar10-cross-device, cuda, recorded"
+CROSS_DEVICE = "cifar10-cross-device, cuda, compiled"
 _CROSS_DEVICE_ROUNDS = 20
 
 
@@ -62,6 +63,7 @@ class Options(BenchOptions):
     model: str = "fedgen_cnn"
     peers: bool = False
     only_peers: tuple[str, ...] | None = None
+    peer_python: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse peers that do other work."""
@@ -86,7 +88,8 @@ def measure(options: Options, bench: Bench) -> Measurement:
     """
     if not torch.cuda.is_available():
         raise ConfigError("bench gpu: no CUDA device on this machine; `protofl bench models` measures the CPU")
-    roster = Roster(options.named_peers, bench.say)
+    given = None if options.peer_python is None else str(options.peer_python.absolute())
+    roster = Roster(options.named_peers, bench.say, given)
     cases, speed_ups = _own_cases(options, bench)
     for clients in options.clients:
         work = Work(clients, SAMPLES, clients, STEPS, BATCH, LR, options.rounds, 1)
@@ -125,7 +128,7 @@ def _cross_device(bench: Bench, roster: Roster) -> dict[str, Case]:
     """By us and by pfl, what pfl has published."""
     cohort, rounds = cross_device.COHORT, _CROSS_DEVICE_ROUNDS
     federation = cross_device.federation_of(bench, rounds)
-    engine = [f"engine.{assignment}" for assignment in (*CASES["cuda, recorded"], f"stack_size={cohort}")]
+    engine = [f"engine.{assignment}" for assignment in (*CASES["cuda, compiled"], f"stack_size={cohort}")]
     work = Work(
         clients=cross_device.CLIENTS,
         samples=cross_device.SAMPLES,
@@ -162,10 +165,10 @@ def _peers(names: tuple[str, ...], roster: Roster, bench: Bench, work: Work, of:
 
 
 def _beside(series: Series, roster: Roster, options: Options) -> dict[str, float]:
-    """How many times as long as our recorded steps the peers take that were measured."""
+    """How many times as long as our compiled steps the peers take that were measured."""
     ratios = {}
     for name in roster.measured:
-        pairs = {f"{name}, {clients} clients": f"cuda, recorded, {clients} clients" for clients in options.clients}
+        pairs = {f"{name}, {clients} clients": f"cuda, compiled, {clients} clients" for clients in options.clients}
         for peer, own in ({name: CROSS_DEVICE} if name in PUBLISHED else pairs).items():
             ratios[f"{peer}/{own}"] = paired(series, peer, own)
     return ratios

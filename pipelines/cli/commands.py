@@ -258,6 +258,7 @@ def bench(arguments: argparse.Namespace) -> int:
     options += (
         "peers",
         "only_peers",
+        "peer_python",
         "cases",
         "clients",
         "workers",

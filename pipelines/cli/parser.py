@@ -304,6 +304,12 @@ def _add_machine(add: _Commands) -> None:
     )
     measured.add_argument("--only-peers", type=names, metavar="A,B,...", help="likewise: some of them, by name")
     measured.add_argument(
+        "--peer-python",
+        type=Path,
+        metavar="FILE",
+        help="gpu: where no registry is reached: an interpreter that has the packages of --peers (JAX, pfl)",
+    )
+    measured.add_argument(
         "--cases", type=names, metavar="A,B,...", help="overhead: some of our commands alone, such as run_2_workers"
     )
     measured.add_argument("--clients", type=whole_numbers, metavar="N,N,...", help="population: how many clients")

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,25 @@ def test_a_peer_that_cannot_be_had_has_a_line_all_the_same(no_registry: Path, mo
     assert settings["torch_cuda_graph"]["status"] == "no CUDA device"
     assert settings["nobody"]["version"] == "protofl-nobody-has-this 1"
     assert [text for text in said if "ancient is left out" in text]
+
+
+def test_an_interpreter_that_is_there_takes_an_environments_place(
+    no_registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds is told instead of what would have been installed; a package that it lacks is named."""
+    monkeypatch.setitem(PEERS, "numbers", Peer("numbers", ("scipy[extra]==0.0.1",), torch=False))
+    monkeypatch.setitem(PEERS, "nobody", Peer("nobody", ("protofl-nobody-has-this==1",), torch=False))
+    held = [f"{name} {version(name)}" for name in ("scipy", "numpy")]
+    roster = Roster(["numbers", "nobody"], lambda text: None, sys.executable)
+    assert roster.pythons == {"numbers": sys.executable}
+    settings = roster.settings()
+    assert settings["numbers"] == {"version": held[0], "requirements": held, "status": "measured"}
+    assert settings["nobody"]["status"].startswith(
+        f"cannot be installed: --peer-python {sys.executable}: it needs protofl-nobody-has-this, numpy there: "
+    )
+    missing = Roster(["numbers"], lambda text: None, str(no_registry / "python"))
+    assert "--peer-python" in missing.settings()["numbers"]["status"]
+    assert missing.settings()["numbers"]["status"].endswith("No such file or directory")
 
 
 def test_a_peer_that_fails_stops_nobody_and_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

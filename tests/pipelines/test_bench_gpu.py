@@ -28,8 +28,8 @@ def test_without_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_a_gpu_every_way_is_measured() -> None:
     result = bench.run("gpu", {"rounds": 2, "repetitions": 1, "clients": (4,)})
     assert [case["case"] for case in result["cases"]] == [
-        *("cuda, serial, 4 clients", "cuda, stacked, 4 clients", "cuda, recorded, 4 clients"),
-        *("cuda, recorded, tf32, 4 clients", "cuda, recorded, bf16, 4 clients", "cpu, compiled, 4 clients"),
+        *("cuda, serial, 4 clients", "cuda, stacked, 4 clients", "cuda, compiled, 4 clients"),
+        *("cuda, compiled, tf32, 4 clients", "cuda, compiled, bf16, 4 clients", "cpu, compiled, 4 clients"),
     ]
     assert len(result["ratios"]) == 5
 
@@ -62,7 +62,7 @@ def test_a_cpu_in_a_gpus_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
     monkeypatch.setattr(gpu, "_CROSS_DEVICE_ROUNDS", 2)
-    cases = {"cuda, serial": ("device=cpu",), "cuda, recorded": ("device=cpu", "stack=true")}
+    cases = {"cuda, serial": ("device=cpu",), "cuda, compiled": ("device=cpu", "stack=true")}
     monkeypatch.setattr(gpu, "CASES", cases)
     for name in ("jax", "pfl"):
         monkeypatch.setitem(PEERS, f"{name}_cuda", PEERS[name])
@@ -71,15 +71,15 @@ def test_a_cpu_in_a_gpus_place(monkeypatch: pytest.MonkeyPatch) -> None:
     done = {case["case"]: case["steps_per_second"] * case["seconds"]["median"] for case in result["cases"]}
     four = {
         "cuda, serial, 4 clients",
-        "cuda, recorded, 4 clients",
+        "cuda, compiled, 4 clients",
         "jax_cuda, 4 clients",
         "jax_cuda, 4 clients, process",
     }
     published = {gpu.CROSS_DEVICE, "pfl_cuda", "pfl_cuda, process"}
     assert done == pytest.approx(dict.fromkeys(four, 160) | dict.fromkeys(published, 500))
     assert result["ratios"].keys() == {
-        "speed-up of cuda, recorded, 4 clients",
-        "jax_cuda, 4 clients/cuda, recorded, 4 clients",
+        "speed-up of cuda, compiled, 4 clients",
+        "jax_cuda, 4 clients/cuda, compiled, 4 clients",
         f"pfl_cuda/{gpu.CROSS_DEVICE}",
     }
     assert {peer["status"] for peer in result["settings"]["peers"].values()} == {"measured"}

@@ -1,7 +1,8 @@
 """The peers' environments: which packages, where they are kept, and how they are made when asked for.
 
 They are made with uv (the one of this environment, one on the PATH, or one fetched with pip) from whatever registry
-uv is configured for, below the user's cache folder, and found again by a hash of what they hold.
+uv is configured for, below the user's cache folder, and found again by a hash of what they hold. On a machine that
+reaches no registry, an interpreter that is there already can be named in their place; what it holds is then told.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -116,6 +118,28 @@ PEERS: dict[str, Peer] = {
     ),
     "fluke": Peer("pipelines.bench.peers.fluke_simulation", ("fluke-fl==0.8.1",)),
 }
+
+
+def held_versions(name: str, python: str) -> list[str]:
+    """What another interpreter has of a peer's packages, as ``jax 0.11.2``, the peer itself first.
+
+    Args:
+        name: one of :data:`PEERS`, which needs packages. python: the interpreter.
+
+    Raises:
+        NoEnvironmentError: it lacks one of them, or does not run.
+    """
+    peer = PEERS[name]
+    wanted = [re.split(r"[\[=]", requirement)[0] for requirement in peer.requirements]
+    code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]), sep='\\n')"
+    try:
+        done = subprocess.run([python, "-c", code, *wanted], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise NoEnvironmentError(name, f"--peer-python {python}: {error.strerror}") from error
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise NoEnvironmentError(name, f"--peer-python {python}: it needs {', '.join(wanted)} there: {said}")
+    return [f"{package} {held}" for package, held in zip(wanted, done.stdout.split(), strict=True)]
 
 
 def peer_python(name: str, say: Callable[[str], None]) -> str:

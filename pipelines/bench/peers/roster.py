@@ -9,7 +9,7 @@ import torch
 
 from flcore.errors import ConfigError, RunError
 from pipelines.bench.common import Case, Timing
-from pipelines.bench.peers.environment import PEERS, NoEnvironmentError, peer_python
+from pipelines.bench.peers.environment import PEERS, NoEnvironmentError, held_versions, peer_python
 
 MEASURED, NO_DEVICE = "measured", "no CUDA device"
 
@@ -17,12 +17,13 @@ MEASURED, NO_DEVICE = "measured", "no CUDA device"
 class Roster:
     """The peers that were asked for; one that cannot be had, or fails, says so and stops nobody else."""
 
-    def __init__(self, names: Sequence[str], say: Callable[[str], None]) -> None:
+    def __init__(self, names: Sequence[str], say: Callable[[str], None], given: str | None = None) -> None:
         """Make their environments where they are not there, which may take minutes.
 
         Args:
             names: of :data:`PEERS`.
             say: told of what takes time, and of who is left out.
+            given: an interpreter that has the peers' packages; None: environments are made.
 
         Raises:
             ConfigError: a name that is none of theirs.
@@ -30,7 +31,8 @@ class Roster:
         for name in names:
             if name not in PEERS:
                 raise ConfigError(f"bench overhead: --only-peers {name}: expected some of {', '.join(PEERS)}")
-        self._say = say
+        self._say, self._given = say, given
+        self._held: dict[str, list[str]] = {}
         self.pythons: dict[str, str] = {}
         self._status = {name: self._prepare(name) for name in names}
 
@@ -38,7 +40,11 @@ class Roster:
         if PEERS[name].cuda and not torch.cuda.is_available():
             return NO_DEVICE
         try:
-            self.pythons[name] = peer_python(name, self._say)
+            if self._given is not None and PEERS[name].packages:
+                self._held[name] = held_versions(name, self._given)
+                self.pythons[name] = self._given
+            else:
+                self.pythons[name] = peer_python(name, self._say)
         except NoEnvironmentError as error:
             self._say(f"{name} is left out: {error}")
             return f"cannot be installed: {error.reason}"
@@ -62,6 +68,10 @@ class Roster:
     def settings(self) -> dict[str, Any]:
         """By name: version, what its environment holds, and how it went."""
         return {
-            name: {"version": PEERS[name].version, "requirements": list(PEERS[name].requirements), "status": status}
+            name: {
+                "version": self._held[name][0] if name in self._held else PEERS[name].version,
+                "requirements": self._held.get(name, list(PEERS[name].requirements)),
+                "status": status,
+            }
             for name, status in self._status.items()
         }
