@@ -29,10 +29,14 @@ from flcore.rng import numpy_stream
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """How local training is carried out: what ``engine.stack`` and ``engine.compile`` say, or what they leave to us."""
+    """How local training is carried out: what ``engine.stack`` and ``engine.compile`` say, or what they leave to us.
+
+    ``fuse``: on a GPU a step is compiled before it is recorded, which takes half a minute, once.
+    """
 
     stack: bool
     compile: bool
+    fuse: bool = True
 
 
 @dataclass(frozen=True)
@@ -160,8 +164,16 @@ class Experiment:
 
     def label_counts(self, trainer: int, round_number: int) -> Tensor:
         """int64 [C]: a trainer's training samples per class in a round."""
-        labels = self.train_labels[self.training_indices(trainer, round_number)]
-        return torch.bincount(labels, minlength=self.dataset.meta.num_classes)
+        key = trainer, self.task(round_number)
+        if key not in self._label_counts:
+            labels = self.train_labels[self.training_indices(trainer, round_number)]
+            self._label_counts[key] = torch.bincount(labels, minlength=self.dataset.meta.num_classes)
+        return self._label_counts[key].clone()
+
+    @cached_property
+    def _label_counts(self) -> dict[tuple[int, int | None], Tensor]:
+        """By trainer and task what has been counted so far: it is asked for in every turn."""
+        return {}
 
     @property
     def stacked(self) -> bool:
@@ -170,7 +182,7 @@ class Experiment:
         Raises:
             ValueError: that is to be decided by measuring, and nobody has.
         """
-        return self._chosen.stack
+        return self.chosen.stack
 
     @property
     def compiled(self) -> bool:
@@ -179,10 +191,15 @@ class Experiment:
         Raises:
             ValueError: that is to be decided by measuring, and nobody has.
         """
-        return self._chosen.compile
+        return self.chosen.compile
 
     @property
-    def _chosen(self) -> EngineChoice:
+    def chosen(self) -> EngineChoice:
+        """How local training is carried out.
+
+        Raises:
+            ValueError: that is to be decided by measuring, and nobody has.
+        """
         engine = self.config.engine
         if self.choice is not None:
             return self.choice

@@ -8,9 +8,11 @@ ends know the model), so headers carry no bytes, as in evaluation.md section 3.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -59,17 +61,30 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     have overflowed.
     """
     return all(
-        bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+        math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())
         for tensor in tensors
         if tensor.is_floating_point()
     )
 
 
-def _size(tensors: Any) -> Size:
-    total = Size()
+def rows_finite(stacks: Iterable[Tensor]) -> list[bool]:
+    """Of each client of a stack whether no value is infinite or not a number; as :func:`all_finite`, all at once.
+
+    Args:
+        stacks: [A, ...] each, at least one of them of floating point.
+    """
+    floating = [tensor.flatten(1) for tensor in stacks if tensor.is_floating_point()]
+    found: list[bool] = torch.stack([torch.isfinite(tensor.sum(1)) for tensor in floating]).all(0).tolist()
+    return [fine or all_finite(tensor[row] for tensor in floating) for row, fine in enumerate(found)]
+
+
+def _size(tensors: Iterable[Tensor]) -> Size:
+    scalars = nbytes = 0
     for tensor in tensors:
-        total += Size(tensor.numel() if tensor.is_floating_point() else 0, tensor.numel() * tensor.element_size())
-    return total
+        values = tensor.numel()
+        scalars += values if tensor.is_floating_point() else 0
+        nbytes += values * tensor.element_size()
+    return Size(scalars, nbytes)
 
 
 @dataclass(frozen=True)
@@ -99,6 +114,10 @@ class Weights(Payload):
 
     def sizes(self) -> dict[str, Size]:
         """Parameters under the record's name; buffers, which nobody trains, under ``<name>_buffers`` in bytes."""
+        return self._sizes
+
+    @cached_property
+    def _sizes(self) -> dict[str, Size]:  # of a broadcast every client of a round asks
         sizes = {"": _size(self.params.values())} if self.params or not self.buffers else {}
         if self.buffers:
             sizes["_buffers"] = Size(0, _size(self.buffers.values()).bytes)

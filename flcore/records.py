@@ -20,6 +20,7 @@ from torch import Tensor
 from flcore.errors import DataError
 from flcore.files import check_sum, raw_values, read_tensors, write_tensors
 from flcore.messages import Arrays, Count, Mixtures, Payload, Prototypes, Size, Weights
+from flcore.twins import moved
 from flcore.wording import brief
 
 PAYLOADS: dict[str, type[Payload]] = {cls.type_name: cls for cls in (Weights, Prototypes, Count, Arrays, Mixtures)}
@@ -122,7 +123,7 @@ def on_device(record: Payloads, device: str) -> Record:
     return Record(
         {
             name: type(payload).from_arrays(
-                {key: tensor.to(device) for key, tensor in payload.arrays().items()}, payload.header()
+                {key: moved(tensor, device) for key, tensor in payload.arrays().items()}, payload.header()
             )
             for name, payload in found.items()
         }

@@ -24,11 +24,12 @@ def numpy_stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, keys)))
 
 
-def torch_stream(seed: int, purpose: str, *keys: int) -> torch.Generator:
-    """A CPU torch generator for one purpose; ``keys`` (round, client, ...) are non-negative integers.
+def torch_stream(seed: int, purpose: str, *keys: int, device: str = "cpu") -> torch.Generator:
+    """A torch generator for one purpose; ``keys`` (round, client, ...) are non-negative integers.
 
-    Torch's CPU generator keeps 32 bits of its seed: among very many streams of a purpose two may coincide.
+    Torch's CPU generator keeps 32 bits of its seed: among very many streams of a purpose two may coincide. That of
+    another ``device`` draws other numbers, the same on all devices of a model.
     """
     state = _sequence(seed, purpose, keys).generate_state(1, np.uint64)[0]
     # Torch's seeds are signed 64-bit in some entry points; 63 bits are valid in all of them.
-    return torch.Generator().manual_seed(int(state) & (2**63 - 1))
+    return torch.Generator(device).manual_seed(int(state) & (2**63 - 1))

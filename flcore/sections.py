@@ -178,8 +178,8 @@ class EngineConfig:
     )
     compile: Literal["none", "auto", "default"] = param(
         "none",
-        "steps of local training as compiled programs, kept on disk (on a GPU as CUDA graphs): none, default, or auto, "
-        "which measures whether that pays",
+        "steps of local training as compiled programs, kept on disk (on a GPU fused kernels in a CUDA graph): none, "
+        "default, or auto, which measures whether that pays",
     )
     ray_address: str | None = param(None, "of a Ray cluster; null starts Ray on this machine")
     gpus_per_worker: float = param(0.0, "ray: share of a GPU that each actor asks for", low=0)

@@ -105,10 +105,14 @@ class TurnRunner:
                 results[turn.client] = Failure(error.cause, _cost(turn.inbox, experiment), error.part, error.details)
         return results
 
+    def _there(self, record: Payloads) -> Record:
+        device, found = self.experiment.config.engine.device, record if isinstance(record, Record) else Record(record)
+        return found if device == "cpu" or not found else on_device(found, device)
+
     def _on_device(self, server: Record) -> Record:
         if server is not self._server[0]:
             # Once per leg, so that clients share the very tensors of a broadcast: what is shared is not stacked.
-            self._server = (server, on_device(server, self.experiment.config.engine.device))
+            self._server = (server, self._there(server))
         return self._server[1]
 
     def receive(self, round_number: int, leg: Leg, client: int, server: Record, memory: Record) -> Turn:
@@ -123,8 +127,8 @@ class TurnRunner:
             leg=leg.name,
             client=client,
             counts=experiment.label_counts(client, round_number),
-            inbox=on_device(inbox, config.engine.device),
-            memory=on_device(memory, config.engine.device),
+            inbox=self._there(inbox),
+            memory=self._there(memory),
             task=experiment.task(round_number),
             stretch=experiment.stream.stretch(round_number),
             task_counts=experiment.task_counts(client),
@@ -185,15 +189,21 @@ class TurnRunner:
             kept = {**kept, BATCHNORM: Weights({}, outcome.weights.buffers)}
         if experiment.keeps_private_models:
             kept = {**kept, **_private_model(kept, turn.memory, outcome.weights if trains else None)}
-        message, kept = on_device(outgoing(message, experiment), "cpu"), on_device(kept, "cpu")
-        for name, payload in (*kept.items(), *message.items()):
-            if payload is not outcome.weights and not _finite(payload):
-                return Failure(f"its {name} holds values that are not finite", down, "reply")
+        # The trained weights, which have been looked at, or as they leave a part of them.
+        looked_at = [[name for name, payload in part.items() if payload is outcome.weights] for part in (kept, message)]
+        message, kept = outgoing(message, experiment), Record(kept)
+        if experiment.config.engine.device != "cpu":
+            message, kept = on_device(message, "cpu"), on_device(kept, "cpu") if kept else kept
+        for part, fine in zip((kept, message), looked_at, strict=True):
+            for name, payload in part.items():
+                if name not in fine and not _finite(payload):
+                    return Failure(f"its {name} holds values that are not finite", down, "reply")
         for name, payload in message.items():
             misfit = _misfit(payload, turn.inbox.get(name))
             if misfit is not None:
                 return Failure(f"its {name} {misfit}", down, "reply")
-        reply = Reply(message, outcome.losses, outcome.steps, bool(kept), down, _cost(message, experiment))
+        up = _cost(message, experiment)
+        reply = Reply(message, outcome.losses, outcome.steps, bool(kept), down, up, trained=outcome.there)
         return reply, kept
 
 
@@ -283,7 +293,8 @@ def _private_model(kept: Payloads, memory: Record, trained: Weights | None) -> d
 
 def _not_finite(outcome: Outcome) -> str | None:
     """Why a client must be stopped before anything that is not a number is averaged or remembered."""
-    if _finite(outcome.weights) and all(math.isfinite(value) for value in outcome.losses.values()):
+    fine = _finite(outcome.weights) if outcome.finite is None else outcome.finite
+    if fine and all(math.isfinite(value) for value in outcome.losses.values()):
         return None
     terms = ", ".join(f"{name} {value:.3g}" for name, value in outcome.losses.items())
     return f"training diverged (mean loss: {terms}); lower local.lr or the weight of the growing term"
@@ -309,8 +320,8 @@ def _misfit(answer: Payload, sent: Payload | None) -> str | None:
         if found.keys() != wanted.keys():
             return f"has other arrays than it was sent: {listed(sorted(found.keys() ^ wanted.keys()))}"
         for name, tensor in found.items():
-            told, expected = ((list(one.shape), str(one.dtype)) for one in (tensor, wanted[name]))
-            if told != expected:
+            if (tensor.shape, tensor.dtype) != (wanted[name].shape, wanted[name].dtype):
+                told, expected = ((list(one.shape), str(one.dtype)) for one in (tensor, wanted[name]))
                 return f"has {name} of shape {told[0]} and {told[1]}, and was sent {expected[0]} and {expected[1]}"
     return None
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from flcore.engine.turns import Place
 from flcore.errors import listed
@@ -28,7 +29,7 @@ class RunName:
     run: str
     code: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Both in one short word."""
         return hashlib.sha256(json.dumps([self.run, dict(self.code)], sort_keys=True).encode()).hexdigest()[:16]

@@ -8,7 +8,7 @@ memories, which they alone read, and hand over replies.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flcore import disk
@@ -92,6 +92,14 @@ class TurnResults:
         result = load_result(self.reply_file(leg, client), (leg, client), run)
         forgets = isinstance(result, Reply) and result.remembers and not self.memory_file(leg, client).exists()
         return None if forgets else result
+
+    def load_all(self, leg: int, clients: Sequence[int], run: str) -> dict[int, Result | None]:
+        """As :meth:`load`, by client; where nothing of a leg lies on the disk, it is asked once."""
+        there = self.reply_file(leg, 0).parent.exists()
+        held = {client: self._held.get((leg, client), (None, None))[0] for client in clients}
+        return {
+            client: self.load(leg, client, run) if there and found is None else found for client, found in held.items()
+        }
 
     def memory(self, leg: int, client: int, run: str) -> Record:
         """What a client remembers since its turn in a leg.

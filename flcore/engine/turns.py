@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from flcore.messages import Size
+from flcore.messages import Size, Weights
 from flcore.records import Record
 
 
@@ -30,6 +30,8 @@ class Reply:
         up: of the reply.
         seconds: that training and answering took; of a stack each client has the share that it has of the steps. What a
             turn is does not depend on them, so that they are not compared.
+        trained: the weights on the device that trained them, where the message holds copies of them
+            (`flcore/twins.py`); they live as long as the reply.
     """
 
     message: Record
@@ -39,6 +41,7 @@ class Reply:
     down: Mapping[str, Size]
     up: Mapping[str, Size]
     seconds: float = field(default=0.0, compare=False)
+    trained: Weights | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

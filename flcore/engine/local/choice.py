@@ -42,6 +42,8 @@ from flcore.wording import brief
 _WORTH = 1.1  # leave the reference only where that clearly pays
 _PROBE_SECONDS = 0.3
 _COMPILE_SECONDS = 60.0  # of one program, until this machine has compiled some
+_FUSE_SECONDS = 30.0  # that fusing a step's kernels takes on a GPU
+_FASTER_THERE = 20  # recorded stacks to serial steps, at least, where kernels are small
 _LEAST_GAIN = 0.4  # share of the training's time that compiled steps save, at least, where they are taken
 
 
@@ -50,7 +52,7 @@ class EngineDecision:
     """How to train, and why.
 
     Attributes:
-        stack: in stacks. compile: by programs.
+        stack: in stacks. compile: by programs. fuse: on a GPU, by such as were compiled before they were recorded.
         serial: client steps per second one at a time; ``stacked``: in a stack; ``compiled``: by programs; None where
             it was not measured.
         compile_seconds: what compiling took now; None where nothing was compiled.
@@ -64,11 +66,12 @@ class EngineDecision:
     compiled: float | None = None
     compile_seconds: float | None = None
     reason: str = ""
+    fuse: bool = True
 
     @property
     def choice(self) -> EngineChoice:
         """What the engine has to know of it."""
-        return EngineChoice(self.stack, self.compile)
+        return EngineChoice(self.stack, self.compile, self.fuse)
 
     @classmethod
     def restored(cls, content: Mapping[str, Any]) -> EngineDecision:
@@ -81,7 +84,7 @@ class EngineDecision:
             decision = cls(**content)
         except TypeError as error:
             raise DataError(f"no decision on stack and compile: {brief(str(error))}") from error
-        if type(decision.stack) is not bool or type(decision.compile) is not bool:
+        if not all(type(one) is bool for one in (decision.stack, decision.compile, decision.fuse)):
             raise DataError("no decision on stack and compile: one of them is neither true nor false")
         return decision
 
@@ -181,7 +184,7 @@ def measure(
 
     Args:
         experiment, clock, programs: as for :func:`decide`.
-        spent: seconds that earlier runs of this kind trained for want of compiled steps.
+        spent: seconds that earlier runs of this kind trained for want of compiled steps, on a GPU of fused ones.
 
     Returns:
         The decision, and None; or where it is not for good, the seconds of training that this run does without.
@@ -208,10 +211,14 @@ def measure(
         trainers |= _stacked(stacked_run, probe, reasons)
     compile_seconds: float | None = None
     waiting: float | None = None
+    total = sum(leg_steps(experiment, 1, leg, client) for client in cohort) * experiment.config.federation.rounds
+    fuse = True
     if engine.compile == "auto" and engine.device == "cuda":
-        trainers |= _recorded(experiment, probe, stack=engine.stack is not False, reasons=reasons)
+        recorded = total * a_step / _FASTER_THERE
+        fuse = spent + recorded > _FUSE_SECONDS
+        waiting = None if fuse else recorded
+        trainers |= _recorded(experiment, probe, stack=engine.stack is not False, fuse=fuse, reasons=reasons)
     elif engine.compile == "auto":
-        total = sum(leg_steps(experiment, 1, leg, client) for client in cohort) * experiment.config.federation.rounds
         folder = programs or default_folder()
         found, compile_seconds, lasting = _compiled(experiment, probe, folder, spent + total * a_step, reasons)
         trainers |= found
@@ -237,6 +244,7 @@ def measure(
         rates.get("compiled"),
         compile_seconds,
         "; ".join([*compared, *reasons]),
+        fuse,
     )
     return decision, waiting
 
@@ -291,12 +299,14 @@ def _compiled(
     return {"compiled": trainer}, probe.clock() - begin if compiled_now else None, True
 
 
-def _recorded(experiment: Experiment, probe: _Probe, *, stack: bool, reasons: list[str]) -> dict[str, Trainer]:
-    """The trainer by recorded kernels, tried out; nothing where it cannot be, with the reason."""
-    trainer = CompiledTrainer(replace(experiment, choice=EngineChoice(stack, True)))
+def _recorded(
+    experiment: Experiment, probe: _Probe, *, stack: bool, fuse: bool, reasons: list[str]
+) -> dict[str, Trainer]:
+    """The trainer by recorded kernels, fused or not, tried out; nothing where it cannot be, with the reason."""
+    trainer = CompiledTrainer(replace(experiment, choice=EngineChoice(stack, True, fuse)))
     try:
         probe.seconds(trainer, len(probe.clients), 1)
-    except ConfigError as error:
+    except (ConfigError, RunError) as error:
         reasons.append(str(error))
         return {}
     if trainer.refused:

@@ -21,7 +21,8 @@ from torch import Tensor
 from flcore.data.images import scale_and_shift
 from flcore.engine.client_data import ClientData
 from flcore.engine.local.convolution import by_columns
-from flcore.engine.local.program import Compiler, Maker, NotCompilableError, Program, Recorder, default_folder
+from flcore.engine.local.program import Compiler, Maker, NotCompilableError, Program, default_folder
+from flcore.engine.local.recorded import Recorder
 from flcore.engine.local.serial import Outcome, SerialTrainer, Tables
 from flcore.engine.local.stacked import Noted, StackedTrainer
 from flcore.engine.local.stacked_inputs import Path, StackedBatches, StackedContext
@@ -35,8 +36,8 @@ from flcore.provenance import step_fingerprint
 
 logger = logging.getLogger(__name__)
 
-_MOST_BYTES = 16 * 2**20
-"""Mini-batches that are gathered at once."""
+_MOST_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
+"""Mini-batches that are gathered at once: a few steps', which a cache holds; on a GPU as few kernels as may be."""
 
 
 class CompiledTrainer(StackedTrainer):
@@ -49,13 +50,14 @@ class CompiledTrainer(StackedTrainer):
             experiment: the run. maker: of programs; None: the compiler, with this machine's folder.
         """
         super().__init__(experiment)
-        by_columns(self.module)
-        self._maker = maker or (Recorder() if experiment.config.engine.device == "cuda" else Compiler(default_folder()))
+        device = experiment.config.engine.device
+        by_columns(self.module, device)
+        self._maker = maker or _maker(experiment)
         self._programs: dict[str, Program] = {}
         self.refused: set[str] = set()
         self._otherwise = StackedTrainer(experiment) if experiment.stacked else SerialTrainer(experiment)
         self._run_facts = _facts(experiment)
-        meta, device = experiment.dataset.meta, experiment.config.engine.device
+        meta = experiment.dataset.meta
         self._scaling: dict[Path, Tensor] = dict(
             zip((("scale",), ("shift",)), scale_and_shift(meta.mean, meta.std, device), strict=True)
         )
@@ -150,7 +152,7 @@ class CompiledTrainer(StackedTrainer):
         """What is each step's own, some steps at a time: in what order, and by step the tensors."""
         alive = batches.going_on()
         a_step = 4 * len(batches) * batches.width * math.prod(self.experiment.dataset.meta.shape)
-        at_once = max(1, _MOST_BYTES // a_step)
+        at_once = max(1, _MOST_BYTES[self.experiment.config.engine.device] // a_step)
         for start in range(0, batches.steps, at_once):
             chosen = slice(start, min(start + at_once, batches.steps))
             batch, augmentation = batches.read_whole(chosen.start, chosen.stop)
@@ -226,6 +228,13 @@ class CompiledTrainer(StackedTrainer):
                 by_step = torch.where(batches.going_on(), by_step, 0.0)
             sums[name] = by_step.sum(0).tolist()
         return sums
+
+
+def _maker(experiment: Experiment) -> Maker:
+    """Of a run's programs."""
+    if experiment.config.engine.device == "cuda":
+        return Recorder(fuse=experiment.chosen.fuse)
+    return Compiler(default_folder())
 
 
 def _facts(experiment: Experiment) -> dict[str, Any]:

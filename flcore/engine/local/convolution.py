@@ -15,32 +15,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MOST_BYTES = 3 * 2**20
-"""Columns of a mini-batch above which the library's convolution is used."""
+MOST_BYTES = {"cpu": 3 * 2**20, "cuda": 64 * 2**20}
+"""Columns of a client's mini-batch above which the library's convolution is used.
+
+On a CPU no cache holds more. A GPU's library goes through a stack's convolutions client by client, as long as columns
+are few.
+"""
 
 Pair = tuple[int, int]
 
 
 class _Columns(nn.Conv2d):
-    """A two-dimensional convolution that may be computed by columns."""
+    """A two-dimensional convolution that may be computed by columns, where they are ``most_bytes`` at most."""
+
+    most_bytes: int
 
     def forward(self, input: Tensor) -> Tensor:
         """Images [B, C, H, W] to [B, O, H', W']."""
         stride, padding, kernel = cast(Pair, self.stride), cast(Pair, self.padding), cast(Pair, self.kernel_size)
         rows, columns = output_size((input.shape[2], input.shape[3]), kernel, stride, padding)
         held = 4 * input.shape[0] * input.shape[1] * math.prod(kernel) * rows * columns
-        if held > MOST_BYTES:
+        if held > self.most_bytes:
             return super().forward(input)
         found, _ = _ByColumns.apply(input, self.weight, kernel, stride, padding)
         return found if self.bias is None else found + self.bias.reshape(-1, 1, 1)
 
 
-def by_columns(module: nn.Module) -> nn.Module:
-    """Have every plain convolution of a module, in place, computed by columns where these are small."""
+def by_columns(module: nn.Module, device: str = "cpu") -> nn.Module:
+    """Have every plain convolution of a module, in place, computed by columns where these are small for the device."""
     for layer in module.modules():
         plain = type(layer) is nn.Conv2d and layer.groups == 1 and layer.dilation == (1, 1)
         if plain and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
             layer.__class__ = _Columns
+            cast(_Columns, layer).most_bytes = MOST_BYTES[device]
     return module
 
 

@@ -75,7 +75,7 @@ class Call:
             for phase in self.phases
         ]
         return (
-            (experiment.config.kin(), experiment.dataset.meta.fingerprint, experiment.stacked, experiment.compiled),
+            (experiment.config.kin(), experiment.dataset.meta.fingerprint, experiment.chosen),
             (self.turns[0].round, self.turns[0].leg, self.first_phase, tuple(phases)),
             tuple((name, values[0].shape[1:], values[0].dtype) for name, values in sorted(self.tables.items())),
             tuple((name, tensor.shape, tensor.dtype) for name, tensor in sorted(first.values.items())),

@@ -1,4 +1,4 @@
-"""Steps as programs: compiled once per machine and kept on disk, or recorded once per process on a GPU.
+"""Steps as programs: compiled once per machine and kept on disk (on a GPU: `recorded.py`).
 
 On a CPU a step is traced to a graph of tensor operations (`torch.fx`), compiled to machine code by PyTorch's
 ahead-of-time compiler, and loaded from then on without the compiler: importing that alone takes longer than many runs.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from flcore import disk
 from flcore.errors import RunError
 from flcore.files import read_json, replace_file, write_json
 from flcore.locks import take_lock
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
 logger = logging.getLogger(__name__)
 
@@ -155,10 +158,7 @@ class Compiler:
 
     def path(self, example: Sequence[Tensor], facts: Mapping[str, Any]) -> Path:
         """Where the program is described, once it is there."""
-        shapes = [[str(tensor.dtype), list(tensor.shape)] for tensor in example]
-        content = {"facts": facts, "tensors": shapes, "torch": torch.__version__, "processor": _processor()}
-        text = json.dumps(content, sort_keys=True)
-        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+        return self.folder / f"{program_name(example, facts, _processor())}.json"
 
     def _compile(self, function: Function, example: Sequence[Tensor], path: Path) -> None:
         begin = self._clock()
@@ -186,69 +186,11 @@ class Compiler:
                 disk.remove(path.with_suffix(suffix), missing_ok=True)
 
 
-# ---- on a GPU: a recording ---------------------------------------------------------------------------------------
-
-
-class RecordedProgram:
-    """The kernels of a step as a CUDA graph: launched at once, whatever Python would have taken to launch them."""
-
-    def __init__(self, function: Function, example: Sequence[Tensor], moved: int) -> None:
-        """Record; tensors of its own stand for those that it will be given."""
-        self._static = [tensor.clone() for tensor in example]
-        self._moved = moved
-        self._fixed: list[Tensor] | None = None
-        self.terms: Sequence[str] = ()
-
-        def step() -> list[Tensor]:
-            terms, noted = function(self._static)
-            self.terms = tuple(terms)
-            return [*terms.values(), *noted]
-
-        self._found, self._replay = captured(step)
-
-    def run(self, fixed: list[Tensor], moment: Sequence[Tensor]) -> list[Tensor]:
-        """Launch it; the host waits for nothing."""
-        if self._fixed is not fixed:
-            torch._foreach_copy_(self._static[: len(fixed)], fixed)
-            self._fixed = fixed
-        torch._foreach_copy_(self._static[len(fixed) :], list(moment))
-        self._replay()
-        return [tensor.clone() for tensor in self._found]
-
-    def finish(self) -> None:
-        """Give back what has moved."""
-        if self._fixed is not None:
-            torch._foreach_copy_(self._fixed[: self._moved], self._static[: self._moved])
-            self._fixed = None
-
-
-def captured(step: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
-    """A CUDA graph of what ``step`` launches: where its results are found, and how it is launched again."""
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # libraries choose their kernels and workspaces before anything is recorded
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
-    return found, graph.replay
-
-
-class Recorder:
-    """Makes :class:`RecordedProgram`; a recording is quickly made and belongs to its process."""
-
-    def make(
-        self, function: Function, example: Sequence[Tensor], moved: int, facts: Mapping[str, Any]
-    ) -> RecordedProgram:
-        """As :meth:`Maker.make`."""
-        try:
-            return RecordedProgram(function, example, moved)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # a kernel that waits for the host, for one, cannot be recorded
-            raise NotCompilableError((str(error).strip().splitlines() or ["no reason given"])[0][:200]) from error
+def program_name(example: Sequence[Tensor], facts: Mapping[str, Any], machine: str) -> str:
+    """A word for all that a program is made from, and for what it is made."""
+    shapes = [[str(tensor.dtype), list(tensor.shape)] for tensor in example]
+    content = {"facts": facts, "tensors": shapes, "torch": torch.__version__, "processor": machine}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def compiler_name() -> str:
@@ -279,21 +221,13 @@ def _machine_code(function: Callable[..., tuple[Tensor, ...]], example: Sequence
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     import torch._inductor
     from torch._inductor import config
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
     from torch.hub import tqdm  # type: ignore[attr-defined]  # where it is not installed, something of the same name
 
     # Tracing makes bars that nobody sees, with a lock for several processes: one that is ended from outside, as idle
     # workers are, would leave it behind, and Python would warn of that when the command ends.
     if hasattr(tqdm, "set_lock"):
         tqdm.set_lock(threading.RLock())
-    with FakeTensorMode() as mode:
-        shapes = [mode.from_tensor(tensor) for tensor in example]
-        try:
-            graph = make_fx(function)(*shapes)
-        except Exception as error:  # whatever a loss does that has no graph
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise NotCompilableError(first[:200]) from error
+    graph = traced(function, example)
     options = {
         "cpp.threads": 1,
         "compile_threads": 1,  # or it keeps processes of its own
@@ -313,10 +247,35 @@ def _machine_code(function: Callable[..., tuple[Tensor, ...]], example: Sequence
         with config.patch(options):
             return Path(str(torch._inductor.aot_compile(graph, tuple(example))))
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise RunError(
-            f"engine.compile: the compiler failed ({first[:200]}); use engine.compile=none, or mend what it says"
-        ) from error
+        raise compiler_failed(error) from error
+
+
+def traced(
+    function: Callable[..., tuple[Tensor, ...]], example: Sequence[Tensor], mode: FakeTensorMode | None = None
+) -> torch.fx.GraphModule:
+    """The graph of a function of tensors; in a ``mode`` that is given, or one of its own.
+
+    Raises:
+        NotCompilableError: it asks for a tensor's values, or does what cannot be traced.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with mode or FakeTensorMode() as shapeless:
+        shapes = [shapeless.from_tensor(tensor, static_shapes=True) for tensor in example]
+        try:
+            return make_fx(function)(*shapes)
+        except Exception as error:  # whatever a loss does that has no graph
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise NotCompilableError(first[:200]) from error
+
+
+def compiler_failed(error: Exception) -> RunError:
+    """What a person is told of it."""
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return RunError(
+        f"engine.compile: the compiler failed ({first[:200]}); use engine.compile=none, or mend what it says"
+    )
 
 
 def _pools(node: torch.fx.Node) -> bool:

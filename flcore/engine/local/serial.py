@@ -50,6 +50,8 @@ class Outcome:
         drawn: int64 [C], how often a sample of each class was in a mini-batch.
         noted: sums of noted features by class, float64 [C, d], and how many they are, float64 [C]; None without any.
             Where passes are noted, of the classes' means in mini-batches by pass, [P, C, d] and [P, C].
+        finite: whether no weight is infinite or not a number; None: nobody has looked.
+        there: the weights, where they lie on a GPU, have twins on the CPU and may stay until they are folded.
     """
 
     weights: Weights
@@ -57,6 +59,8 @@ class Outcome:
     steps: int
     drawn: Tensor
     noted: tuple[Tensor, Tensor] | None = None
+    finite: bool | None = None
+    there: Weights | None = None
 
 
 class Trainer(Protocol):
@@ -134,6 +138,7 @@ class SerialTrainer:
             samples, (size,) = phase_samples(phase, [data], [context], tables)
             skip = uses_batch_statistics(self.module)
             tape = record_tape(self.experiment, self.module, turn, phase, number, size, skip_single=skip)
+            tape = tape.on(self.experiment.config.engine.device)
             self._run_phase(turn, phase, tape, samples, loss_context(context, phases), totals)
             steps += len(tape)
             drawn += drawn_labels(tape.positions, tape.sizes, samples.labels, num_classes)

@@ -21,7 +21,7 @@ from torch import Tensor
 from flcore.engine.client_data import ClientData
 from flcore.engine.local.batchnorm import refuse_single_batches, uses_batch_statistics
 from flcore.engine.local.client_loss import ClientLoss
-from flcore.engine.local.samples import drawn_labels, phase_samples
+from flcore.engine.local.samples import phase_samples
 from flcore.engine.local.serial import Outcome, Tables
 from flcore.engine.local.stacked_inputs import StackedBatch, StackedBatches, StackedContext
 from flcore.engine.local.step import (
@@ -39,14 +39,19 @@ from flcore.engine.local.step import (
 from flcore.engine.local.tape import record_tape
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
-from flcore.messages import Weights
+from flcore.messages import Weights, rows_finite
 from flcore.methods.vocabulary import Loss, Phase, Turn
 from flcore.optim import clip_gradients
 from flcore.prototypes.class_means import class_sums
+from flcore.twins import on_the_cpu, pair
 
 Noted = tuple[Tensor, Tensor]
 """Sums of noted features by client and class, float64 [A, C, d], and how many they are, [A, C]; or [A, P, …] of those
 that :func:`flcore.engine.local.step.in_its_pass` makes of them."""
+
+
+_MOST_KEPT = 2 * 2**30
+"""Bytes of the models of a round that stay on a GPU until they are folded."""
 
 
 class StackedTrainer:
@@ -92,40 +97,73 @@ class StackedTrainer:
             ]
             offsets = [sum(lengths[:position]) for position in range(len(lengths))]
             order = sorted(range(len(turns)), key=lambda position: -len(tapes[position]))
+            in_order = order == list(range(len(turns)))
             place = torch.tensor(order, device=self.experiment.config.engine.device)
-            arranged = {name: value.index_select(0, place) for name, value in {**params, **buffers}.items()}
+            arranged = {
+                name: value if in_order else value.index_select(0, place)
+                for name, value in {**params, **buffers}.items()
+            }
             context = StackedContext(
                 [loss_context(contexts[position], phases) for position in order],
                 [turns[position] for position in order],
                 self.experiment.method.name,
             )
             batches = StackedBatches(
-                [tapes[position] for position in order], [offsets[position] for position in order], samples
+                [tapes[position] for position in order],
+                [offsets[position] for position in order],
+                samples,
+                self.experiment.config.engine.device,
             )
+            labels = batches.drawn(num_classes)
             terms, found = self._run_phase(phase, turns[0].round, arranged, batches, context)
             back = torch.argsort(place)
-            params = {name: arranged[name].detach().index_select(0, back) for name in params}
-            buffers = {name: arranged[name].index_select(0, back) for name in buffers}
+            values = {
+                name: value.detach() if in_order else value.detach().index_select(0, back)
+                for name, value in arranged.items()
+            }
+            params, buffers = {name: values[name] for name in params}, {name: values[name] for name in buffers}
             for rank, position in enumerate(order):
-                tape, offset = tapes[position], offsets[position]
+                tape = tapes[position]
                 steps[position] += len(tape)
-                own = samples.labels[offset : offset + lengths[position]]
-                drawn[position] += drawn_labels(tape.positions, tape.sizes, own, num_classes)
+                drawn[position] += labels[rank]
                 if found is not None:
                     noted[position] = added(noted[position], (found[0][rank], found[1][rank]))
                 for name, totals in terms.items() if len(tape) else ():
                     sums[position][name] = sums[position].get(name, 0.0) + totals[rank]
                     counts[position][name] += len(tape)
+        weights, stay = self._rows(params, buffers)
+        finite = rows_finite([*params.values(), *buffers.values()])
         return [
             Outcome(
-                _row(params, buffers, index),
+                weights[index],
                 {name: total / counts[index][name] for name, total in sums[index].items()},
                 steps[index],
                 drawn[index],
                 noted[index],
+                finite[index],
+                weights[index] if stay else None,
             )
             for index in range(len(turns))
         ]
+
+    def _rows(self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> tuple[list[Weights], bool]:
+        """Each client's weights, rows of the stack as they are, with twins on the CPU where they lie elsewhere.
+
+        Returns:
+            The rows; whether those of a round are few enough to stay on the device until they are folded.
+        """
+        rows = _by_client(params, buffers)
+        if self.experiment.config.engine.device == "cpu":
+            return rows, False
+        here = on_the_cpu({**params, **buffers})
+        copies = _by_client({name: here[name] for name in params}, {name: here[name] for name in buffers})
+        for row, copy in zip(rows, copies, strict=True):
+            for name, tensor in row.params.items():
+                pair(tensor, copy.params[name])
+            for name, tensor in row.buffers.items():
+                pair(tensor, copy.buffers[name])
+        size = sum(tensor.nbytes for tensor in rows[0].values.values())
+        return rows, size * self.experiment.setting.cohort_size <= _MOST_KEPT
 
     def _stacked(self, values: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         device = self.experiment.config.engine.device
@@ -226,8 +264,12 @@ class StackedTrainer:
         return found
 
 
-def _row(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], index: int) -> Weights:
-    # Rows of the stack as they are: copied when they leave, as what leaves is.
-    return Weights(
-        {name: value[index] for name, value in params.items()}, {name: value[index] for name, value in buffers.items()}
-    )
+def _by_client(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> list[Weights]:
+    """Rows of stacks, [A, ...] each."""
+    own, beside = (zip(*(value.unbind(0) for value in part.values()), strict=True) for part in (params, buffers))
+    if not buffers:
+        return [Weights(dict(zip(params, row, strict=True))) for row in own]
+    return [
+        Weights(dict(zip(params, row, strict=True)), dict(zip(buffers, statistics, strict=True)))
+        for row, statistics in zip(own, beside, strict=True)
+    ]

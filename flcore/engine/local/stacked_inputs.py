@@ -24,16 +24,17 @@ Path = tuple[str, ...]
 class StackedBatches:
     """The mini-batches of a phase for a stack whose clients are ordered by their number of steps, a step at a time."""
 
-    def __init__(self, tapes: Sequence[Tape], offsets: Sequence[int], samples: Samples) -> None:
-        """Lay tapes side by side.
+    def __init__(self, tapes: Sequence[Tape], offsets: Sequence[int], samples: Samples, device: str) -> None:
+        """Lay tapes side by side, and on the device.
 
         Args:
             tapes: of the clients, the longest first.
             offsets: where each client's samples begin in ``samples``.
             samples: of all clients.
+            device: that trains.
         """
         self._samples = samples
-        self._device = tapes[0].positions.device
+        self._device = device
         self.steps = len(tapes[0])
         sizes = [list(tape.sizes) + [0] * (self.steps - len(tape)) for tape in tapes]
         self._sizes = torch.tensor(sizes, dtype=torch.int64).reshape(len(tapes), -1)
@@ -41,11 +42,15 @@ class StackedBatches:
         numbers = [list(tape.pass_numbers) + [0] * (self.steps - len(tape)) for tape in tapes]
         self._pass_numbers = torch.tensor(numbers, dtype=torch.int64).reshape(len(tapes), -1).to(self._device)
         self.passes = 1 + max((tape.pass_numbers[-1] for tape in tapes if len(tape)), default=-1)
-        self._rows = _padded([tape.positions + offset for tape, offset in zip(tapes, offsets, strict=True)])
-        self._drops = {site: _padded([tape.drops[site] for tape in tapes]) for site in tapes[0].drops}
-        self._draws = {name: _padded([tape.draws[name] for tape in tapes]) for name in tapes[0].draws}
+
+        def together(parts: Sequence[Tensor]) -> Tensor:
+            return _padded(parts).to(device)
+
+        self._rows = together([tape.positions + offset for tape, offset in zip(tapes, offsets, strict=True)])
+        self._drops = {site: together([tape.drops[site] for tape in tapes]) for site in tapes[0].drops}
+        self._draws = {name: together([tape.draws[name] for tape in tapes]) for name in tapes[0].draws}
         names = tapes[0].augmentation
-        self._augmentation = {name: _padded([tape.augmentation[name] for tape in tapes]) for name in names}
+        self._augmentation = {name: together([tape.augmentation[name] for tape in tapes]) for name in names}
 
     def __len__(self) -> int:
         """A, the clients of the stack."""
@@ -118,6 +123,15 @@ class StackedBatches:
         """B, the most samples of a mini-batch."""
         return int(self._rows.shape[2])
 
+    def drawn(self, num_classes: int) -> Tensor:
+        """int64 [A, C] on the CPU: how often each class was in a client's mini-batches."""
+        clients = torch.arange(len(self), device=self._device).reshape(1, -1, 1)
+        labels = self._samples.labels[self._rows] + num_classes * clients
+        real = torch.arange(self.width) < self._sizes.t().unsqueeze(2)
+        counts = torch.zeros(len(self) * num_classes, dtype=torch.int64, device=self._device)
+        counts.scatter_add_(0, labels.flatten(), real.to(torch.int64).to(self._device).flatten())
+        return counts.reshape(len(self), num_classes).cpu()
+
     def going_on(self) -> Tensor:
         """Bool [S, A]: who still has which step."""
         return (self._sizes > 0).t().contiguous().to(self._device)
@@ -134,6 +148,8 @@ class StackedBatches:
 
 def _padded(parts: Sequence[Tensor]) -> Tensor:
     """[S_k, ...] of each client to [S, A, ...] with zeros behind the shorter ones; the longest comes first."""
+    if all(part.shape == parts[0].shape for part in parts):
+        return torch.stack(list(parts), dim=1)
     stacked = parts[0].new_zeros(len(parts[0]), len(parts), *parts[0].shape[1:])
     for client, part in enumerate(parts):
         stacked[: len(part), client] = part

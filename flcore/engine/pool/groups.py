@@ -44,7 +44,7 @@ class Keeper:
 
     def found(self, state: RunState, clients: Sequence[int]) -> dict[int, Result | None]:
         """By client what is there."""
-        return {client: self._checkpoint.turns.load(state.legs + 1, client, state.run.digest) for client in clients}
+        return self._checkpoint.turns.load_all(state.legs + 1, clients, state.run.digest)
 
     def missing(self, state: RunState, group: Group) -> list[list[int]]:
         """The stacks with a result missing; these are trained whole: the same bytes again for those that are there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from functools import cached_property, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,7 +41,7 @@ def local_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoi
     share their pages.
     """
     config = experiment.config
-    choice = (experiment.stacked, experiment.compiled)
+    choice = astuple(experiment.chosen)
     arguments = (config.to_mapping(), choice, str(prepared), str(partition), str(checkpoint.directory))
     return PoolExecutor(lambda place: _Process(place, arguments), worker_count(config.engine), experiment, checkpoint)
 

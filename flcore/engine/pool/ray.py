@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def ray_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint
     shared = _Shared(ray, checkpoint, {"prepared": prepared, "partition": partition})
     engine = experiment.config.engine
     actor = ray.remote(num_cpus=1, num_gpus=engine.gpus_per_worker, max_restarts=0)(RayWorker)
-    config, choice = experiment.config.to_mapping(), (experiment.stacked, experiment.compiled)
+    config, choice = experiment.config.to_mapping(), astuple(experiment.chosen)
     sources = {plugin.name: plugin.source for plugin in experiment.config.plugins}
 
     def start(place: int) -> WorkerHandle:

@@ -8,10 +8,25 @@ from typing import Any
 import pytest
 import torch
 
+from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.orchestrator import InlineOrchestrator
+from flcore.engine.pool.executors import InlineExecutor
+from flcore.engine.pool.process import set_numerics
+from flcore.engine.rounds import Observers, run_rounds
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
+from flcore.messages import Weights
+from flcore.models.averaging import average_weights
+from flcore.twins import on_the_cpu, pair
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+
+
+@pytest.fixture(autouse=True)
+def _numerics() -> None:
+    """As whoever trains sets them: without, cuDNN takes TF32, and another kernel each time."""
+    if torch.cuda.is_available():
+        set_numerics("float32")
 
 
 def furthest(one: Any, other: Any) -> float:
@@ -61,7 +76,47 @@ def test_on_a_gpu_a_round_agrees_with_the_cpu(lab: Any, tmp_path: Path, changes:
         assert furthest(there, here) < 1e-3
 
 
+WAYS = {"stacked": {"engine__stack": True}, "fused": {"engine__stack": True, "engine__compile": "default"}}
+
+
 @needs_gpu
-def test_on_a_gpu_a_run_repeats_itself(lab: Any, tmp_path: Path) -> None:
-    runs = [lab.run(lab.experiment(engine__device="cuda", engine__stack=True), tmp_path / str(i)) for i in (1, 2)]
-    assert furthest(*runs) == 0.0
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])  # the second one drops out
+def test_on_a_gpu_a_run_repeats_itself(lab: Any, tmp_path: Path, model: str, way: str) -> None:
+    changes = {"engine__device": "cuda", "model": {"name": model}, **WAYS[way]}
+    runs = [lab.run(lab.experiment(**changes), tmp_path / str(i)) for i in (1, 2)]
+    assert runs[0].bytes == runs[1].bytes
+
+
+@needs_gpu
+@pytest.mark.parametrize("way", WAYS)
+def test_on_a_gpu_a_kill_changes_no_byte(lab: Any, stops: Any, tmp_path: Path, way: str) -> None:
+    """Killed behind the second of three rounds: the third one's models come from the disk, and its fold is the same."""
+    experiment = lab.experiment(engine__device="cuda", **WAYS[way])
+    whole = lab.run(experiment, tmp_path / "whole")
+    checkpoint = Checkpoint(tmp_path / "killed")
+
+    def stop(number: int, record: Any) -> None:
+        if number == 2:
+            raise stops.Crash
+
+    with pytest.raises(stops.Crash):
+        run_rounds(
+            experiment, checkpoint, InlineExecutor(experiment, checkpoint), InlineOrchestrator(), Observers(stop)
+        )
+    assert lab.run(experiment, tmp_path / "killed").bytes == whole.bytes
+
+
+@needs_gpu
+def test_models_that_are_folded_on_a_gpu_are_those_folded_on_the_cpu() -> None:
+    """To the bit: who goes on after a kill has copies of some models only, and folds these where they are."""
+    generator = torch.Generator().manual_seed(0)
+    stack = torch.randn(7, 100_003, generator=generator).cuda()
+    here = on_the_cpu({"w": stack})["w"]
+    models = {client: Weights({"w": here[client]}) for client in range(7)}
+    sizes = {client: 3 * client + 1 for client in range(7)}
+    expected = average_weights(models, sizes)
+    rows = list(stack.unbind(0))
+    for client, row in enumerate(rows):
+        pair(row, models[client].params["w"])
+    assert torch.equal(average_weights(models, sizes).params["w"], expected.params["w"])

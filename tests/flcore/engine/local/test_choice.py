@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -254,6 +253,47 @@ def test_runs_that_were_too_short_count_for_the_next_ones(
     assert not list((tmp_path / "engine").glob("*.spent"))
 
 
+@pytest.mark.parametrize(
+    ("rounds", "spent", "fuse", "waiting"), [(100, 0.0, True, None), (70, 0.0, False, 28.0), (70, 10.0, True, None)]
+)
+def test_on_a_gpu_kernels_are_fused_where_recorded_ones_would_take_longer(
+    lab: Any, rounds: int, spent: float, fuse: bool, waiting: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four clients, two steps each, one second a step serially: 8 s a round, recorded a twentieth, fusing takes 30 s.
+
+    100 rounds are 40 s of recorded steps, 70 rounds 28 s; with 10 s of earlier runs these are long enough too.
+    """
+    clients = [range(end - 30, end) for end in (30, 60, 90, 120)]
+    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
+    asked: list[bool] = []
+
+    class Probe:
+        def __init__(self, experiment: Any, leg: Any, clients: Any, clock: Any) -> None:
+            self.clients = clients
+
+        def seconds(self, trainer: Any, count: int, steps: int) -> float:
+            return {"serial": 1.0, "stacked": 0.2, "compiled": 0.05}[trainer] * count * steps
+
+    def recorded(experiment: Any, probe: Any, *, stack: bool, fuse: bool, reasons: Any) -> dict[str, str]:
+        asked.append(fuse)
+        return {"compiled": "compiled"}
+
+    monkeypatch.setattr(stacking, "_Probe", Probe)
+    monkeypatch.setattr(stacking, "SerialTrainer", lambda experiment: "serial")
+    monkeypatch.setattr(stacking, "_stacked", lambda *arguments: {"stacked": "stacked"})
+    monkeypatch.setattr(stacking, "_recorded", recorded)
+    monkeypatch.setattr(stacking, "stacks", lambda *arguments: [[0, 1, 2, 3]])
+    engine = {"stack": "auto", "compile": "auto"}
+    changes = {"federation": {"rounds": rounds}, "local": {"epochs": 1, "batch_size": 16}, "engine": engine}
+    here = lab.experiment(partition=partition, **changes)
+    there = replace(here, config=replace(here.config, engine=replace(here.config.engine, device="cuda")))
+    there.__dict__["setting"] = here.setting  # made where there is a device
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    decision, left = measure(there, spent=spent)
+    assert (decision.choice, asked) == (EngineChoice(True, True, fuse), [fuse])
+    assert left == (None if waiting is None else pytest.approx(waiting))
+
+
 def test_without_a_compiler_nothing_is_compiled(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said in one line, whether it was asked for or left to be measured; and that decision is the run's."""
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -264,8 +304,11 @@ def test_without_a_compiler_nothing_is_compiled(lab: Any, tmp_path: Path, monkey
 
 @pytest.fixture
 def compiler_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program under the compiler's name, also where none is installed; nobody calls it."""
-    monkeypatch.setenv("CXX", sys.executable)
+    """A compiler, also where none is installed; nobody calls it.
+
+    Not by a variable of the environment: PyTorch reads these once, and what it found would be the process's.
+    """
+    monkeypatch.setattr(stacking, "compiler_missing", lambda: None)
 
 
 @pytest.mark.usefixtures("compiler_there")

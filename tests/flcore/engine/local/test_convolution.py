@@ -95,6 +95,6 @@ def test_what_is_not_plain_or_too_large_is_the_librarys(monkeypatch: pytest.Monk
     monkeypatch.setattr(convolution, "unfolded", lambda *arguments: used.append(()) or real(*arguments))
     for most, times in ((5184, 1), (5183, 0)):
         used.clear()
-        monkeypatch.setattr(convolution, "MOST_BYTES", most)
+        other.most_bytes = most
         other(images)
         assert len(used) == times

@@ -17,9 +17,11 @@ from torch import nn
 
 from flcore.engine.client import TurnRunner
 from flcore.engine.client_data import ClientData
-from flcore.engine.local import compiled, program
+from flcore.engine.local import compiled
+from flcore.engine.local import recorded as recorded_programs
 from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
-from flcore.engine.local.program import DirectMaker, Recorder
+from flcore.engine.local.program import DirectMaker
+from flcore.engine.local.recorded import Recorder
 from flcore.engine.local.samples import GivenSamples
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.turns import Failure
@@ -67,7 +69,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> d
     """Ways to train that agree with one client after the other; programs are called as they are, not compiled."""
     recorded = request.param == "recorded"
     monkeypatch.setattr(compiled, "Compiler", lambda folder: Recorder() if recorded else DirectMaker())
-    monkeypatch.setattr(program, "captured", captured_here)
+    monkeypatch.setattr(recorded_programs, "captured", captured_here)
     return ENGINES[request.param]
 
 

@@ -19,7 +19,8 @@ from flcore.data.images import normalise, scale_and_shift, scaled
 from flcore.engine import client_data
 from flcore.engine.client import TurnRunner
 from flcore.engine.client_data import ClientData
-from flcore.engine.local.samples import drawn_labels
+from flcore.engine.local.samples import GivenSamples, drawn_labels
+from flcore.engine.local.stacked_inputs import StackedBatches
 from flcore.engine.local.tape import (
     Tape,
     batch_positions,
@@ -300,6 +301,15 @@ def test_drawn_labels_by_hand() -> None:
     labels = torch.tensor([0, 1, 1, 2])
     assert drawn_labels(torch.tensor([[0, 1], [3, 0]]), (2, 1), labels, 4).tolist() == [1, 1, 1, 0]
     assert drawn_labels(torch.zeros(0, 2, dtype=torch.int64), (), labels, 3).tolist() == [0, 0, 0]
+
+
+def test_a_stack_counts_what_each_of_its_clients_drew() -> None:
+    """Labels 0 1 1 2 2: the first client has rows (0, 1), (2) of the first three, the second (1) of the last two."""
+    rows = [torch.tensor([[0, 1], [2, 0]]), torch.tensor([[1, 0]])]
+    tapes = [Tape(own, sizes, {}, {}, {}, 9, (0,) * len(own)) for own, sizes in zip(rows, ((2, 1), (1,)), strict=True)]
+    samples = GivenSamples(torch.zeros(5, 2), torch.tensor([0, 1, 1, 2, 2]))
+    batches = StackedBatches(tapes, [0, 3], samples, "cpu")
+    assert batches.drawn(4).tolist() == [[1, 2, 0, 0], [0, 0, 1, 0]]
 
 
 def test_a_whole_pass_draws_every_sample_once(lab: Any) -> None:
