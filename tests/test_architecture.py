@@ -69,6 +69,7 @@ LIBRARY = House(
             "version",
             "errors",
             "rng",
+            "twins",
             "schedules",
             "registry",
             "imports",
