@@ -108,8 +108,8 @@ OPTIONS = {
     "status": "json",
     "down": "",
     "doctor": "",
-    "bench": "json rounds repetitions peers only-peers peer-python cases clients workers group-sizes devices model models "
-    "scale methods seeds cores engine data-root baseline",
+    "bench": "json rounds repetitions peers only-peers peer-python cases clients workers group-sizes devices model "
+    "models scale methods seeds cores engine data-root baseline",
     "completion": "",
     "paper list": "json",
     "paper show": "rows columns seeds partition-seeds rounds-scale max-hours set measure json",
