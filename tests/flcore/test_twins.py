@@ -10,6 +10,8 @@ import gc
 import pytest
 import torch
 
+from flcore.engine.pool.wire import packed_result, unpacked_result
+from flcore.engine.turns import Reply
 from flcore.messages import Weights
 from flcore.models.averaging import average_weights
 from flcore.records import Record, on_device
@@ -87,3 +89,15 @@ def test_the_devices_tensors_are_folded_where_all_of_them_are_there(known: int) 
     for name in ("w", "b", "mean"):
         assert torch.equal(found.values[name], factor * plain.values[name])
     assert torch.equal(found.values["count"], plain.values["count"])
+
+
+def test_what_lies_on_a_workers_device_is_not_sent() -> None:
+    """A reply says where its weights were trained, for who folds in the same process."""
+    copies = Weights({"w": torch.arange(3.0)})
+    reply = Reply(
+        Record({"model": copies}), {}, 1, False, {}, {}, trained=Weights({"w": torch.empty(3, device="meta")})
+    )
+    described, (values,) = packed_result(reply)
+    arrived = unpacked_result(described, torch.frombuffer(bytearray(values), dtype=torch.uint8))
+    assert isinstance(arrived, Reply) and arrived.trained is None
+    assert arrived.message["model"].arrays()["params/w"].tolist() == [0.0, 1.0, 2.0]

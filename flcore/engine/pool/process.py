@@ -141,7 +141,7 @@ class _Worker:
         self,
         place: int,
         config: Mapping[str, Any],
-        choice: tuple[bool, bool],
+        choice: tuple[bool, bool, bool],
         prepared: str,
         partition: str,
         folder: str,

@@ -190,7 +190,7 @@ def _bytes_in(values: bytes) -> Tensor:
 class RayWorker:
     """What runs in an actor: a worker with a checkpoint folder of its own."""
 
-    def __init__(self, place: int, config: Mapping[str, Any], choice: tuple[bool, bool], plugins: Files) -> None:
+    def __init__(self, place: int, config: Mapping[str, Any], choice: tuple[bool, bool, bool], plugins: Files) -> None:
         """Keep what it is told; whatever may fail comes later, with a request that can answer."""
         self._place, self._config, self._plugins = place, config, plugins
         self._choice = EngineChoice(*choice)

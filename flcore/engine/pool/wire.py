@@ -25,7 +25,8 @@ def packed_result(result: Result) -> tuple[dict[str, Any], list[memoryview]]:
     if isinstance(result, Failure):
         return {"failure": vars(result)}, []
     message, values = packed(result.message)
-    return {"reply": {**vars(result), "message": message}}, values
+    # What lies on the worker's device stays there.
+    return {"reply": {**vars(result), "message": message, "trained": None}}, values
 
 
 def unpacked_result(described: dict[str, Any], values: Tensor) -> Result:
