@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.orchestrator import InlineOrchestrator
+from flcore.engine.pool.executors import InlineExecutor
+from flcore.engine.rounds import Observers, run_rounds
 from flcore.records import Record
 
 QUICK = {"local", "central", "fedavg", "fedprox", "fedproto"}
@@ -87,12 +91,27 @@ def _stopped_everywhere(
     return seen
 
 
+def _run_until(experiment: Any, folder: Path, round_number: int) -> None:
+    """Begin a run in this process and stop suddenly behind a round."""
+    checkpoint = Checkpoint(folder)
+
+    def stop(number: int, record: Any) -> None:
+        if number == round_number:
+            raise Crash
+
+    with pytest.raises(Crash):
+        run_rounds(
+            experiment, checkpoint, InlineExecutor(experiment, checkpoint), InlineOrchestrator(), Observers(stop)
+        )
+
+
 @dataclass(frozen=True)
 class Stops:
     """Sudden stops; a fixture, since test modules cannot import each other."""
 
     Crash = Crash
     everywhere = staticmethod(_stopped_everywhere)
+    run_until = staticmethod(_run_until)
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.orchestrator import InlineOrchestrator
-from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.pool.process import set_numerics
-from flcore.engine.rounds import Observers, run_rounds
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
 from flcore.messages import Weights
@@ -94,16 +90,7 @@ def test_on_a_gpu_a_kill_changes_no_byte(lab: Any, stops: Any, tmp_path: Path, w
     """Killed behind the second of three rounds: the third one's models come from the disk, and its fold is the same."""
     experiment = lab.experiment(engine__device="cuda", **WAYS[way])
     whole = lab.run(experiment, tmp_path / "whole")
-    checkpoint = Checkpoint(tmp_path / "killed")
-
-    def stop(number: int, record: Any) -> None:
-        if number == 2:
-            raise stops.Crash
-
-    with pytest.raises(stops.Crash):
-        run_rounds(
-            experiment, checkpoint, InlineExecutor(experiment, checkpoint), InlineOrchestrator(), Observers(stop)
-        )
+    stops.run_until(experiment, tmp_path / "killed", 2)
     assert lab.run(experiment, tmp_path / "killed").bytes == whole.bytes
 
 

@@ -31,23 +31,9 @@ from flcore.run_folder import RunFiles
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++) on this machine")
 
 
-def halving(tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Halve the first tensor in place; the losses are its sum before and the second's largest value."""
-    before = tensors[0].sum()
-    tensors[0].mul_(0.5)
-    return {"sum": before, "most": tensors[1].max()}, [tensors[1] * 2]
-
-
-def asking(tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
-    return {"loss": tensors[0].sum() if tensors[0][0] > 0 else tensors[0].mean()}, []
-
-
-EXAMPLE = [torch.ones(4), torch.arange(3.0)]
-
-
 @needs_compiler
 def test_a_program_is_compiled_once_and_does_what_the_function_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """[2, 2, 2, 2] halved is ones, its sum was 8; [0, 1, 2] has 2 at most, and doubled is [0, 2, 4].
 
@@ -57,43 +43,53 @@ def test_a_program_is_compiled_once_and_does_what_the_function_does(
     for holder, name in ((tqdm, "_lock"), (TqdmDefaultWriteLock, "mp_lock")):  # those of an earlier test
         monkeypatch.delattr(holder, name, raising=False)
     monkeypatch.setattr(SemLock, "__init__", lambda lock, *arguments, **options: made.append(lock))
-    Compiler(tmp_path).make(halving, EXAMPLE, 1, {"code": 1})
+    Compiler(tmp_path).make(steps.halving, steps.example, 1, {"code": 1})
     assert made == []
-    assert EXAMPLE[0].tolist() == [1, 1, 1, 1]  # what it was shown is not touched
+    assert steps.example[0].tolist() == [1, 1, 1, 1]  # what it was shown is not touched
     known = json.loads(next(tmp_path.glob("*.json")).read_text())
     assert known["terms"] == ["sum", "most"]
     assert known["seconds"] > 0
-    found = Compiler(tmp_path, new=False).make(asking, EXAMPLE, 1, {"code": 1})  # by its name: not made again
+    found = Compiler(tmp_path, new=False).make(
+        steps.asking, steps.example, 1, {"code": 1}
+    )  # by its name: not made again
     values = torch.full((4,), 2.0)
     total, most, noted = found.run([values], [torch.arange(3.0)])
     found.finish()
     assert (total.item(), most.item(), noted.tolist(), values.tolist()) == (8, 2, [0, 2, 4], [1, 1, 1, 1])
 
 
-def test_another_program_has_another_name(tmp_path: Path) -> None:
+def test_another_program_has_another_name(steps: Any, tmp_path: Path) -> None:
     compiler = Compiler(tmp_path)
     paths = {
         compiler.path(example, facts)
-        for example in (EXAMPLE, [torch.ones(5), EXAMPLE[1]], [torch.ones(4, dtype=torch.float64), EXAMPLE[1]])
+        for example in (
+            steps.example,
+            [torch.ones(5), steps.example[1]],
+            [torch.ones(4, dtype=torch.float64), steps.example[1]],
+        )
         for facts in ({"code": 1}, {"code": 2})
     }
     assert len(paths) == 6
     assert compiler.path([torch.zeros(4), torch.zeros(3)], {"code": 1}) in paths  # shapes, not values
     with pytest.raises(NotThereError):
-        Compiler(tmp_path, new=False).make(halving, EXAMPLE, 1, {"code": 1})
+        Compiler(tmp_path, new=False).make(steps.halving, steps.example, 1, {"code": 1})
     assert not list(tmp_path.iterdir())
 
 
-def test_what_asks_for_values_is_refused_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_asks_for_values_is_refused_and_remembered(
+    steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(2):
         with pytest.raises(NotCompilableError) as refused:
-            Compiler(tmp_path).make(asking, EXAMPLE, 0, {})
+            Compiler(tmp_path).make(steps.asking, steps.example, 0, {})
         assert len(str(refused.value).splitlines()) == 1
         monkeypatch.setattr(program, "_machine_code", None)  # not traced again
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".json", ".lock"]
 
 
-def test_a_compiler_that_fails_says_so_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_says_so_and_leaves_nothing(
+    steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = tmp_path / "failing++"
     compiler.write_text("#!/bin/sh\necho 'internal compiler error' >&2\nexit 1\n")
     compiler.chmod(0o755)
@@ -102,20 +98,20 @@ def test_a_compiler_that_fails_says_so_and_leaves_nothing(tmp_path: Path, monkey
     with monkeypatch.context() as patch, config.patch({"cpp.cxx": (str(compiler),)}):
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
         with pytest.raises(RunError, match=r"^engine\.compile: the compiler failed \(.*use engine\.compile=none"):
-            Compiler(tmp_path / "steps").make(halving, EXAMPLE, 1, {})
+            Compiler(tmp_path / "steps").make(steps.halving, steps.example, 1, {})
     assert not list((tmp_path / "steps").glob("*.json"))
 
 
-def test_the_oldest_programs_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_programs_go(steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "MOST_KEPT", 2)
     library = tmp_path / "library"
     library.write_bytes(b"code")
     monkeypatch.setattr(program, "_machine_code", lambda function, example: library)
     monkeypatch.setattr(program, "_loaded", lambda path: None)
     compiler = Compiler(tmp_path / "steps")
-    paths = [compiler.path(EXAMPLE, {"code": code}) for code in range(3)]
+    paths = [compiler.path(steps.example, {"code": code}) for code in range(3)]
     for code, path in enumerate(paths):
-        compiler.make(halving, EXAMPLE, 1, {"code": code})
+        compiler.make(steps.halving, steps.example, 1, {"code": code})
         os.utime(path, (code, code))
     assert [path.exists() for path in paths] == [False, True, True]
     assert not paths[0].with_suffix(".so").exists()

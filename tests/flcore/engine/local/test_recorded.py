@@ -4,48 +4,32 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from flcore.engine.local import recorded
 from flcore.engine.local.program import NotCompilableError
 from flcore.engine.local.recorded import Recorder, fused
 
 
-def halving(tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Halve the first tensor in place; the losses are its sum before and the second's largest value."""
-    before = tensors[0].sum()
-    tensors[0].mul_(0.5)
-    return {"sum": before, "most": tensors[1].max()}, [tensors[1] * 2]
-
-
-def asking(tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
-    return {"loss": tensors[0].sum() if tensors[0][0] > 0 else tensors[0].mean()}, []
-
-
-EXAMPLE = [torch.ones(4), torch.arange(3.0)]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++) on this machine")
-def test_fused_kernels_do_what_the_function_does() -> None:
+def test_fused_kernels_do_what_the_function_does(steps: Any) -> None:
     """On a CPU, by the same compiler: [2, 2, 2, 2] halved is ones, its sum was 8; of [0, 1, 2] 2 is the most."""
-    called = fused(halving, EXAMPLE)
-    assert EXAMPLE[0].tolist() == [1, 1, 1, 1]  # what it was shown is not touched
+    called = fused(steps.halving, steps.example)
+    assert steps.example[0].tolist() == [1, 1, 1, 1]  # what it was shown is not touched
     values = torch.full((4,), 2.0)
     terms, (noted,) = called([values, torch.arange(3.0)])
     assert ({name: value.item() for name, value in terms.items()}, noted.tolist()) == ({"sum": 8, "most": 2}, [0, 2, 4])
     assert values.tolist() == [1, 1, 1, 1]
 
 
-def test_what_asks_for_a_value_is_not_fused() -> None:
+def test_what_asks_for_a_value_is_not_fused(steps: Any) -> None:
     with pytest.raises(NotCompilableError):
-        fused(asking, EXAMPLE)
+        fused(steps.asking, steps.example)
 
 
 @pytest.fixture
@@ -60,20 +44,20 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def test_that_it_takes_time_is_said_once_per_machine(a_gpu: list[str], tmp_path: Path, caplog: Any) -> None:
+def test_that_it_takes_time_is_said_once_per_machine(steps: Any, a_gpu: list[str], tmp_path: Path, caplog: Any) -> None:
     """Two processes fuse the same step, a third one a step of other code."""
     for code in (1, 1, 2):
-        Recorder(tmp_path, fuse=True).make(halving, EXAMPLE, 1, {"code": code})
+        Recorder(tmp_path, fuse=True).make(steps.halving, steps.example, 1, {"code": code})
     assert len(a_gpu) == 3
     said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert said == ["engine.compile: fusing the kernels of a step, once on this machine (half a minute) ..."] * 2
 
 
 def test_without_triton_steps_are_recorded_as_they_are(
-    a_gpu: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    steps: Any, a_gpu: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(recorded, "has_triton", lambda: False)
-    Recorder(tmp_path, fuse=True).make(halving, EXAMPLE, 1, {})
+    Recorder(tmp_path, fuse=True).make(steps.halving, steps.example, 1, {})
     assert a_gpu == []
     assert [record.message for record in caplog.records] == [
         "engine.compile: no Triton on this machine; steps are recorded with PyTorch's own kernels"

@@ -22,10 +22,9 @@ from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.failures import TurnError
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool import child
-from flcore.engine.pool.executors import InlineExecutor, PoolExecutor, WorkerHandle, WorkerLostError
+from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
 from flcore.engine.pool.groups import Keep, StoppedError
 from flcore.engine.pool.process import local_pool
-from flcore.engine.rounds import Observers, run_rounds
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Reply
 from flcore.errors import RunError
@@ -120,16 +119,7 @@ def test_on_a_gpu(lab: Any, stops: Any, method: str, stack: bool, tmp_path: Path
     """Two rounds in one process, then a third that starts from the state on disk, whose tensors come from the CPU."""
     changes = {"method__name": method, "engine__device": "cuda", "engine__stack": stack}
     experiment = lab.experiment(federation__rounds=3, model=lab.model_of(method), **changes)
-    checkpoint = Checkpoint(tmp_path / "run")
-
-    def stop(number: int, record: Any) -> None:
-        if number == 2:
-            raise stops.Crash
-
-    with pytest.raises(stops.Crash):
-        run_rounds(
-            experiment, checkpoint, InlineExecutor(experiment, checkpoint), InlineOrchestrator(), Observers(stop)
-        )
+    stops.run_until(experiment, tmp_path / "run", 2)
     run = lab.run(experiment, tmp_path / "run")
     assert [record["round"] for record in run.history] == [1, 2, 3]
     assert all(0 <= record["mean_local"] <= 1 for record in run.history)
