@@ -105,9 +105,12 @@ class TurnRunner:
                 results[turn.client] = Failure(error.cause, _cost(turn.inbox, experiment), error.part, error.details)
         return results
 
-    def _there(self, record: Payloads) -> Record:
-        device, found = self.experiment.config.engine.device, record if isinstance(record, Record) else Record(record)
-        return found if device == "cpu" or not found else on_device(found, device)
+    def _there(self, record: Payloads, device: str | None = None) -> Record:
+        """A record on the run's device, or on another; a run on the CPU has nothing to look for."""
+        own = self.experiment.config.engine.device
+        if own == "cpu":
+            return record if isinstance(record, Record) else Record(record)
+        return on_device(record, device or own)
 
     def _on_device(self, server: Record) -> Record:
         if server is not self._server[0]:
@@ -191,9 +194,7 @@ class TurnRunner:
             kept = {**kept, **_private_model(kept, turn.memory, outcome.weights if trains else None)}
         # The trained weights, which have been looked at, or as they leave a part of them.
         looked_at = [[name for name, payload in part.items() if payload is outcome.weights] for part in (kept, message)]
-        message, kept = outgoing(message, experiment), Record(kept)
-        if experiment.config.engine.device != "cpu":
-            message, kept = on_device(message, "cpu"), on_device(kept, "cpu") if kept else kept
+        message, kept = self._there(outgoing(message, experiment), "cpu"), self._there(kept, "cpu")
         for part, fine in zip((kept, message), looked_at, strict=True):
             for name, payload in part.items():
                 if name not in fine and not _finite(payload):

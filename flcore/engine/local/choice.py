@@ -43,7 +43,6 @@ _WORTH = 1.1  # leave the reference only where that clearly pays
 _PROBE_SECONDS = 0.3
 _COMPILE_SECONDS = 60.0  # of one program, until this machine has compiled some
 _FUSE_SECONDS = 30.0  # that fusing a step's kernels takes on a GPU
-_FASTER_THERE = 20  # recorded stacks to serial steps, at least, where kernels are small
 _LEAST_GAIN = 0.4  # share of the training's time that compiled steps save, at least, where they are taken
 
 
@@ -214,10 +213,8 @@ def measure(
     total = sum(leg_steps(experiment, 1, leg, client) for client in cohort) * experiment.config.federation.rounds
     fuse = True
     if engine.compile == "auto" and engine.device == "cuda":
-        recorded = total * a_step / _FASTER_THERE
-        fuse = spent + recorded > _FUSE_SECONDS
-        waiting = None if fuse else recorded
-        trainers |= _recorded(experiment, probe, stack=engine.stack is not False, fuse=fuse, reasons=reasons)
+        found, fuse, waiting = _recorded(experiment, probe, steps, total, spent, reasons)
+        trainers |= found
     elif engine.compile == "auto":
         folder = programs or default_folder()
         found, compile_seconds, lasting = _compiled(experiment, probe, folder, spent + total * a_step, reasons)
@@ -300,9 +297,33 @@ def _compiled(
 
 
 def _recorded(
-    experiment: Experiment, probe: _Probe, *, stack: bool, fuse: bool, reasons: list[str]
-) -> dict[str, Trainer]:
-    """The trainer by recorded kernels, fused or not, tried out; nothing where it cannot be, with the reason."""
+    experiment: Experiment, probe: _Probe, steps: int, total: int, spent: float, reasons: list[str]
+) -> tuple[dict[str, Trainer], bool, float | None]:
+    """The trainer by recorded kernels, which are fused if the run, and those before it, are long enough as they are.
+
+    Args:
+        steps: to be measured, of every client. total: client steps of the run.
+        spent: seconds that earlier runs trained by kernels that were not fused.
+
+    Returns:
+        The trainer, or nothing where there is none, with the reason; whether it fuses; None, or where that is not for
+        good, the seconds of this run.
+    """
+    found = _tried(experiment, probe, fuse=False, reasons=reasons)
+    if not found:
+        return {}, True, None
+    clients = len(probe.clients)
+    seconds = total * probe.seconds(found["compiled"], clients, steps) / (clients * steps)
+    if spent + seconds <= _FUSE_SECONDS:
+        return found, False, seconds
+    found.clear()  # a device holds one recording of a stack better than two
+    fused = _tried(experiment, probe, fuse=True, reasons=reasons)
+    return fused or _tried(experiment, probe, fuse=False, reasons=reasons), bool(fused), None
+
+
+def _tried(experiment: Experiment, probe: _Probe, *, fuse: bool, reasons: list[str]) -> dict[str, Trainer]:
+    """One way to record; nothing where it cannot be, with the reason."""
+    stack = experiment.config.engine.stack is not False
     trainer = CompiledTrainer(replace(experiment, choice=EngineChoice(stack, True, fuse)))
     try:
         probe.seconds(trainer, len(probe.clients), 1)
@@ -310,7 +331,7 @@ def _recorded(
         reasons.append(str(error))
         return {}
     if trainer.refused:
-        reasons.append(f"not recorded: {'; '.join(sorted(trainer.refused))}")
+        reasons.append(f"not {'fused' if fuse else 'recorded'}: {'; '.join(sorted(trainer.refused))}")
         return {}
     return {"compiled": trainer}
 

@@ -92,17 +92,17 @@ def phase_samples(
     return GivenSamples(inputs, labels), [len(own["labels"]) for own in given]
 
 
-def drawn_labels(positions: Tensor, sizes: Sequence[int], labels: Tensor, num_classes: int) -> Tensor:
-    """int64 [C] on the CPU: how often each class was in the mini-batches of a tape.
+def drawn_labels(labels: Tensor, sizes: Tensor, num_classes: int) -> Tensor:
+    """int64 [A, C] on the CPU: how often each class was in each client's mini-batches.
 
     Args:
-        positions: int64 [S, B], rows of the client's samples.
-        sizes: how many of each row count.
-        labels: int64 [n], of the client's samples.
+        labels: int64 [S, A, B], of the samples that S mini-batches of A clients hold.
+        sizes: int64 [S, A] on the CPU: how many of each count, the first ones.
         num_classes: C.
     """
-    if not len(sizes):
-        return torch.zeros(num_classes, dtype=torch.int64)
-    real = torch.arange(positions.shape[1]) < torch.tensor(sizes)[:, None]
-    taken = labels[positions[real.to(positions.device)]]
-    return torch.bincount(taken.cpu(), minlength=num_classes)
+    _, clients, width = labels.shape
+    real = (torch.arange(width) < sizes.unsqueeze(2)).to(labels.device, torch.int64)
+    cells = labels + num_classes * torch.arange(clients, device=labels.device).unsqueeze(1)
+    counts = torch.zeros(clients * num_classes, dtype=torch.int64, device=labels.device)
+    counts.scatter_add_(0, cells.flatten(), real.flatten())
+    return counts.reshape(clients, num_classes).cpu()

@@ -141,7 +141,8 @@ class SerialTrainer:
             tape = tape.on(self.experiment.config.engine.device)
             self._run_phase(turn, phase, tape, samples, loss_context(context, phases), totals)
             steps += len(tape)
-            drawn += drawn_labels(tape.positions, tape.sizes, samples.labels, num_classes)
+            labels, sizes = samples.labels[tape.positions], torch.tensor(tape.sizes, dtype=torch.int64)
+            drawn += drawn_labels(labels.unsqueeze(1), sizes.unsqueeze(1), num_classes)[0]
         self.model.drops = None
         losses = {name: float(total) / totals.counts[name] for name, total in totals.sums.items()}
         return Outcome(snapshot(self.module), losses, steps, drawn, totals.noted)

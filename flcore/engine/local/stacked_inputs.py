@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flcore.engine.local.samples import Samples
+from flcore.engine.local.samples import Samples, drawn_labels
 from flcore.engine.local.tape import Tape
 from flcore.errors import ConfigError
 from flcore.methods.vocabulary import Context, Turn
@@ -125,12 +125,7 @@ class StackedBatches:
 
     def drawn(self, num_classes: int) -> Tensor:
         """int64 [A, C] on the CPU: how often each class was in a client's mini-batches."""
-        clients = torch.arange(len(self), device=self._device).reshape(1, -1, 1)
-        labels = self._samples.labels[self._rows] + num_classes * clients
-        real = torch.arange(self.width) < self._sizes.t().unsqueeze(2)
-        counts = torch.zeros(len(self) * num_classes, dtype=torch.int64, device=self._device)
-        counts.scatter_add_(0, labels.flatten(), real.to(torch.int64).to(self._device).flatten())
-        return counts.reshape(len(self), num_classes).cpu()
+        return drawn_labels(self._samples.labels[self._rows], self._sizes.t(), num_classes)
 
     def going_on(self) -> Tensor:
         """Bool [S, A]: who still has which step."""

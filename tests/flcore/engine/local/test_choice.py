@@ -254,14 +254,21 @@ def test_runs_that_were_too_short_count_for_the_next_ones(
 
 
 @pytest.mark.parametrize(
-    ("rounds", "spent", "fuse", "waiting"), [(100, 0.0, True, None), (70, 0.0, False, 28.0), (70, 10.0, True, None)]
+    ("rounds", "spent", "fails", "tried", "waiting"),
+    [
+        (100, 0.0, False, [False, True], None),
+        (70, 0.0, False, [False], 28.0),
+        (70, 10.0, False, [False, True], None),
+        (100, 0.0, True, [False, True, False], None),
+    ],
 )
 def test_on_a_gpu_kernels_are_fused_where_recorded_ones_would_take_longer(
-    lab: Any, rounds: int, spent: float, fuse: bool, waiting: float | None, monkeypatch: pytest.MonkeyPatch
+    lab: Any, rounds: int, spent: float, fails: bool, tried: list[bool], waiting: float | None, monkeypatch: Any
 ) -> None:
-    """Four clients, two steps each, one second a step serially: 8 s a round, recorded a twentieth, fusing takes 30 s.
+    """Four clients, two steps each: 8 steps a round, a twentieth of a second each as recorded; fusing takes 30 s.
 
-    100 rounds are 40 s of recorded steps, 70 rounds 28 s; with 10 s of earlier runs these are long enough too.
+    100 rounds are 40 s of recorded steps, 70 rounds 28 s; with 10 s of earlier runs these are long enough too. Where
+    kernels cannot be fused they are recorded as they are, and that is for good.
     """
     clients = [range(end - 30, end) for end in (30, 60, 90, 120)]
     partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
@@ -274,14 +281,16 @@ def test_on_a_gpu_kernels_are_fused_where_recorded_ones_would_take_longer(
         def seconds(self, trainer: Any, count: int, steps: int) -> float:
             return {"serial": 1.0, "stacked": 0.2, "compiled": 0.05}[trainer] * count * steps
 
-    def recorded(experiment: Any, probe: Any, *, stack: bool, fuse: bool, reasons: Any) -> dict[str, str]:
+    def recorded(experiment: Any, probe: Any, *, fuse: bool, reasons: list[str]) -> dict[str, str]:
         asked.append(fuse)
-        return {"compiled": "compiled"}
+        if fuse and fails:
+            reasons.append("no")
+        return {} if fuse and fails else {"compiled": "compiled"}
 
     monkeypatch.setattr(stacking, "_Probe", Probe)
     monkeypatch.setattr(stacking, "SerialTrainer", lambda experiment: "serial")
     monkeypatch.setattr(stacking, "_stacked", lambda *arguments: {"stacked": "stacked"})
-    monkeypatch.setattr(stacking, "_recorded", recorded)
+    monkeypatch.setattr(stacking, "_tried", recorded)
     monkeypatch.setattr(stacking, "stacks", lambda *arguments: [[0, 1, 2, 3]])
     engine = {"stack": "auto", "compile": "auto"}
     changes = {"federation": {"rounds": rounds}, "local": {"epochs": 1, "batch_size": 16}, "engine": engine}
@@ -290,7 +299,7 @@ def test_on_a_gpu_kernels_are_fused_where_recorded_ones_would_take_longer(
     there.__dict__["setting"] = here.setting  # made where there is a device
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     decision, left = measure(there, spent=spent)
-    assert (decision.choice, asked) == (EngineChoice(True, True, fuse), [fuse])
+    assert (decision.choice, asked) == (EngineChoice(True, True, tried[-1]), tried)
     assert left == (None if waiting is None else pytest.approx(waiting))
 
 

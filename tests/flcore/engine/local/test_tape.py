@@ -294,13 +294,11 @@ def test_noise_is_uniform_and_positions_are_shuffled(lab: Any) -> None:
 
 
 def test_drawn_labels_by_hand() -> None:
-    """Labels 0 1 1 2; rows (0, 1), (3) and padding: class 0 once, 1 once, 2 once; the padding, sample 0, not at all.
-
-    No image is looked at: there is none.
-    """
-    labels = torch.tensor([0, 1, 1, 2])
-    assert drawn_labels(torch.tensor([[0, 1], [3, 0]]), (2, 1), labels, 4).tolist() == [1, 1, 1, 0]
-    assert drawn_labels(torch.zeros(0, 2, dtype=torch.int64), (), labels, 3).tolist() == [0, 0, 0]
+    """Two clients' mini-batches of two, two steps: the padding, a 0, is not counted, nor a step that a client lacks."""
+    labels = torch.tensor([[[0, 1], [2, 2]], [[2, 0], [0, 0]]])
+    sizes = torch.tensor([[2, 2], [1, 0]])
+    assert drawn_labels(labels, sizes, 4).tolist() == [[1, 1, 1, 0], [0, 0, 2, 0]]
+    assert drawn_labels(labels[:0], sizes[:0], 3).tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
 def test_a_stack_counts_what_each_of_its_clients_drew() -> None:
