@@ -8,6 +8,7 @@ Notation: B batch, d feature length, K classes, S sampled clients, z noise lengt
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -71,18 +72,22 @@ def diversity_loss(
     return torch.exp(-products.mean())
 
 
-def frozen_head_logits(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """What the linear heads of S clients say to the same features; the heads receive no gradient.
+def frozen_head_logits(features: Tensor, heads: Mapping[str, Tensor]) -> Tensor:
+    """What the heads of S clients say to the same features; the heads receive no gradient.
 
     Args:
         features: ``[B, d]``.
-        weight: ``[S, K, d]``.
-        bias: ``[S, K]``.
+        heads: ``weight`` [S, K, h] and ``bias`` [S, K]; where there is a hidden layer (:class:`HiddenHead`) also
+            ``hidden.weight`` [S, h, d] and ``hidden.bias`` [S, h], else h is d.
 
     Returns:
         Logits ``[S, B, K]``.
     """
-    return torch.einsum("bd,skd->sbk", features, weight.detach()) + bias.detach().unsqueeze(1)
+    own = {name: tensor.detach() for name, tensor in heads.items()}
+    if "hidden.weight" not in own:
+        return torch.einsum("bd,skd->sbk", features, own["weight"]) + own["bias"].unsqueeze(1)
+    units = torch.einsum("bd,shd->sbh", features, own["hidden.weight"]) + own["hidden.bias"].unsqueeze(1)
+    return torch.einsum("sbh,skh->sbk", F.relu(units), own["weight"]) + own["bias"].unsqueeze(1)
 
 
 def fidelity_loss(logits: Tensor, labels: Tensor, weights: Tensor, form: FidelityForm = "element_wise") -> Tensor:

@@ -32,18 +32,19 @@ from flcore.methods.vocabulary import (
     TrainedClient,
     Turn,
 )
+from flcore.params import Checked
 from flcore.records import Payloads, Record
 
 Part = Literal["features", "logits"]
 """What may be asked of a frozen model: features [B, d], or logits [B, K]."""
 
 
-class Method(ABC):
+class Method(Checked, ABC):
     """A federated method. Defaults describe a method without server, messages or memory; override what the paper says.
 
     Attributes:
         name: the registry's name.
-        AUTHORS: what ``preset: authors`` sets, of methods that have this parameter.
+        AUTHORS: see :class:`flcore.methods.preset.AuthorsPreset`.
         summary: one line.
         citation: authors, venue, year.
         trains: who trains in a round: the sampled cohort, or all clients (methods without communication).

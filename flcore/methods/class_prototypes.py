@@ -18,7 +18,7 @@ from torch import Tensor
 from flcore.aggregation.prototypes import fold_prototypes
 from flcore.messages import Arrays, Prototypes
 from flcore.methods.vocabulary import PROTOTYPES, Context, Exchange, Facts, Replies, Setting, TrainedClient, Turn
-from flcore.params import param
+from flcore.params import Checked, param
 from flcore.prototypes.class_means import class_means
 from flcore.prototypes.release import Unit, clip_to_norm, frequent_classes, noisy_means, noisy_vectors, privacy_spent
 from flcore.records import Record, Slot
@@ -28,7 +28,7 @@ CLASS_COUNTS = Slot("class_counts", Arrays)
 
 
 @dataclass(frozen=True)
-class ReleasesVectors:
+class ReleasesVectors(Checked):
     """Parameters and steps of whoever sends vectors in feature space; to be mixed into a method.
 
     As it is, for vectors of any number (clusters, components), which protects all of a client's samples at once.
@@ -45,6 +45,7 @@ class ReleasesVectors:
 
     def __post_init__(self) -> None:
         """Refuse noise without a bound on what it hides."""
+        super().__post_init__()
         if self.proto_noise > 0 and self.proto_clip is None:
             raise ValueError("proto_noise needs proto_clip, the norm that the noise is measured against")
 

@@ -9,9 +9,9 @@ with the distribution of labels to ask it for; to them its features are constant
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar, Literal, Self
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from flcore.generators.networks import FeatureGenerator, build_feature_generator
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays, Weights
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.preset import AuthorsPreset
 from flcore.methods.server_training import Moving, Terms, fit
 from flcore.methods.vocabulary import MODEL, Batch, Exchange, Facts, LocalModel, Replies, Setting, Turn
 from flcore.models import extract_weights, load_weights
@@ -76,21 +77,20 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Heads:
-    """Linear heads of the S clients that answered, in order of their ids.
+    """Heads of the S clients that answered, in order of their ids.
 
     Attributes:
-        weight: [S, K, d].
-        bias: [S, K].
+        params: their parameters [S, ...], by name within a head: ``weight`` [S, K, d] and ``bias`` [S, K] of a linear
+            one, see :func:`flcore.generators.features.frozen_head_logits`.
         shares: [S, K], how much each head counts for each class.
     """
 
-    weight: Tensor
-    bias: Tensor
+    params: Mapping[str, Tensor]
     shares: Tensor
 
 
 @dataclass(frozen=True)
-class FeatureGeneratorMethod(FedAvg):
+class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
     """FedAvg and a generator of features at the server; a method adds the two losses.
 
     Attributes:
@@ -98,7 +98,6 @@ class FeatureGeneratorMethod(FedAvg):
     """
 
     GENERATES: ClassVar[Condition]
-    needs_linear_head: ClassVar[bool] = True
 
     gen_steps: int = param(
         50, "steps of the generator's training in a round", low=1, search=Search(10, 200, log=True, when="GENERATES")
@@ -135,26 +134,6 @@ class FeatureGeneratorMethod(FedAvg):
     div_metric: Literal["code", "norms"] = param(
         "code", "distances of the diversity term: mean absolute and mean squared differences, or Euclidean norms"
     )
-    preset: Literal["default", "authors"] = param(
-        "default", "authors: where their code differs from the defaults, as in their code"
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse a choice that the preset would silently replace."""
-        if self.preset == "default":
-            return
-        defaults = {declared.name: declared.default for declared in fields(self)}
-        for name, value in self.AUTHORS.items():
-            if getattr(self, name) not in (value, defaults[name]):
-                raise ValueError(
-                    f"preset = authors means {name} = {value}, not {getattr(self, name)}; leave {name} out, or choose "
-                    "one by one with preset = default"
-                )
-
-    @property
-    def chosen(self) -> Self:
-        """The method with the preset's values put in."""
-        return replace(self, preset="default", **self.AUTHORS) if self.preset == "authors" else self
 
     @property
     def generates(self) -> bool:
@@ -191,7 +170,7 @@ class FeatureGeneratorMethod(FedAvg):
         size = self.client_gen_batch or turn.setting.batch_size
         chances = turn.inbox[LABEL_DISTRIBUTION]["p"]
         labels = draw_labels(steps * size, chances, generator).to(chances.device)
-        noise = draw_noise(steps * size, self.noise_dim, generator, self.chosen.noise).to(chances.device)
+        noise = draw_noise(steps * size, self.noise_dim, generator, self.noise).to(chances.device)
         features = self.outputs(turn.inbox[GENERATOR], turn.setting, noise, labels)
         return {
             "features": features.reshape(steps, size, turn.setting.feature_dim),
@@ -214,14 +193,14 @@ class FeatureGeneratorMethod(FedAvg):
         Raises:
             ArithmeticError: the generator diverged.
         """
-        drawn = reported(replies, "drawn")
+        drawn = self.head_counts(replies)
         qualified = qualified_labels(drawn)
         if not qualified.any():
             return server, {}
         setting, stream = exchange.setting, exchange.stream("train generator")
         shape, count = (self.gen_steps, self.gen_batch), self.gen_steps * self.gen_batch
         labels = draw_labels(count, qualified, stream).reshape(shape).to(setting.device)
-        noise = draw_noise(count, self.noise_dim, stream, self.chosen.noise).reshape(*shape, -1).to(setting.device)
+        noise = draw_noise(count, self.noise_dim, stream, self.noise).reshape(*shape, -1).to(setting.device)
 
         held = on_device(server.without(MODEL), setting.device)
         network = self.architecture(setting).build().to(setting.device).train()
@@ -230,7 +209,7 @@ class FeatureGeneratorMethod(FedAvg):
         optimizer = Adam(Exponential(self.gen_lr, self.gen_decay)(exchange.passed), self.gen_weight_decay)
         optimizer.restore(params, held[GENERATOR_OPTIMIZER].named)
         heads = stacked_heads(replies, label_weights(drawn), setting.device)
-        objective = self.chosen.objective(held, heads, exchange.passed)
+        objective = self.objective(held, heads, exchange.passed)
         fitted = fit(
             Moving(params, optimizer),
             zip(noise, labels, strict=True),
@@ -242,6 +221,10 @@ class FeatureGeneratorMethod(FedAvg):
         trained = on_device(Record({GENERATOR: extract_weights(network), GENERATOR_OPTIMIZER: memory}), "cpu")
         after = server | trained | self.known_labels(server, replies, setting)
         return after, fitted.facts("generator_") | self.quality(after, setting)
+
+    def head_counts(self, replies: Replies) -> Tensor:
+        """What clients' heads weigh by, int64 [S, K]: how often each class was drawn."""
+        return reported(replies, "drawn")
 
     def known_labels(self, server: Record, replies: Replies, setting: Setting) -> Payloads:
         """``label_distribution``: for the clients' draws; uniform over the classes that anyone has drawn so far."""
@@ -265,7 +248,7 @@ class FeatureGeneratorMethod(FedAvg):
         everything = Arrays({"p": torch.ones(setting.num_classes, device=setting.device)})
         chances = held.get(LABEL_DISTRIBUTION, everything)["p"]
         labels = (chances > 0).nonzero().flatten().repeat_interleave(count)
-        noise = draw_noise(len(labels), self.noise_dim, generator, self.chosen.noise).to(labels.device)
+        noise = draw_noise(len(labels), self.noise_dim, generator, self.noise).to(labels.device)
         return self.outputs(held[GENERATOR], setting, noise, labels), labels
 
 
@@ -290,5 +273,6 @@ def uniform_distribution(server: Record, counts: Tensor) -> Arrays:
 def stacked_heads(replies: Replies, shares: Tensor, device: str) -> Heads:
     """The heads of all replies in one tensor each, on a device."""
     models = [weights.params for weights in replies.of(MODEL).values()]
-    weight, bias = (torch.stack([params[name] for params in models]) for name in ("head.weight", "head.bias"))
-    return Heads(weight.to(device), bias.to(device), shares.to(device))
+    names = [name for name in models[0] if name.startswith("head.")]
+    params = {name.removeprefix("head."): torch.stack([own[name] for own in models]).to(device) for name in names}
+    return Heads(params, shares.to(device))

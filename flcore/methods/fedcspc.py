@@ -64,6 +64,7 @@ from flcore.messages import Arrays, Payload, Prototypes, Weights
 from flcore.methods.class_prototypes import ReleasesVectors
 from flcore.methods.fedavg import sample_counts
 from flcore.methods.on_top import OnTop, patched
+from flcore.methods.preset import AuthorsPreset
 from flcore.methods.server_training import Moving, Terms, fit, leaves
 from flcore.methods.vocabulary import (
     MODEL,
@@ -128,7 +129,7 @@ ANGLE_ROWS = 32
 
 
 @dataclass(frozen=True)
-class FedCSPC(ReleasesVectors, OnTop):
+class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
     """A base method whose averaged head is calibrated on prototypes of all clients."""
 
     name: ClassVar[str] = "fedcspc"
@@ -136,6 +137,20 @@ class FedCSPC(ReleasesVectors, OnTop):
         "clustered prototypes go up, the server calibrates the averaged head on them; plugs on a base"
     )
     citation: ClassVar[str] = "Qi et al., ACM MM 2023"
+    # No clusters, the similarities to prototypes alone, and a fusion in which exemplars have nine parts of ten.
+    AUTHORS: ClassVar[Mapping[str, Any]] = {
+        "clusters": 1,
+        "ratio": 0.8,
+        "keep_stale": True,
+        "aux_ce": True,
+        "kappa": 0.5,
+        "w_angle": 0.0,
+        "w_edge": 0.0,
+        "angle_mode": "all",
+        "n_aug": 1,
+        "fusion": "authors",
+        "lambda_p": 0.9,
+    }
 
     use_lrl: bool = param(True, "align features with the global prototypes at the clients (LRL)", switch=True)
     use_cpm: bool = param(True, "send several prototypes of clusters (CPM); off: one mean per class (TPG)", switch=True)
@@ -230,7 +245,6 @@ class FedCSPC(ReleasesVectors, OnTop):
     def __post_init__(self) -> None:
         """Refuse what no base is, and two accounts of one message."""
         super().__post_init__()
-        OnTop.__post_init__(self)
         if self.proto_noise > 0 and self.base_method.privacy(1) is not None:
             raise ValueError(
                 f"proto_noise = {self.proto_noise}: {self.base} has noisy prototypes of its own, and nobody keeps the "

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from flcore.conditions import on
 from flcore.losses.basic import inner_product, proximal
 from flcore.messages import Weights
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.preset import AuthorsPreset
 from flcore.methods.vocabulary import (
     MODEL,
     Batch,
@@ -60,12 +61,13 @@ STEP = Slot("change_step", Weights)
 
 
 @dataclass(frozen=True)
-class FedDC(FedAvg):
+class FedDC(AuthorsPreset, FedAvg):
     """FedAvg whose clients learn their drift, with a correction of their gradients."""
 
     name: ClassVar[str] = "feddc"
     summary: ClassVar[str] = "FedAvg with a learned drift per client, decoupled from its weights and corrected"
     citation: ClassVar[str] = "Gao et al., CVPR 2022"
+    AUTHORS: ClassVar[Mapping[str, Any]] = {"correction": "recursive"}
 
     alpha: float = param(
         0.01,

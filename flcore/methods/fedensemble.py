@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from torch import Tensor
 from flcore.conditions import among
 from flcore.messages import Arrays, Payload, Weights
 from flcore.methods.fedavg import FedAvg, aggregate, sample_counts
+from flcore.methods.preset import AuthorsPreset
 from flcore.methods.vocabulary import (
     MODEL,
     Exchange,
@@ -66,12 +67,13 @@ MEMBER = "member_"
 
 
 @dataclass(frozen=True)
-class FedEnsemble(FedAvg):
+class FedEnsemble(AuthorsPreset, FedAvg):
     """FedAvg that answers with an ensemble."""
 
     name: ClassVar[str] = "fedensemble"
     summary: ClassVar[str] = "FedAvg, answering with all clients' models, or several averaged models, together"
     citation: ClassVar[str] = "Shi et al., 2021; as a baseline of FedPA"
+    AUTHORS: ClassVar[Mapping[str, Any]] = {"combine": "probs", "variant": "permutation"}
 
     variant: Literal["clients", "permutation"] = param(
         "clients", "members: every client's last model, or models that are averaged side by side"

@@ -103,7 +103,7 @@ class FedGen(FeatureGeneratorMethod):
         drawn = self.generated(turn, steps, generator) if self.gamma > 0 else {}
         if self.beta > 0:
             size = turn.setting.batch_size
-            noise = draw_noise(steps * size, self.noise_dim, generator, self.chosen.noise)
+            noise = draw_noise(steps * size, self.noise_dim, generator, self.noise)
             drawn["noise"] = noise.reshape(steps, size, self.noise_dim)
         return drawn
 
@@ -136,7 +136,7 @@ class FedGen(FeatureGeneratorMethod):
         """α · fidelity + η · diversity, the same in every round."""
 
         def terms(outputs: Tensor, noise: Tensor, labels: Tensor) -> Terms:
-            logits = frozen_head_logits(outputs, heads.weight, heads.bias)
+            logits = frozen_head_logits(outputs, heads.params)
             found = {"fidelity": (self.alpha, fidelity_loss(logits, labels, heads.shares, self.fidelity))}
             if self.eta > 0:
                 found["diversity"] = (self.eta, diversity_loss(outputs, noise, labels, "all", self.div_metric))

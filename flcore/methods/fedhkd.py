@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays, Prototypes
 from flcore.methods.class_prototypes import CLASS_COUNTS, ReleasesPrototypes, counts_of_uploads
 from flcore.methods.fedavg import FedAvg, sample_counts
+from flcore.methods.preset import AuthorsPreset
 from flcore.methods.vocabulary import (
     Batch,
     Context,
@@ -59,12 +60,13 @@ KNOWLEDGE = Slot("knowledge", Prototypes)
 
 
 @dataclass(frozen=True)
-class FedHKD(ReleasesPrototypes, FedAvg):
+class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
     """FedAvg whose clients agree on mean features and mean answers per class."""
 
     name: ClassVar[str] = "fedhkd"
     summary: ClassVar[str] = "mean features and soft predictions per class regularise body and head, beside FedAvg"
     citation: ClassVar[str] = "Chen et al., ICLR 2023"
+    AUTHORS: ClassVar[Mapping[str, Any]] = {"distance": "l2", "noise": 2.0}
     covers: ClassVar[str] = (
         "mean features alone; soft predictions, weights, counts and the classes held are not protected"
     )

@@ -154,20 +154,23 @@ class FedPA(ReleasesPrototypes, FeatureGeneratorMethod):
     gen_label_dist: Literal["uniform", "frequency"] = param(
         "uniform", "labels of the clients' generated features: uniform over those known, or by frequency"
     )
+    counts: Literal["both", "held"] = param(
+        "both",
+        "label counts sent: of samples held, for prototypes, and drawn, for heads; or held ones for both (paper)",
+    )
     proto_mode: Literal["final", "running"] = param(
         "final", "class means of the trained model, or of all mini-batches' features during training"
     )
 
     def __post_init__(self) -> None:
         """Refuse what preset and prototypes do not allow."""
-        FeatureGeneratorMethod.__post_init__(self)
-        ReleasesPrototypes.__post_init__(self)
+        super().__post_init__()
         refuse_running_samples(self, running=self.running)
 
     @property
     def running(self) -> bool:
         """Whether prototypes are made during training."""
-        return self.chosen.proto_mode == "running"
+        return self.proto_mode == "running"
 
     @property
     def pulls(self) -> bool:
@@ -230,7 +233,7 @@ class FedPA(ReleasesPrototypes, FeatureGeneratorMethod):
         """The trained weights with n_k, prototypes and label counts; nothing is remembered.
 
         Counts: ``held``, of all training samples, weigh prototypes and tell which labels exist; ``drawn``, of the
-        mini-batches, weigh heads.
+        mini-batches, weigh heads, unless one vector has to do for both.
         """
         message, memory = super().reply(turn, trained)
         counts: dict[str, Tensor] = {}
@@ -238,16 +241,22 @@ class FedPA(ReleasesPrototypes, FeatureGeneratorMethod):
             message = {**message, PROTOTYPES: self.own_prototypes(turn, trained, running=self.running)}
             counts["held"] = turn.counts
         if self.generates:
-            counts |= {"held": turn.counts, "drawn": trained.drawn_labels()}
+            counts["held"] = turn.counts
+            if self.counts == "both":
+                counts["drawn"] = trained.drawn_labels()
         return ({**message, LABEL_COUNTS: Arrays(counts)} if counts else message), memory
 
     def stages(self) -> Mapping[str, Stage]:
         """Prototypes, generator, aggregate, each if it is used; with ``gen_proto: old`` prototypes come last."""
         fuse: dict[str, Stage] = {"fuse-prototypes": fuse_prototypes} if self.sends_prototypes else {}
         train: dict[str, Stage] = {"train-generator": self.train_generator} if self.generates else {}
-        if self.chosen.gen_proto == "old":
+        if self.gen_proto == "old":
             return {**train, **super().stages(), **fuse}
         return {**fuse, **train, **super().stages()}
+
+    def head_counts(self, replies: Replies) -> Tensor:
+        """As they were sent."""
+        return reported(replies, "drawn" if self.counts == "both" else "held")
 
     def known_labels(self, server: Record, replies: Replies, setting: Setting) -> Payloads:
         """``label_distribution``: uniform over the labels that anyone has reported, or by their frequency."""
@@ -272,7 +281,7 @@ class FedPA(ReleasesPrototypes, FeatureGeneratorMethod):
         prototypes = server.get(PROTOTYPES)
 
         def terms(outputs: Tensor, noise: Tensor, labels: Tensor) -> Terms:
-            logits = frozen_head_logits(outputs, heads.weight, heads.bias)
+            logits = frozen_head_logits(outputs, heads.params)
             found = {"fidelity": (gamma_fid, fidelity_loss(logits, labels, heads.shares, self.fidelity))}
             if self.gamma_div > 0:
                 diversity = diversity_loss(outputs, noise, labels, self.div_mask, self.div_metric)

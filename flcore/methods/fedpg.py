@@ -60,6 +60,7 @@ from flcore.generators.images import (
 from flcore.messages import Arrays, Count, Prototypes
 from flcore.methods.class_prototypes import ReleasesPrototypes, fused_prototypes, no_prototypes
 from flcore.methods.image_generator import GENERATOR, SHIPPING, ImageGeneratorMethod
+from flcore.methods.preset import AuthorsPreset
 from flcore.methods.server_training import Terms, leaves
 from flcore.methods.virtual_images import VIRTUAL, VirtualLoss, global_features
 from flcore.methods.vocabulary import (
@@ -86,12 +87,23 @@ TARGETS = Slot("targets", Arrays)
 
 
 @dataclass(frozen=True)
-class FedPG(ReleasesPrototypes, ImageGeneratorMethod):
+class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
     """FedAvg whose clients also learn from images that a generator makes at the server."""
 
     name: ClassVar[str] = "fedpg"
     summary: ClassVar[str] = "a prototype-guided image generator at the server supplies shared virtual images"
     citation: ClassVar[str] = "Xue, Zhang, Chen, Meng: A Privacy-friendly and Universal Method for Solving non-IID Data"
+    # The notebook's; their script has 50 images of a class, w_v 0.5 and λ_c 0.1.
+    AUTHORS: ClassVar[Mapping[str, Any]] = {
+        "lambda_c": 20.0,
+        "n_virtual": 256,
+        "pixel_range": "authors",
+        "proto_init": "random",
+        "proto_lr": 2e-5,
+        "gen_lr": 2e-5,
+        "d_form": "zero_rows",
+        "stop_round": 30,
+    }
 
     TUNES: ClassVar[Condition] = on("use_ct") & above("w_v")
     ALIGNS: ClassVar[Condition] = on("use_fa") & above("lambda_c")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from flcore.methods.class_prototypes import (
     received_prototypes,
     refuse_running_samples,
 )
+from flcore.methods.preset import AuthorsPreset
 from flcore.methods.vocabulary import (
     MODEL,
     PROTOTYPES,
@@ -51,12 +52,13 @@ from flcore.records import Payloads, Record
 
 
 @dataclass(frozen=True)
-class FedProto(ReleasesPrototypes, Method):
+class FedProto(AuthorsPreset, ReleasesPrototypes, Method):
     """Personal models aligned by shared class prototypes."""
 
     name: ClassVar[str] = "fedproto"
     summary: ClassVar[str] = "personal models, aligned by exchanging one prototype per class"
     citation: ClassVar[str] = "Tan et al., AAAI 2022"
+    AUTHORS: ClassVar[Mapping[str, Any]] = {"proto_mode": "running"}
     has_global_model: ClassVar[bool] = False
     has_vote: ClassVar[bool] = True
 

@@ -23,10 +23,10 @@ in every mini-batch (Algorithm 2's indentation). Components: min(n, N/2), at lea
 variances (scikit-learn's ``reg_covar``). Components of a class weigh π·N over clients (``use_counts``; without it
 nobody tells how many samples it has), normalised over the class at the end; of a merged covariance the diagonal is
 kept. ``retrain_source: own`` draws from the client's own mixtures, and nothing is sent at all. Where there is nothing
-to draw from the retraining changes nothing. ``retrain_lr_factor`` multiplies the loss of the retraining, which with SGD
-without decay and clipping is a learning rate of its own: 10 is 0.1 where ``local.lr`` is 0.01. ImageNet weights
-(``pretrained``) are a matter of the model, not of the method. Without ``use_ce`` the dot regression is all that is
-minimised (Fig. 2a and c); the linear head stays as it began, and the frame has to answer.
+to draw from the retraining changes nothing. It takes fresh SGD at ``retrain_lr`` with ``retrain_momentum``, whatever
+trains on images; without a rate of its own it is optimised as ``local`` says, which in the paper is the same.
+ImageNet weights (``pretrained``) are a matter of the model, not of the method. Without ``use_ce`` the dot regression is
+all that is minimised (Fig. 2a and c); the linear head stays as it began, and the frame has to answer.
 
 Traffic per exchange, d the feature's length: up n·(2d + 1) scalars per (client, class), 404 for n = 4 and d = 50; down
 the same per fused component, to every client. The paper counts the way up alone (``scalars_up``), over S_T rounds.
@@ -71,7 +71,9 @@ from flcore.methods.vocabulary import (
     Stage,
     TrainedClient,
     Turn,
+    Update,
 )
+from flcore.optim import Sgd
 from flcore.params import Classes, Rounds, Search, param
 from flcore.prototypes.etf import simplex_etf
 from flcore.prototypes.mixtures import Mixture, fit_class_mixtures, fuse_uploads, packed, sample_classes, unpacked
@@ -141,12 +143,13 @@ class GFPL(ReleasesVectors, Method):
     retrain_epochs: int = param(
         1, "passes over the pseudo-features", low=1, search=Search(1, 20, log=True, when=_EXCHANGES)
     )
-    retrain_lr_factor: float = param(
-        1.0,
-        "factor on the retraining's loss: with plain or momentum SGD its learning rate over local.lr",
+    retrain_lr: float | None = param(
+        None,
+        "SGD's learning rate in the retraining; null: optimised as configured in local",
         above=0,
-        search=Search(0.1, 10, log=True, when=_EXCHANGES),
+        search=Search(1e-3, 0.1, log=True, when=_EXCHANGES),
     )
+    retrain_momentum: float = param(0.5, "its momentum, where retrain_lr is set", low=0, below=1)
     retrain_classes: Literal["all", "local"] = param("all", "retrain on every class, or on those the client holds")
     retrain_source: Literal["global", "own"] = param(
         "global", "draw from the fused mixtures, or from the client's own, which are then not sent"
@@ -209,7 +212,8 @@ class GFPL(ReleasesVectors, Method):
         if not self.exchanges(round_number):
             return (Leg(stages=()),)
         heads = ("head.", "extra.")
-        retraining = Phase(heads, epochs=self.retrain_epochs, source="pseudo", loss=self.retrain_loss)
+        moves = Update(optimizer=self.retraining_optimizer if self.retrain_lr is not None else None)
+        retraining = Phase(heads, epochs=self.retrain_epochs, source="pseudo", loss=self.retrain_loss, updates=(moves,))
         return (Leg(stages=tuple(self.stages())), Leg(RETRAIN_LEG, phases=(retraining,), stages=()))
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
@@ -217,7 +221,7 @@ class GFPL(ReleasesVectors, Method):
         return server.only(MIXTURES) if exchange.leg == RETRAIN_LEG else {}
 
     def context(self, turn: Turn) -> Context:
-        """The frame; for the retraining the pseudo-features and the factor of their loss."""
+        """The frame; for the retraining the pseudo-features and 1, or 0 where there are none, a factor of the loss."""
         device = turn.setting.device
         context: dict[str, Context | Tensor] = {"frame": self.frame(turn.setting).to(device)} if self.dual else {}
         if turn.leg != RETRAIN_LEG:
@@ -229,8 +233,13 @@ class GFPL(ReleasesVectors, Method):
         else:
             inputs, labels = torch.zeros(1, turn.setting.feature_dim), torch.zeros(1, dtype=torch.int64)
         pseudo = {"inputs": inputs.to(device), "labels": labels.to(device)}
-        factor = torch.tensor(self.retrain_lr_factor if mixtures else 0.0, device=device)
+        factor = torch.tensor(1.0 if mixtures else 0.0, device=device)
         return {**context, "pseudo": pseudo, "factor": factor}
+
+    def retraining_optimizer(self) -> Sgd:
+        """Fresh SGD with a rate of its own."""
+        assert self.retrain_lr is not None
+        return Sgd(self.retrain_lr, self.retrain_momentum)
 
     def retraining_mixtures(self, turn: Turn) -> dict[int, Mixture]:
         """What a client draws from, by class."""

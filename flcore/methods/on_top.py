@@ -57,6 +57,7 @@ class OnTop(Method):
         Raises:
             ValueError: no such base, one that cannot be calibrated, or settings that are not dotted keys of its own.
         """
+        super().__post_init__()
         for name in dict.fromkeys((self.base, *self.base_settings)):
             where = f"base = {name}" if name == self.base else f"base_settings.{name}"
             if name not in METHODS:

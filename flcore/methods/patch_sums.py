@@ -97,6 +97,7 @@ class PatchSums(Method):
 
     def __post_init__(self) -> None:
         """Refuse what the account of noise does not cover."""
+        super().__post_init__()
         if self.noise_multiplier and self.balance:
             raise ValueError("balance tells class counts without noise; use noise_multiplier = 0 with it")
 

@@ -88,6 +88,7 @@ class ProtoLDADistilled(FedAvgQ):
         Raises:
             ValueError: keys of another section. ConfigError: one that is not known, or a value out of range.
         """
+        super().__post_init__()
         for key in self.teacher:
             if str(key).partition(".")[0] not in ("method", "model"):
                 raise ValueError(f"teacher: {key}: expected keys such as method.shrinkage or model.atoms")

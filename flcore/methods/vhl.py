@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from flcore.conditions import Condition, above
 from flcore.generators.virtual import gaussian_virtual_images
 from flcore.messages import Arrays
 from flcore.methods.fedavg import FedAvg
+from flcore.methods.preset import AuthorsPreset
 from flcore.methods.virtual_images import (
     VIRTUAL,
     VirtualLoss,
@@ -58,12 +59,13 @@ HOLDERS = Slot("holders", Arrays)
 
 
 @dataclass(frozen=True)
-class VHL(FedAvg):
+class VHL(AuthorsPreset, FedAvg):
     """FedAvg whose clients also learn from noise images, and pull real features to those of the same class."""
 
     name: ClassVar[str] = "vhl"
     summary: ClassVar[str] = "FedAvg with a fixed set of virtual noise images that all clients share"
     citation: ClassVar[str] = "Tang et al., ICML 2022"
+    AUTHORS: ClassVar[Mapping[str, Any]] = {"lambda_v": 0.5, "per_class": 5000}
 
     ALIGNS: ClassVar[Condition] = above("lambda_a") & above("align_epochs")
     SHOWS: ClassVar[Condition] = above("lambda_v") | ALIGNS

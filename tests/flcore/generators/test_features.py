@@ -161,12 +161,20 @@ def test_fidelity_teaches_the_generator_alone() -> None:
     """fedpa.md fact 12: L_fid has zero gradient to all client models."""
     features = torch.randn(4, 3, generator=stream()).requires_grad_()
     weight, bias = torch.randn(2, 5, 3, generator=stream()).requires_grad_(), torch.zeros(2, 5, requires_grad=True)
-    logits = frozen_head_logits(features, weight, bias)
+    logits = frozen_head_logits(features, {"weight": weight, "bias": bias})
     assert torch.allclose(logits[1], F.linear(features, weight[1], bias[1]), atol=1e-6)
     loss = fidelity_loss(logits, T([0, 1, 2, 4]), label_weights(torch.ones(2, 5)))
     to_features, *to_heads = gradient(loss, features, weight, bias)
     assert to_features.abs().sum() > 0
     assert to_heads == [None, None]
+
+
+def test_heads_with_a_hidden_layer_by_hand() -> None:
+    """x = (1, -2): hidden units ReLU(1 + 2 - 1, -1) = (2, 0), logits (2·3 + 1, 2·0 + 5); another client is zero."""
+    hidden, bias = T([[1.0, -1.0], [-1.0, 0.0]]), T([-1.0, 0.0])
+    own = {"hidden.weight": hidden, "hidden.bias": bias, "weight": T([[3.0, 9.0], [0.0, 9.0]]), "bias": T([1.0, 5.0])}
+    heads = {name: torch.stack([value, torch.zeros_like(value)]) for name, value in own.items()}
+    assert frozen_head_logits(T([[1.0, -2.0]]), heads).tolist() == [[[7.0, 5.0]], [[0.0, 0.0]]]
 
 
 def test_equal_heads_make_plain_cross_entropy() -> None:

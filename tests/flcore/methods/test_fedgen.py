@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from flcore.engine.client import TurnRunner
-from flcore.errors import ConfigError
 from flcore.messages import Arrays, Weights
 from flcore.methods.feature_generator import (
     GENERATOR,
@@ -232,7 +231,7 @@ def test_what_the_generator_is_trained_on(lab: Any) -> None:
         replies = heads_of([[[float(k)] * 2] * 2 for k in range(3)], counts)
         train(Watched(gen_steps=3), server, dict(reversed(replies.items())), setting, 1)
     heads, labels = seen[0]
-    assert heads.weight[:, 0, 0].tolist() == [0, 1, 2]
+    assert heads.params["weight"][:, 0, 0].tolist() == [0, 1, 2]
     assert heads.shares[:, 0].tolist() == pytest.approx([0.833333, 0.083333, 0.083333], abs=1e-6)
     assert heads.shares[:, 1].tolist() == pytest.approx([0.142857, 0.714286, 0.142857], abs=1e-6)
     assert labels == {0, 1}
@@ -250,7 +249,7 @@ def test_where_nothing_was_drawn_nothing_is_trained(lab: Any) -> None:
 def test_terms_of_the_generator() -> None:
     """α = 2, η = 3 on the numbers of baselines.md 6 (a); heads say (0, 0): cross-entropy ln 2 whatever the shares."""
     method = FedGen(alpha=2.0, eta=3.0)
-    heads = Heads(torch.zeros(2, 2, 2), torch.zeros(2, 2), torch.full((2, 2), 0.5))
+    heads = Heads({"weight": torch.zeros(2, 2, 2), "bias": torch.zeros(2, 2)}, torch.full((2, 2), 0.5))
     outputs, noise = T([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]]), T([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     terms = method.objective(Record(), heads, 4)(outputs, noise, T([0, 0, 1]))
     assert {name: weight for name, (weight, _) in terms.items()} == {"fidelity": 2.0, "diversity": 3.0}
@@ -276,31 +275,6 @@ def test_features_for_analyses(lab: Any) -> None:
     assert method.generated_features(one, setting, 2, torch.Generator())[1].tolist() == [0, 0]
     off = FedGen(gamma=0, beta=0)
     assert off.generated_features(Record(off.start_server(setting)), setting, 3, torch.Generator()) is None
-
-
-# ---- preset ------------------------------------------------------------------------------------------------------
-
-
-def test_preset_of_the_authors(lab: Any) -> None:
-    """Uniform noise and the broadcast mistake; a choice against it is refused, not overwritten."""
-    method = FedGen(preset="authors")
-    assert (method.chosen.noise, method.chosen.fidelity) == ("uniform", "authors_broadcast")
-    assert method.chosen == FedGen(noise="uniform", fidelity="authors_broadcast")
-    assert FedGen().chosen == FedGen()
-    with pytest.raises(ConfigError, match="preset = authors means div_metric = code, not norms"):
-        lab.config(method={"name": "fedgen", "preset": "authors", "div_metric": "norms"})
-
-
-def test_preset_trains_as_its_choices_do(lab: Any) -> None:
-    trained = {}
-    for name, options in {
-        "preset": {"preset": "authors"},
-        "choices": {"noise": "uniform", "fidelity": "authors_broadcast"},
-        "default": {},
-    }.items():
-        method, setting, server = start(lab, gen_steps=5, **options)
-        trained[name] = serialise(train(method, server, TWO_HEADS, setting, 1)[0].only(GENERATOR))
-    assert trained["preset"] == trained["choices"] != trained["default"]
 
 
 # ---- the federation ----------------------------------------------------------------------------------------------

@@ -332,20 +332,35 @@ def test_loss_of_local_training() -> None:
 POINT = packed({0: Mixture(torch.ones(1), torch.tensor([[3.0, 0.0]]), torch.full((1, 2), 1e-20))}, None, 2)
 
 
-@pytest.mark.parametrize("factor", [1.0, 2.0])
-def test_retraining_by_hand(lab: Any, factor: float) -> None:
+@pytest.mark.parametrize(("own", "factor"), [(None, 1), (0.2, 2)])
+def test_retraining_by_hand(lab: Any, own: float | None, factor: float) -> None:
     """Pseudo-features are all (3, 0) of class 0, head zero: row 0 has gradient (-1/2)·(3, 0), bias -1/2, lr 0.1.
 
-    W_0 = (0.15, 0), b_0 = 0.05; times the factor. Two features in one batch: one step.
+    W_0 = (0.15, 0), b_0 = 0.05; twice that at 0.2. Two features in one batch: one step.
     """
-    method = {**EXCHANGING, "use_dcs": False, "samples_per_class": 2, "retrain_lr_factor": factor}
+    method = {**EXCHANGING, "use_dcs": False, "samples_per_class": 2, "retrain_lr": own}
     experiment = toy(lab, [[0, 4]], [1], [[0]], method=method)
     reply, memory = lab.train(experiment, leg=1, server={"mixtures": POINT})
     params = memory["model"].params
     assert params["head.weight"].flatten().tolist() == close(0.15 * factor, 0, -0.15 * factor, 0)
     assert params["head.bias"].tolist() == close(0.05 * factor, -0.05 * factor)
-    assert reply.losses == pytest.approx({"retrain_cross_entropy": factor * math.log(2)})
+    assert reply.losses == pytest.approx({"retrain_cross_entropy": math.log(2)})
     assert (reply.steps, reply.message) == (1, {})
+
+
+def test_the_rate_of_the_retraining_is_sgds_whatever_trains_on_images(lab: Any) -> None:
+    """Two steps on (3, 0) of class 0 at 0.1, momentum 1/2; local is Adam with decay, which have no say.
+
+    p = 1/2 in the first: g = -1/2·(3, 1), W_0 = 0.15, b_0 = 0.05. Logits then ±(0.45 + 0.05): p = 1/(1 + e^-1), g =
+    (p - 1)·(3, 1) = -0.268941·(3, 1), v = -(0.25 + 0.268941)·(3, 1): W_0 = 0.15 + 0.1556824, b_0 = 0.05 + 0.0518941.
+    """
+    method = {**EXCHANGING, "use_dcs": False, "samples_per_class": 2, "retrain_lr": 0.1, "retrain_momentum": 0.5}
+    local = {"lr": 0.1, "batch_size": 1, "epochs": 1, "optimizer": "adam", "weight_decay": 0.1}
+    experiment = toy(lab, [[0, 4]], [1], [[0]], method=method, local=local)
+    _, memory = lab.train(experiment, leg=1, server={"mixtures": POINT})
+    params = memory["model"].params
+    assert params["head.weight"].flatten().tolist() == close(0.3056824, 0, -0.3056824, 0)
+    assert params["head.bias"].tolist() == close(0.1018941, -0.1018941)
 
 
 def test_how_long_the_retraining_is(lab: Any) -> None:

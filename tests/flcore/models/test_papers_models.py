@@ -131,7 +131,7 @@ def test_a_hidden_head_is_widened_behind_its_hidden_layer() -> None:
     assert [name for name, _ in wide.named_parameters()] == [name for name, _ in narrow.named_parameters()]
 
 
-@pytest.mark.parametrize("method", [{"name": "fedgen"}, {"name": "creff"}, {"name": "lda_head"}])
+@pytest.mark.parametrize("method", [{"name": "creff"}, {"name": "lda_head"}])
 def test_methods_that_need_a_linear_head_say_so(lab: Any, method: dict[str, Any]) -> None:
     sized = {"data": {"name": "digits", "size": 32}}
     assert Config.from_mapping({**sized, "model": {"name": "convnet5"}}).model_spec.name == "convnet5"
