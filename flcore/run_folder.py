@@ -58,11 +58,13 @@ class RunFiles:
         """What the server held at points of the last round that are scored too, such as before a calibration."""
         return self.directory / "before"
 
-    def states_before(self) -> dict[str, Record]:
-        """The records in :attr:`before`, by label; none where the method asks for none."""
+    def states_before(self, number: int | None = None) -> dict[str, Record]:
+        """The records in :attr:`before`, or those of a snapshot, by label; none where the method asks for none."""
         from flcore.records import load_record
 
-        return {path.stem: load_record(path)[0] for path in sorted(self.before.glob("*.safetensors"))}
+        folder, mark = (self.before, "") if number is None else (self.snapshots, f"{number:04d}.before.")
+        paths = sorted(folder.glob(f"{mark}*.safetensors"))
+        return {path.stem.removeprefix(mark): load_record(path)[0] for path in paths}
 
     @property
     def snapshots(self) -> Path:
@@ -70,7 +72,10 @@ class RunFiles:
         return self.directory / "snapshots"
 
     def snapshot(self, number: int, name: str) -> Path:
-        """What ``server`` or ``client.<id>`` held after a round; 0: before the first."""
+        """What ``server`` or ``client.<id>`` held after a round; 0: before the first.
+
+        And ``before.<label>``: what the server held at a point of it, see :attr:`before`.
+        """
         return self.snapshots / f"{number:04d}.{name}.safetensors"
 
     def records(self) -> list[Path]:

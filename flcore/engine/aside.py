@@ -6,6 +6,7 @@
       before/before_calibration.safetensors   what the server held at a point of the last round that is scored too
       rounds/0010.server.safetensors          what it held after a round of `evaluation.snapshots` (0: before the first)
       rounds/0010.client.0003.safetensors     what a client remembered then
+      rounds/0010.before.before_calibration.safetensors   as above, of that round
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ class Aside:
         """
         return {path.stem: load_owned(path, path.stem, self.run, self.cure) for path in self.points()}
 
+    def keep_before(self, number: int, label: str, server: Record) -> None:
+        """Keep what the server held at a point within a round, before that leg is committed; as :meth:`keep_round`."""
+        name = f"before.{label}"
+        save_owned(self._file(number, name), server, [number, name], self.run)
+        make_durable([self._file(number, name)])
+
     def keep_round(self, number: int, server: Record, memories: Mapping[int, Record]) -> None:
         """Keep what server and clients hold after a round, before that is committed; it survives a power failure."""
         sweep(self.directory / "rounds")  # of a process that was killed here before the round was committed
@@ -57,14 +64,16 @@ class Aside:
         make_durable([self._file(number, name) for name in ("server", *clients)])
 
     def round(self, number: int) -> dict[str, Record]:
-        """What was kept of a round: ``server``, and ``client.<id>`` of those that remembered something.
+        """What was kept of a round: ``server``, ``client.<id>`` of those that remembered something, ``before.<label>``.
 
         Raises:
             DataError: it is gone, or damaged.
         """
-        clients = sorted(path.stem for path in self.directory.glob(f"rounds/{number:04d}.client.*.safetensors"))
-        names = ("server", *(stem.partition(".")[2] for stem in clients))
-        return {name: load_owned(self._file(number, name), [number, name], self.run, self.cure) for name in names}
+        stems = sorted(path.stem for path in self.directory.glob(f"rounds/{number:04d}.*.safetensors"))
+        names = {"server", *(stem.partition(".")[2] for stem in stems)}  # with the server's, so that its loss is told
+        return {
+            name: load_owned(self._file(number, name), [number, name], self.run, self.cure) for name in sorted(names)
+        }
 
     def _file(self, number: int, name: str) -> Path:
         return self.directory / "rounds" / f"{number:04d}.{name}.safetensors"

@@ -18,13 +18,38 @@ from flcore.engine.pool.executors import Executor
 from flcore.engine.run_state import RunState
 from flcore.evaluation.scoring import Part, Request, Scorer
 from flcore.experiment import Experiment
+from flcore.methods.base import Method
 from flcore.methods.vocabulary import Leg
 from flcore.records import Record
 
 Headline = Mapping[str, float | None]
 
+Passed = tuple[Record, Mapping[int, int]]
+"""What the server held at a point within a round, and of which leg each client's memory was then."""
+
 WORTH_SHARING = 4096
 """Answers to images from which on handing parts to workers costs less than it saves."""
+
+
+def passed_through(
+    method: Method, leg: Leg, before: RunState, in_front: Mapping[str, Record], after: RunState
+) -> dict[str, Passed]:
+    """The states of a leg that a method wants scored, by label.
+
+    Args:
+        method: whose :meth:`~flcore.methods.base.Method.score_before` says which.
+        leg: that has just ended.
+        before: the state at its beginning.
+        in_front: what the server held in front of each of its stages.
+        after: the state at its end; clients remember what they do then in front of its stages too.
+    """
+    passed: dict[str, Passed] = {}
+    for label, asked in method.score_before().items():
+        if asked.step in in_front:
+            passed[label] = in_front[asked.step], after.memories
+        elif asked.step == leg.name:
+            passed[label] = before.server, before.memories
+    return passed
 
 
 class RoundScorer:
@@ -53,31 +78,14 @@ class RoundScorer:
             values["alternatives"] = {**values.get("alternatives", {}), **before}
         return values
 
-    def on_the_way(
-        self, leg: Leg, before: RunState, in_front: Mapping[str, Record], after: RunState, number: int
-    ) -> tuple[dict[str, Headline], dict[str, Record]]:
-        """Scores of the states that the method wants scored in a leg, and what the server held then.
-
-        Args:
-            leg: that has just ended.
-            before: the state at its beginning.
-            in_front: what the server held in front of each of its stages.
-            after: the state at its end; clients remember what they do then in front of its stages too.
-            number: of the round.
-        """
+    def on_the_way(self, passed: Mapping[str, Passed], number: int) -> dict[str, Headline]:
+        """Scores of the states that :func:`passed_through` found in a leg of a round."""
         scores: dict[str, Headline] = {}
-        servers: dict[str, Record] = {}
-        for label, asked in self._experiment.method.score_before().items():
-            if asked.step in in_front:
-                servers[label], legs = in_front[asked.step], after.memories
-            elif asked.step == leg.name:
-                servers[label], legs = before.server, before.memories
-            else:
-                continue
+        for label, (server, legs) in passed.items():
             memories = partial(self._checkpoint.memory, memories=legs)
-            share = partial(self._share, servers[label], legs)
-            scores[label] = self._scorer.scored(Request((label,), number), servers[label], memories, share).headline
-        return scores, servers
+            share = partial(self._share, server, legs)
+            scores[label] = self._scorer.scored(Request((label,), number), server, memories, share).headline
+        return scores
 
     def _share(
         self, server: Record, legs: Mapping[int, int], request: Request, parts: Sequence[Part]

@@ -23,7 +23,7 @@ from flcore.engine.failures import located, part_of, turn_part
 from flcore.engine.orchestrator import Orchestrator
 from flcore.engine.pool.executors import Executor
 from flcore.engine.pool.workers import worker_count
-from flcore.engine.round_scores import RoundScorer
+from flcore.engine.round_scores import Passed, RoundScorer, passed_through
 from flcore.engine.run_state import RunName, RunState, Traffic
 from flcore.engine.turns import Failure, Reply
 from flcore.errors import DataError, RunError
@@ -142,8 +142,10 @@ def _run_round(run: _Run, latest: _Latest) -> RoundRecord | None:
         last = state.leg == len(legs) - 1
         watch, began = Stopwatch(run.observers.clock, run.observers.meter), run.observers.wall_clock()
         after, replies, in_front = _run_leg(run, state, leg, cohort, watch)
+        passed = passed_through(run.experiment.method, leg, state, in_front, after)
+        _keep_passed(run, number, passed)
         if _is_evaluated(run.experiment, number) and run.experiment.method.score_before():
-            after = run.orchestrator.call("evaluate", _score_on_the_way, run, leg, state, in_front, after)
+            after = run.orchestrator.call("evaluate", _score_on_the_way, run, number, passed, after)
             watch.lap("evaluate")
         facts, scored = after.facts, after.scored
         if last:
@@ -178,16 +180,23 @@ def _scores(run: _Run, state: RunState, scored: Mapping[str, Any]) -> Mapping[st
         return run.scorer.of_round(state, scored)
 
 
-def _score_on_the_way(
-    run: _Run, leg: Leg, before: RunState, in_front: Mapping[str, Record], after: RunState
-) -> RunState:
-    """The state at the end of a leg, with the scores of states passed through in it; those of the last round stay."""
-    number = before.place.round
+def _keep_passed(run: _Run, number: int, passed: Mapping[str, Passed]) -> None:
+    """Put what the server held at points of a leg aside for analyses: of the last round, and of rounds with a snapshot.
+
+    Whether such a round is evaluated makes no difference: analyses of a snapshot look at the state, not at its score.
+    """
+    config, aside = run.experiment.config, run.checkpoint.aside
+    for label, (server, _) in passed.items():
+        if number == config.federation.rounds:
+            aside.keep(label, server)
+        if number in config.evaluation.snapshots:
+            aside.keep_before(number, label, server)
+
+
+def _score_on_the_way(run: _Run, number: int, passed: Mapping[str, Passed], after: RunState) -> RunState:
+    """The state at the end of a leg, with the scores of states passed through in it."""
     with located(f"round {number}, evaluation"):
-        scored, servers = run.scorer.on_the_way(leg, before, in_front, after, number)
-    if number == run.experiment.config.federation.rounds:
-        for label, server in servers.items():
-            run.checkpoint.aside.keep(label, server)
+        scored = run.scorer.on_the_way(passed, number)
     return replace(after, scored={**after.scored, **scored})
 
 

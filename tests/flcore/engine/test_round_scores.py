@@ -214,3 +214,41 @@ def test_the_last_rounds_states_stay_for_analyses(lab: Any, tmp_path: Path) -> N
     assert kept.keys() == {"before_two", "before_asking", "before_three"}
     assert kept["before_two"][MODEL].params["head.bias"].tolist() == torch.eye(6)[1].tolist()
     assert lab.run(lab.experiment(method__name="local"), tmp_path / "local").checkpoint.aside.kept() == {}
+
+
+def test_a_snapshot_has_the_states_of_its_round(lab: Any, tmp_path: Path) -> None:
+    """Of rounds 1 (not evaluated), 2 (one leg: no state in front of the second) and 0 (no leg).
+
+    In front of stage two: class 1. In front of the second leg, and of stage three in it: class 2.
+    """
+    asked = {"algorithm": Steered(), "evaluation__every": 2, "evaluation__snapshots": [0, 1, 2]}
+    run = lab.run(lab.experiment(**asked), tmp_path / "run")
+    kept = {number: run.checkpoint.aside.round(number) for number in (0, 1, 2)}
+    labels = {
+        number: {
+            name: record[MODEL].params["head.bias"].argmax().item()
+            for name, record in records.items()
+            if name.startswith("before.")
+        }
+        for number, records in kept.items()
+    }
+    assert labels == {
+        0: {},
+        1: {"before.before_two": 1, "before.before_asking": 2, "before.before_three": 2},
+        2: {"before.before_two": 1},
+    }
+    assert [record["round"] for record in run.history] == [2, 3]
+
+    class StopAt(lab.Threaded):  # type: ignore[name-defined,misc]
+        def map(self, name: str, function: Any, items: Any) -> Any:
+            if name == "ask-all":
+                raise KeyboardInterrupt
+            return super().map(name, function, items)
+
+    # Stopped behind the first leg of round 1, whose state is kept; the rest of the round adds to it.
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(lab.experiment(**asked), tmp_path / "stopped", None, StopAt())
+    found = [path.name for path in (tmp_path / "stopped" / "rounds").glob("0001.*")]
+    assert found == ["0001.before.before_two.safetensors"]
+    again = lab.run(lab.experiment(**asked), tmp_path / "stopped")
+    assert again.bytes == run.bytes and "0001.before.before_two.safetensors" in run.bytes
