@@ -54,7 +54,7 @@ REGISTRIES: Mapping[str, Mapping[str, type]] = {
 _NOT_IDENTITY = {
     "data": {"root", "download"},
     "partition": {"path"},
-    "evaluation": {"analyses"},
+    "evaluation": {"analyses", "tsne_clients", "tsne_classes", "tsne_samples"},
     "engine": {"name", "workers", "clients_per_task", "ray_address", "gpus_per_worker", "durability", "durable_every"},
     "tracking": None,
     "compare": None,
@@ -137,6 +137,7 @@ class Config:
         beyond = [number for number in self.evaluation.snapshots if number > self.federation.rounds]
         if beyond:
             raise ConfigError(f"evaluation.snapshots = {beyond}: the run has {self.federation.rounds} rounds")
+        self.evaluation.check_shown(self.partition.num_clients, self.source.num_classes)
         self._check_comparison()
 
     def _check_comparison(self) -> None:

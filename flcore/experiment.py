@@ -58,7 +58,7 @@ class Experiment:
 
         Raises:
             DataError: an artefact is missing, damaged, or the partition was made for other data.
-            ConfigError: the model cannot read these images.
+            ConfigError: the model cannot read these images, or the configuration does not go with data or partition.
         """
         dataset = Dataset.load(prepared)
         division = Partition.load(partition)
@@ -69,6 +69,7 @@ class Experiment:
         experiment._check_tasks()
         experiment._check_poison()
         experiment._check_noise()
+        config.evaluation.check_shown(len(division.clients), dataset.meta.num_classes)
         return experiment
 
     def _check_tasks(self) -> None:

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from flcore.aggregation.settings import Aggregation
 from flcore.data.imbalance import Imbalance
+from flcore.errors import ConfigError
+from flcore.evaluation.analyses import MOST_CLIENTS
 from flcore.params import declared, param
 
 
@@ -210,7 +212,7 @@ class EvaluationConfig:
     analyses: tuple[
         Literal[
             "class_heatmap", "class_heatmap_trained", "tsne", "tsne_trained", "tsne_projections",
-            "tsne_calibration", "tsne_prototypes",
+            "tsne_calibration", "tsne_calibration_trained", "tsne_prototypes",
             "tsne_generated", "virtual_images", "generator_distances", "inversion", "inversion_search", "gradcam",
         ],
         ...,
@@ -221,6 +223,45 @@ class EvaluationConfig:
         "made of each of them too",
         low=0,
     )
+    tsne_clients: tuple[int, ...] | None = param(
+        None,
+        "ids of the clients that a t-SNE of clients' models shows, 4 at most; null: the first 4 that have a model. "
+        "tsne_prototypes has its own",
+        low=0,
+    )
+    tsne_classes: tuple[int, ...] | None = param(
+        None, "numbers of the classes whose images a t-SNE shows; null: all. tsne_prototypes has its own", low=0
+    )
+    tsne_samples: int | None = param(
+        None,
+        "images of each class in a t-SNE, fewer where a class has fewer; null: 100, fewer where models and classes "
+        "would together have more than 3000 points",
+        low=1,
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what is no choice of clients or classes."""
+        for key, chosen in (("tsne_clients", self.tsne_clients), ("tsne_classes", self.tsne_classes)):
+            if chosen is not None and (not chosen or len(set(chosen)) < len(chosen)):
+                wrong = "a number stands twice" if chosen else "name at least one, or set it to null"
+                raise ValueError(f"{key} = {list(chosen)}: {wrong}")
+        clients = list(self.tsne_clients or ())
+        if len(clients) > MOST_CLIENTS:
+            raise ValueError(f"tsne_clients = {clients}: one embedding shows {MOST_CLIENTS} clients; leave some out")
+
+    def check_shown(self, num_clients: int, num_classes: int | None) -> None:
+        """Refuse clients and classes to show that there are not; ``num_classes`` None: only the data say how many.
+
+        Raises:
+            ConfigError: there are not so many.
+        """
+        for key, chosen, count, cure in (
+            ("tsne_clients", self.tsne_clients, num_clients, "clients, with ids"),
+            ("tsne_classes", self.tsne_classes, num_classes, "classes, with numbers"),
+        ):
+            beyond = [number for number in chosen or () if count is not None and number >= count]
+            if count is not None and beyond:
+                raise ConfigError(f"evaluation.{key} = {beyond}: there are {count} {cure} from 0 to {count - 1}")
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,12 @@ from flcore.run_folder import RunFiles, refuse_other_run
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry
 from pipelines.execution.admission import Admission, More, most_at_once
-from pipelines.execution.one_run import PlacedRun, analyses_left, carry_out, fetch, in_company, placed
+from pipelines.execution.one_run import PlacedRun, carry_out, fetch, in_company, placed
 from pipelines.execution.progress import Watcher
 from pipelines.execution.recorder import Recorder
 from pipelines.execution.run_pool import RunPool, ThisProcess
 from pipelines.execution.steps import Steps
+from pipelines.runs import analyses
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 
@@ -100,7 +101,7 @@ def experiment(
     is_done = fetch(run, cache)
     if not is_done:
         _train(run, cache, operation, restart)
-    elif analyses_left(run):
+    elif analyses.left(run.config, run.directory):
         carry_out(run, cache, orchestrator=operation.steps)
     report = RunFiles(run.directory).report
     if is_done and report.exists():

@@ -191,17 +191,12 @@ def carry_out(
         )
         steps.call("evaluate", _silent(evaluate), run.config, *folders)
         cache.note_run(run.directory, run.config)
-    missing = analyses_left(run)
+    missing = analyses.left(run.config, run.directory)
     if missing:
         steps.call("analyse", analyses.compute, run.config, *folders, missing)
         disk.remove(files.report, missing_ok=True)  # it shows them
     if is_new:
         cache.note_peak(run.config, memory.peak() // (1 + len(run.company)))
-
-
-def analyses_left(run: PlacedRun) -> list[str]:
-    """The analyses that a run asks for and nobody has made."""
-    return [name for name in analyses.asked(run.config) if name not in analyses.stored_names(run.directory)]
 
 
 def _with_hurdles(run: PlacedRun, observers: Observers | None) -> Observers | None:

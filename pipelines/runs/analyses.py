@@ -19,7 +19,7 @@ import numpy as np
 
 from flcore import disk
 from flcore.errors import DataError
-from flcore.evaluation.analyses import SUMMARIES, with_snapshots, without_round
+from flcore.evaluation.analyses import SUMMARIES, chosen, with_snapshots, without_round
 from flcore.files import replace_file, sweep
 from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
 
@@ -85,7 +85,7 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
             if reason is not None:
                 print(f"{name}: left out, {reason}", file=sys.stderr)
             _store(files, name, result)
-            index[name] = {"skipped": reason, "notes": list(result.notes)}
+            index[name] = {"skipped": reason, "notes": list(result.notes), "chosen": chosen(name, config.evaluation)}
     write_json(files.analyses / "index.json", {"run": run, "analyses": index})
 
 
@@ -100,7 +100,7 @@ def _left(files: RunFiles, experiment: Experiment, number: int | None) -> Finish
         return load_record(path)[0] if path.exists() else Record()
 
     server, _ = load_record(files.server if number is None else files.snapshot(number, "server"))
-    return FinishedRun(experiment, server, memory, files.states_before() if number is None else {})
+    return FinishedRun(experiment, server, memory, files.states_before(number))
 
 
 def asked(config: Config) -> list[str]:
@@ -108,10 +108,18 @@ def asked(config: Config) -> list[str]:
     return with_snapshots(config.evaluation.analyses, config.evaluation.snapshots)
 
 
-def stored_names(directory: Path) -> set[str]:
-    """The analyses that a run's folder holds, those among them that could not be done."""
+def left(config: Config, directory: Path) -> list[str]:
+    """Those of :func:`asked` that a run's folder does not hold, or that were made of other clients, classes or samples.
+
+    One that could not be done is held too.
+    """
     files = RunFiles(directory)
-    return set(_index(files, read_json(files.config)["config_hash"])) if files.analyses.is_dir() else set()
+    index = _index(files, read_json(files.config)["config_hash"]) if files.analyses.is_dir() else {}
+    return [
+        name
+        for name in asked(config)
+        if name not in index or index[name].get("chosen", {}) != chosen(name, config.evaluation)
+    ]
 
 
 def load(directory: Path) -> list[StoredAnalysis]:

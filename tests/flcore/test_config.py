@@ -98,6 +98,22 @@ def refusal(raw: dict[str, Any]) -> str:
         ({"compare": {"settings": {"feddane": {}}}}, "compare: feddane: unknown method"),
         ({"compare": {"seeds": [1, 2, 1]}}, "compare.seeds = [1, 2, 1]: a seed stands twice"),
         ({"evaluation": {"snapshots": [2, 30]}, "federation": {"rounds": 20}}, "evaluation.snapshots = [30]: the run"),
+        (
+            {"evaluation": {"tsne_clients": [0, 12]}, "partition": {"num_clients": 10}},
+            "evaluation.tsne_clients = [12]: there are 10 clients, with ids from 0 to 9",
+        ),
+        (
+            {"evaluation": {"tsne_classes": [3, 10]}},
+            "evaluation.tsne_classes = [10]: there are 10 classes, with numbers from 0 to 9",
+        ),
+        ({"evaluation": {"tsne_classes": [3, 3]}}, "evaluation: tsne_classes = [3, 3]: a number stands twice"),
+        ({"evaluation": {"tsne_clients": []}}, "evaluation: tsne_clients = []: name at least one, or set it to null"),
+        (
+            {"evaluation": {"tsne_clients": [0, 1, 2, 3, 4]}},
+            "evaluation: tsne_clients = [0, 1, 2, 3, 4]: one embedding shows 4 clients; leave some out",
+        ),
+        ({"evaluation": {"tsne_clients": [-1]}}, "evaluation.tsne_clients = "),
+        ({"evaluation": {"tsne_samples": 0}}, "evaluation.tsne_samples = 0: must be >= 1"),
         ({"compare": {"claims": {"a": "b"}}}, "compare.claims.a = b: expected {better: METHOD, than: METHOD"),
         (
             {"compare": {"claims": {"a": {"better": "fedavgg", "than": "local"}}}},
@@ -191,6 +207,9 @@ FREE = {
     ("engine", "ray_address"),
     ("engine", "gpus_per_worker"),
     ("evaluation", "analyses"),
+    ("evaluation", "tsne_clients"),
+    ("evaluation", "tsne_classes"),
+    ("evaluation", "tsne_samples"),
 }
 # Values that go together with another one only.
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {

@@ -13,7 +13,7 @@ from torch import Tensor
 from flcore.evaluation.analyses.answers import Answers
 from flcore.evaluation.analyses.base import FinishedRun, Result, Row, class_names, equal_per_class
 from flcore.evaluation.analyses.embedding import embed
-from flcore.evaluation.analyses.tsne import sampled
+from flcore.evaluation.analyses.shown import can_show, images_shown, told
 from flcore.prototypes.distances import class_distances, nearest_real
 from flcore.rng import torch_stream
 
@@ -30,15 +30,22 @@ def has_generated_features(run: FinishedRun) -> str | None:
     return None
 
 
+def can_show_generated(run: FinishedRun) -> str | None:
+    """Why there are no generated features, or no images, to show; None where there are."""
+    return has_generated_features(run) or can_show(run)
+
+
 def tsne_generated(run: FinishedRun) -> Result:
     """``embedding`` float [N, 2], ``labels`` int [N], ``generated`` bool [N], ``class_names``."""
     experiment = run.experiment
     answers = Answers(run)
     model, name = answers.reference_model()
-    rows = sampled(answers, 2)
+    rows = images_shown(run, answers.labels, 2)
     real, labels = answers.features(model, answers.images[rows]), answers.labels[rows]
     per_class = len(rows) // len(torch.unique(labels))
     made, made_labels = generated_features(run, per_class)
+    of_those = torch.isin(made_labels, labels)
+    made, made_labels = made[of_those], made_labels[of_those]
     return Result(
         {
             "embedding": embed(torch.cat([real, made])),
@@ -46,7 +53,7 @@ def tsne_generated(run: FinishedRun) -> Result:
             "generated": np.repeat([False, True], [len(real), len(made)]),
             "class_names": class_names(experiment),
         },
-        notes=(f"Real: test features of {name}.",),
+        notes=(f"Real: test features of {name}.", *told(run, labels.numpy())),
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flcore.data.images import normalise
 from flcore.evaluation.analyses.answers import Answers
 from flcore.evaluation.analyses.base import FinishedRun, Result, Row, class_names
-from flcore.evaluation.analyses.tsne import keeps_uncalibrated
+from flcore.evaluation.analyses.tsne_calibration import keeps_uncalibrated
 from flcore.models import Backbone
 
 CASES = ("kept right", "mended", "broken", "still wrong")

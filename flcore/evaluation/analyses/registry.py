@@ -7,16 +7,21 @@ from collections.abc import Mapping
 from flcore.evaluation.analyses import SUMMARIES
 from flcore.evaluation.analyses.base import Analysis, always, keeps_trained_models, needs_global_model
 from flcore.evaluation.analyses.class_heatmap import class_heatmap, class_heatmap_trained
-from flcore.evaluation.analyses.generated import generator_distances, has_generated_features, tsne_generated
+from flcore.evaluation.analyses.generated import (
+    can_show_generated,
+    generator_distances,
+    has_generated_features,
+    tsne_generated,
+)
 from flcore.evaluation.analyses.gradcam import can_compare_maps, gradcam_cases
 from flcore.evaluation.analyses.inversion import inversion, inversion_search
-from flcore.evaluation.analyses.tsne import (
-    has_projections,
-    keeps_uncalibrated,
-    tsne,
+from flcore.evaluation.analyses.shown import can_show, can_show_trained
+from flcore.evaluation.analyses.tsne import has_projections, tsne, tsne_projections, tsne_trained
+from flcore.evaluation.analyses.tsne_calibration import (
+    can_show_calibration,
+    can_show_calibration_trained,
     tsne_calibration,
-    tsne_projections,
-    tsne_trained,
+    tsne_calibration_trained,
 )
 from flcore.evaluation.analyses.tsne_prototypes import tsne_prototypes
 from flcore.evaluation.analyses.virtual_sheet import has_virtual_images, virtual_sheet
@@ -26,12 +31,13 @@ ANALYSES: Mapping[str, Analysis] = {
     for name, compute, applies in (
         ("class_heatmap", class_heatmap, always),
         ("class_heatmap_trained", class_heatmap_trained, keeps_trained_models),
-        ("tsne", tsne, always),
-        ("tsne_trained", tsne_trained, keeps_trained_models),
+        ("tsne", tsne, can_show),
+        ("tsne_trained", tsne_trained, can_show_trained),
         ("tsne_projections", tsne_projections, has_projections),
-        ("tsne_calibration", tsne_calibration, keeps_uncalibrated),
+        ("tsne_calibration", tsne_calibration, can_show_calibration),
+        ("tsne_calibration_trained", tsne_calibration_trained, can_show_calibration_trained),
         ("tsne_prototypes", tsne_prototypes, always),
-        ("tsne_generated", tsne_generated, has_generated_features),
+        ("tsne_generated", tsne_generated, can_show_generated),
         ("virtual_images", virtual_sheet, has_virtual_images),
         ("generator_distances", generator_distances, has_generated_features),
         ("inversion", inversion, needs_global_model),

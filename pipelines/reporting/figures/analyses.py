@@ -12,6 +12,7 @@ from pipelines.reporting.figures.embeddings import (
     MADE,
     REAL,
     draw_calibration,
+    draw_calibration_trained,
     draw_generated,
     draw_prototypes,
     draw_tsne,
@@ -30,6 +31,7 @@ HEADINGS: Mapping[str, str] = {
     "tsne_trained": "Features of test images under clients' own models",
     "tsne_projections": "Projections of test images",
     "tsne_calibration": "Features before and after calibration",
+    "tsne_calibration_trained": "Features under clients' own models before and after calibration",
     "tsne_prototypes": "Prototypes over a client's features",
     "tsne_generated": "Real and generated features",
     "virtual_images": "Virtual images",
@@ -51,6 +53,9 @@ CAPTIONS: Mapping[str, str] = {
     "Colour: true class, then predicted class; marker: model. Right: training samples.",
     "tsne_calibration": "t-SNE of the same test images under both models, each in an embedding of its own; accuracy on "
     "the whole test set.",
+    "tsne_calibration_trained": "t-SNE of the same test images under several clients' models, in one embedding before "
+    "and one after calibration. Before: as their training left them. After: their encoders below the calibrated "
+    "layers. Above, colour: true class, marker: client. Percentages: accuracy on the whole test set.",
     "tsne_prototypes": "t-SNE of training features and prototypes together. Black-edged: means of one, two and four "
     "clusters per class; star: the server's prototype.",
     "tsne_generated": "t-SNE of test features and generated features together, as many of each.",
@@ -172,6 +177,7 @@ _DRAWINGS: Mapping[str, Callable[[StoredAnalysis], Figure]] = {
     "tsne_trained": draw_tsne,
     "tsne_projections": draw_tsne,
     "tsne_calibration": draw_calibration,
+    "tsne_calibration_trained": draw_calibration_trained,
     "tsne_prototypes": draw_prototypes,
     "tsne_generated": draw_generated,
     "virtual_images": draw_virtual_images,

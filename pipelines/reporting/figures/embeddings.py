@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import matplotlib
 import numpy as np
@@ -23,12 +23,14 @@ _CLASS_COLOURS = (
     *("#56b4e9", "#882255", "#666666", "#117733", "#aa4499"),
 )
 
+_CLIENT_COLOURS = ("#25364d", "#e0a458", "#8fb339", "#b24c63")
+
 
 def draw_tsne(analysis: StoredAnalysis) -> Figure:
     """The same test images under one or several models, by true and by predicted class, and what was trained on."""
     arrays = analysis.arrays
     names, models = as_texts(arrays["class_names"]), as_texts(arrays["models"])
-    colours = _class_colours(len(names))
+    colours = _class_colours(len(names), arrays["labels"], arrays["predictions"])
     figure = Figure(figsize=(WIDTH, 4.0))
     panels = figure.subplot_mosaic(
         [["label", "prediction", "bars"], ["label", "prediction", "key"]],
@@ -48,7 +50,7 @@ def draw_tsne(analysis: StoredAnalysis) -> Figure:
     handles = [Line2D([], [], linestyle="", marker=_MARKERS[model], color=tints[model]) for model in range(len(models))]
     key.set_axis_off()
     key.legend(handles, scores, loc="center", frameon=False, fontsize=7.5, title="accuracy on the test set")
-    _class_key(figure, left, names, colours)
+    _class_key(figure, left, names, colours, arrays["labels"], arrays["predictions"])
     width = 0.8 / len(models)
     for model in range(len(models)):
         offsets = np.arange(len(names)) + (model - (len(models) - 1) / 2) * width
@@ -65,13 +67,41 @@ def draw_calibration(analysis: StoredAnalysis) -> Figure:
     """The same test images before and after a calibration."""
     arrays = analysis.arrays
     names, models = as_texts(arrays["class_names"]), as_texts(arrays["models"])
-    colours = _class_colours(len(names))
+    colours = _class_colours(len(names), arrays["labels"])
     figure = Figure(figsize=(WIDTH, 4.6))
     panels = figure.subplots(1, len(models))
     for axes, points, name, score in zip(panels, arrays["embedding"], models, arrays["accuracies"], strict=True):
         _scatter(axes, points, arrays["labels"], colours)
         _bare(axes, f"{name}: {100 * score:.1f} %")
-    _class_key(figure, panels[0], names, colours)
+    _class_key(figure, panels[0], names, colours, arrays["labels"])
+    return figure
+
+
+def draw_calibration_trained(analysis: StoredAnalysis) -> Figure:
+    """The same test images under several clients' models before and after a calibration, by class and by client.
+
+    By client, because that is what a calibration is to make disappear, and markers alone do not show it.
+    """
+    arrays = analysis.arrays
+    names, models, states = (as_texts(arrays[key]) for key in ("class_names", "models", "states"))
+    colours, tints = _class_colours(len(names), arrays["labels"]), ListedColormap(_CLIENT_COLOURS[: len(models)])
+    figure = Figure(figsize=(WIDTH, 8.2))
+    panels = figure.subplots(2, len(states))
+    for state, points in enumerate(arrays["embedding"]):
+        for model in range(len(models)):
+            _scatter(panels[0, state], points[model], arrays["labels"], colours, marker=_MARKERS[model])
+            _scatter(panels[1, state], points[model], np.full(points.shape[1], model), tints, marker=_MARKERS[model])
+        score = 100 * arrays["global_accuracies"][state]
+        _bare(panels[0, state], f"{states[state]} (global model: {score:.1f} %)")
+        _bare(panels[1, state], "the same, by client")
+        scores = [f"{name}: {100 * own:.1f} %" for name, own in zip(models, arrays["accuracies"][state], strict=True)]
+        handles = [
+            Line2D([], [], linestyle="", marker=_MARKERS[model], color=tints(model)) for model in range(len(models))
+        ]
+        panels[1, state].legend(
+            handles, scores, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=2, frameon=False
+        )
+    _class_key(figure, panels[0, 0], names, colours, arrays["labels"])
     return figure
 
 
@@ -109,7 +139,7 @@ def draw_generated(analysis: StoredAnalysis) -> Figure:
     """Real and generated features, by class and by origin."""
     arrays = analysis.arrays
     names, made = as_texts(arrays["class_names"]), arrays["generated"]
-    colours = _class_colours(len(names))
+    colours = _class_colours(len(names), arrays["labels"])
     figure = Figure(figsize=(WIDTH, 4.7))
     left, right = figure.subplots(1, 2)
     for which, marker in ((~made, "o"), (made, "x")):
@@ -131,7 +161,7 @@ def draw_generated(analysis: StoredAnalysis) -> Figure:
         )
     _bare(right, "by origin")
     right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=2, frameon=False)
-    _class_key(figure, left, names, colours)
+    _class_key(figure, left, names, colours, arrays["labels"])
     return figure
 
 
@@ -140,10 +170,20 @@ def as_texts(values: np.ndarray) -> list[str]:
     return [str(value) for value in values]
 
 
-def _class_colours(count: int) -> ListedColormap:
+def _class_colours(count: int, *drawn: np.ndarray) -> ListedColormap:
+    """A colour of each class; where there are more classes than colours, those that are drawn are set apart."""
     if count <= len(_CLASS_COLOURS):
         return ListedColormap(list(_CLASS_COLOURS[:count]))
-    return ListedColormap(matplotlib.colormaps["turbo"](np.linspace(0.03, 0.97, count)))
+    classes = _distinct(drawn)
+    hues = matplotlib.colormaps["turbo"](np.linspace(0.03, 0.97, len(classes)))
+    some = _CLASS_COLOURS if len(classes) <= len(_CLASS_COLOURS) else hues
+    places = np.searchsorted(classes, np.arange(count)).clip(max=len(classes) - 1)
+    return ListedColormap([some[place] for place in places])
+
+
+def _distinct(drawn: Iterable[np.ndarray]) -> np.ndarray:
+    """The numbers of the classes in some arrays, ascending."""
+    return np.unique(np.concatenate([labels.ravel() for labels in drawn]))
 
 
 def _scatter(axes: Axes, points: np.ndarray, labels: np.ndarray, colours: ListedColormap, marker: str = "o") -> None:
@@ -173,12 +213,14 @@ def _bare(axes: Axes, title: str) -> None:
         spine.set_visible(True)
 
 
-def _class_key(figure: Figure, axes: Axes, names: Sequence[str], colours: ListedColormap) -> None:
-    """Which colour is which class: a legend below the figure, or for many classes a bar below one panel."""
-    if len(names) <= len(_CLASS_COLOURS):
-        handles = [Line2D([], [], linestyle="", marker="o", color=colours(label)) for label in range(len(names))]
-        columns = 10 if max(map(len, names)) < 8 else 5
-        figure.legend(handles, list(names), loc="outside lower center", ncols=columns, frameon=False, title="class")
+def _class_key(figure: Figure, axes: Axes, names: Sequence[str], colours: ListedColormap, *drawn: np.ndarray) -> None:
+    """Which colour is which of the classes drawn: a legend below the figure, or of many classes a bar below a panel."""
+    classes = _distinct(drawn).tolist()
+    if len(classes) <= len(_CLASS_COLOURS):
+        handles = [Line2D([], [], linestyle="", marker="o", color=colours(label)) for label in classes]
+        texts = [names[label] for label in classes]
+        columns = 10 if max(map(len, texts)) < 8 else 5
+        figure.legend(handles, texts, loc="outside lower center", ncols=columns, frameon=False, title="class")
         return
     mappable = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(-0.5, len(names) - 0.5), colours)
     figure.colorbar(mappable, ax=axes, label="class number", orientation="horizontal", fraction=0.05, pad=0.04)

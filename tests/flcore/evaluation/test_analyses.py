@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flcore.config import Config
 from flcore.errors import ConfigError
-from flcore.evaluation.analyses import SUMMARIES, with_snapshots, without_round
+from flcore.evaluation.analyses import SUMMARIES, chosen, with_snapshots, without_round
 from flcore.evaluation.analyses.answers import BEFORE_CALIBRATION, Answers
 from flcore.evaluation.analyses.base import FinishedRun, equal_per_class
 from flcore.evaluation.analyses.class_heatmap import class_heatmap, class_heatmap_trained
@@ -20,7 +20,13 @@ from flcore.evaluation.analyses.embedding import embed
 from flcore.evaluation.analyses.generated import generator_distances, tsne_generated
 from flcore.evaluation.analyses.gradcam import gradcam_cases
 from flcore.evaluation.analyses.registry import ANALYSES
-from flcore.evaluation.analyses.tsne import tsne, tsne_calibration, tsne_projections
+from flcore.evaluation.analyses.shown import clients_shown, images_shown
+from flcore.evaluation.analyses.tsne import tsne, tsne_projections, tsne_trained
+from flcore.evaluation.analyses.tsne_calibration import (
+    tsne_calibration,
+    tsne_calibration_trained,
+    with_calibrated,
+)
 from flcore.evaluation.analyses.tsne_prototypes import tsne_prototypes
 from flcore.evaluation.scoring import Scorer
 from flcore.messages import Prototypes, Weights
@@ -236,6 +242,62 @@ def test_projections_are_what_the_frame_is_asked_with(lab: Any, tmp_path: Any) -
     assert torch.allclose(rows.norm(dim=1), torch.ones(len(rows)))
 
 
+def test_a_configuration_chooses_clients_classes_and_samples(lab: Any, tmp_path: Any) -> None:
+    """Of sixty test images, ten of each of six classes: four of class 4 and four of class 1, under clients 2 and 0.
+
+    The same four as where all classes are shown. Twelve of a class there are not: ten, and that is told.
+    """
+    chooses = {"tsne_clients": [2, 0], "tsne_classes": [4, 1], "tsne_samples": 4}
+    asked = {f"evaluation__{key}": value for key, value in chooses.items()}
+    experiment, server, memory = tiny_run(lab, tmp_path, method__name="local", **asked)
+    result = tsne(finished(experiment, server, memory))
+    arrays = result.arrays
+    assert arrays["models"].tolist() == ["client 2", "client 0"]
+    assert np.array_equal(arrays["counts"], experiment.partition.counts[[2, 0]])
+    assert arrays["embedding"].shape == (2, 8, 2) and arrays["labels"].tolist() == [1] * 4 + [4] * 4
+    names = experiment.dataset.meta.class_names
+    assert result.notes[-1] == f"Images of each class: 4; of {names[1]}, {names[4]}."
+
+    labels = experiment.dataset.test.labels
+    everything = lab.experiment(evaluation__tsne_samples=4)
+    rows = images_shown(finished(everything, server), labels)
+    assert len(rows) == 6 * 4
+    of_those = rows[torch.isin(labels[rows], torch.tensor([1, 4]))]
+    assert torch.equal(images_shown(finished(experiment, server), labels), of_those)
+    too_many = lab.experiment(method__name="local", federation__rounds=1, evaluation__tsne_samples=12)
+    result = tsne(finished(too_many, server, memory))
+    assert result.arrays["embedding"].shape == (4, 60, 2)
+    assert result.notes[-1] == "Images of each class: 10, not 12: there are no more; of every class."
+
+
+def test_what_is_shown_where_nothing_is_chosen(lab: Any) -> None:
+    """1,000 images of each of six classes: 100 of each under one model; under 8 no more than 3000/(6·8) = 62.5: 62."""
+    run = finished(lab.experiment(), {})
+    labels = torch.arange(6).repeat(1000)
+    assert len(images_shown(run, labels)) == 600
+    assert len(images_shown(run, labels, models=8)) == 6 * 62
+    # Who asks for 1,000 gets them.
+    chosen_run = finished(lab.experiment(evaluation__tsne_samples=1000), {})
+    assert len(images_shown(chosen_run, labels, models=8)) == 6000
+    # The first four of those that have a model: not client 1.
+    model = reader()
+    assert list(clients_shown(run, lambda client: None if client == 1 else model)) == [0, 2, 3]
+    many = finished(lab.experiment(partition__num_clients=4), {})
+    assert list(clients_shown(many, lambda client: model)) == [0, 1, 2, 3]
+
+
+def test_what_is_chosen_belongs_to_an_analysis_and_not_to_the_run() -> None:
+    """So that a run of another picture is the same run; its earlier pictures are known to be of another choice."""
+    plain = Config.from_mapping({})
+    asked = Config.from_mapping({"evaluation": {"tsne_clients": [0, 1], "tsne_classes": [3, 5], "tsne_samples": 200}})
+    assert asked.identity() == plain.identity()
+    assert Config.from_mapping(asked.to_mapping()) == asked
+    said = {"clients": [0, 1], "classes": [3, 5], "samples": 200}
+    assert chosen("tsne", asked.evaluation) == chosen("tsne_trained_round_3", asked.evaluation) == said
+    assert chosen("tsne_prototypes_round_3", asked.evaluation) == chosen("gradcam", asked.evaluation) == {}
+    assert chosen("tsne", plain.evaluation) == {}
+
+
 def test_before_and_after_calibration(lab: Any, tmp_path: Any) -> None:
     """A head that always said class 3 before: 10 of 60 right. The rest of the model is the calibrated one."""
     experiment, server, memory = tiny_run(lab, tmp_path)
@@ -257,6 +319,65 @@ def test_before_and_after_calibration(lab: Any, tmp_path: Any) -> None:
     # No weights, no map; and the calibrated model has maps that reach 1 or stay empty.
     assert not found.arrays["before"].any()
     assert set(np.unique(found.arrays["after"].max(axis=(1, 2)))) <= {0.0, 1.0}
+
+
+def test_local_models_before_and_after_calibration(lab: Any) -> None:
+    """Two clients' encoders that show images elsewhere, under their own heads and under the calibrated one.
+
+    Pixels are features (three), and there is no encoder, so the head is all of a model: client 0 reads a, b, c right,
+    client 1 swaps a and b; the average says c of everything, the calibrated model reads right. Four images of each of
+    a, b, c, of which a and b are shown: 8 of 12.
+
+    Before: client 0 is right on 12/12, client 1 on the four of c: 4/12, the average on the same: 4/12. After: both
+    have the calibrated head in place of theirs: 12/12, as the calibrated model itself.
+    """
+    dataset = lab.toy_dataset(CLASSES, [0, 1, 2], [CLASSES[i // 4] for i in range(12)], [i // 4 for i in range(12)])
+    dataset = replace(dataset, meta=replace(dataset.meta, num_classes=3, class_names=("a", "b", "c")))
+    partition = lab.by_hand(dataset, [[0, 1], [1, 2]], [[0], [1]])
+    asked = {"evaluation__private": True, "evaluation__tsne_classes": [0, 1]}
+    experiment = lab.experiment(dataset, partition, lab.ToySpec(), **asked)
+    always_c = Weights({"head.weight": torch.zeros(3, 3), "head.bias": torch.tensor([0.0, 0, 1])})
+    memories = {0: {"private_model": reader()}, 1: {"private_model": reader((1, 0, 2))}}
+    run = finished(experiment, {"model": reader()}, memories.__getitem__, Record({"model": always_c}))
+    assert ANALYSES["tsne_calibration_trained"].applies(run) is None
+    result = tsne_calibration_trained(run)
+    arrays = result.arrays
+    assert arrays["embedding"].shape == (2, 2, 8, 2) and arrays["labels"].tolist() == [0] * 4 + [1] * 4
+    assert arrays["accuracies"].tolist() == [[1.0, pytest.approx(1 / 3)], [1.0, 1.0]]
+    assert arrays["global_accuracies"].tolist() == [pytest.approx(1 / 3), 1.0]
+    swapped = [1] * 4 + [0] * 4
+    assert arrays["predictions"].tolist() == [[[0] * 4 + [1] * 4, swapped], [[0] * 4 + [1] * 4] * 2]
+    assert arrays["models"].tolist() == ["client 0", "client 1"]
+    # Who has no model is told of; where nobody has, there is nothing to show.
+    memories[1] = {}
+    both, second = ([0, 1], [1])
+    shown = finished(lab.experiment(dataset, partition, lab.ToySpec(), **asked, evaluation__tsne_clients=both),
+                     run.server, memories.__getitem__, run.before[BEFORE_CALIBRATION])  # fmt: skip
+    assert "Client 1 has not trained a model yet." in tsne_calibration_trained(shown).notes
+    assert tsne_trained(shown).arrays["models"].tolist() == ["client 0"]
+    nobody = replace(shown, experiment=lab.experiment(dataset, partition, lab.ToySpec(), **asked,
+                                                      evaluation__tsne_clients=second))  # fmt: skip
+    for name in ("tsne_trained", "tsne_calibration_trained"):
+        assert ANALYSES[name].applies(nobody) == "of clients 1 none has trained a model yet"
+
+
+def test_calibrated_parts_replace_a_clients_own_whole() -> None:
+    """The calibration moved the projection's weight alone: its bias comes along, encoder, head and statistics stay."""
+
+    def model(encoder: float, weight: float, bias: float, head: float) -> Weights:
+        named = {
+            "encoder.0.weight": encoder,
+            "projection.0.weight": weight,
+            "projection.0.bias": bias,
+            "head.bias": head,
+        }
+        return Weights({name: torch.tensor([value]) for name, value in named.items()}, {"n": torch.tensor([encoder])})
+
+    patched = with_calibrated(model(1, 2, 3, 4), before=model(5, 6, 7, 8), after=model(5, 60, 7, 8))
+    assert {name: float(value) for name, value in patched.params.items()} == {
+        "encoder.0.weight": 1, "projection.0.weight": 60, "projection.0.bias": 7, "head.bias": 4
+    }  # fmt: skip
+    assert float(patched.buffers["n"]) == 1
 
 
 def test_prototypes_over_a_clients_features(lab: Any) -> None:
@@ -349,16 +470,22 @@ def test_what_a_run_allows_and_why_not(lab: Any) -> None:
     server = {"model": reader()}
     reasons = {name: analysis.applies(finished(experiment, server)) for name, analysis in ANALYSES.items()}
     assert {name for name, reason in reasons.items() if reason is None} == {
-        *("class_heatmap", "tsne", "tsne_prototypes", "inversion", "inversion_search"),
+        *("class_heatmap", "tsne_prototypes", "inversion", "inversion_search"),
     }
+    # One image of class 0 and three of class 1: one of each can be shown.
+    assert reasons["tsne"] == "a t-SNE needs 4 images, and 2 can be shown"
+    without = finished(federation(lab, evaluation__tsne_classes=[1, 2]), server)
+    assert ANALYSES["tsne"].applies(without) == "no test image shows class 2 of evaluation.tsne_classes"
     assert reasons["tsne_trained"] == "clients' own models are kept where evaluation.private is true"
     assert reasons["tsne_projections"] == "fedavg compares features themselves, if anything"
     assert reasons["gradcam"] == "fedavg has no state before a calibration"
     assert reasons["virtual_images"] == "the server of fedavg holds no virtual images"
     assert reasons["generator_distances"] == "the server of fedavg holds nothing that generates features"
     kept = finished(experiment, server, before=Record(server))
-    assert ANALYSES["tsne_calibration"].applies(kept) is None
     assert ANALYSES["gradcam"].applies(kept) == "toy has no convolution"
+    assert ANALYSES["tsne_calibration"].applies(kept) == reasons["tsne"]
+    ccvr = ANALYSES["gradcam"].applies(finished(federation(lab, method__name="ccvr"), server))
+    assert ccvr is not None and ccvr.startswith("ccvr did not calibrate then, or ")
     local = federation(lab, method__name="local")
     assert ANALYSES["inversion"].applies(finished(local, {})) == "local has no global model"
     assert ANALYSES["class_heatmap"].applies(finished(local, {})) is None

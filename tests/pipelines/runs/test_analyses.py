@@ -65,7 +65,7 @@ def test_report_computes_what_is_asked_for(run: Path, capsys: pytest.CaptureFixt
     index = read_json(run / "analyses" / "index.json")
     assert index["run"] == read_json(run / "config.json")["config_hash"]
     assert index["analyses"]["gradcam"]["skipped"] == "fedavg has no state before a calibration"
-    assert index["analyses"]["class_heatmap"] == {"skipped": None, "notes": []}
+    assert index["analyses"]["class_heatmap"] == {"skipped": None, "notes": [], "chosen": {}}
     assert 'id="analysis-class_heatmap"' in page and HEADINGS["class_heatmap"] in page
     assert "Left out: fedavg has no state before a calibration" in page
     assert "<img" not in page and "tsne" not in page
@@ -110,6 +110,56 @@ def test_snapshots_are_analysed_as_they_were(tmp_path: Path) -> None:
     assert "Accuracy by client and class, before the first round" in page and "fedavg after round 1" in page
     digests = {name for name in result_files(two) if name.startswith("snapshots/")}
     assert {"snapshots/0000.server.safetensors", "snapshots/0001.client.0000.safetensors"} <= digests
+
+
+def test_a_snapshot_is_analysed_before_and_after_its_calibration(tmp_path: Path) -> None:
+    """Round 1 of two is what a run of one round ends with: the same state before its calibration, and the same arrays.
+
+    Before the first round nothing was calibrated.
+    """
+    two, one = tmp_path / "two", tmp_path / "one"
+    names = ["tsne_calibration", "tsne_calibration_trained", "gradcam"]
+    asked = {"analyses": names, "snapshots": [0, 1], "private": True, "tsne_classes": [3, 5], "tsne_clients": [0, 2]}
+    own = {"method": {"name": "fedcspc", "cal_epochs": 2}, "model": {"name": "fedcspc_cnn"}}
+    for folder, rounds in ((two, 2), (one, 1)):
+        config = Config.from_mapping({**RAW, **own, "federation": {"rounds": rounds}, "evaluation": asked})
+        run_to_end(config, folder)
+        analyses.compute(config, folder / "prepared", folder / "partition", folder, analyses.asked(config))
+    assert RunFiles(two).states_before(0) == {}
+    (kept,) = two.glob("snapshots/0001.before.*")
+    assert kept.name == "0001.before.before_calibration.safetensors"
+    assert kept.read_bytes() == (one / "before" / "before_calibration.safetensors").read_bytes()
+    assert "calibrated" not in RunFiles(two).states_before(1)["before_calibration"]
+    found, earlier = ({entry.name: entry for entry in analyses.load(folder)} for folder in (two, one))
+    for name in names:
+        assert (found[f"{name}_round_0"].skipped or "").startswith("fedcspc did not calibrate then, or ")
+        assert found[f"{name}_round_1"].skipped is None
+        one_round, two_rounds = earlier[name].arrays, found[f"{name}_round_1"].arrays
+        assert one_round.keys() == two_rounds.keys()
+        assert all(np.array_equal(two_rounds[key], value) for key, value in one_round.items())
+    assert found["tsne_calibration_trained"].arrays["models"].tolist() == ["client 0", "client 2"]
+    assert set(found["tsne_calibration"].arrays["labels"].tolist()) == {3, 5}
+    assert "snapshots/0001.before.before_calibration.safetensors" in result_files(two)
+
+
+def test_an_analysis_of_another_choice_is_made_again(run: Path) -> None:
+    """Classes to show are no part of a run's name: whoever asks for others finds the run, and not its picture."""
+
+    def choosing(**evaluation: object) -> Config:
+        return Config.from_mapping({**RAW, "evaluation": {"analyses": ["class_heatmap", "tsne"], **evaluation}})
+
+    plain, two = choosing(), choosing(tsne_classes=[3, 5])
+    assert analyses.left(plain, run) == ["class_heatmap", "tsne"]
+    report(plain, run)
+    assert analyses.left(plain, run) == [] and analyses.left(two, run) == ["tsne"]
+    report(two, run)
+    assert analyses.left(two, run) == [] and analyses.left(plain, run) == ["tsne"]
+    index = read_json(run / "analyses" / "index.json")
+    assert index["analyses"]["tsne"]["chosen"] == {"classes": [3, 5]}
+    # Indices of earlier versions do not say: what was shown then is what is shown where nothing is chosen.
+    del index["analyses"]["tsne"]["chosen"]
+    (run / "analyses" / "index.json").write_text(json.dumps(index))
+    assert analyses.left(plain, run) == []
 
 
 def test_a_finished_run_is_analysed_later(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,6 +270,13 @@ def stored(name: str, classes: int) -> StoredAnalysis:
         "tsne_trained": calibration,
         "tsne_projections": calibration,
         "tsne_calibration": calibration,
+        "tsne_calibration_trained": {
+            **calibration,
+            "embedding": rng.normal(size=(2, 2, count, 2)),
+            "accuracies": np.array([[1.0, 0.5], [0.5, 0.25]]),
+            "global_accuracies": np.array([0.5, 1.0]),
+            "states": np.array(["before", "after"]),
+        },
         "tsne_prototypes": prototypes,
         "tsne_generated": generated,
         "virtual_images": {"sheet": rng.integers(0, 255, (9 * classes - 1, 35, 3), dtype=np.uint8)},
