@@ -26,8 +26,8 @@ One YAML file per table or figure in ``tables/``, of this form::
     notes: [...]
 
 A metric is a dotted name of a run's ``metrics.json``; ``timing.<...>`` is one of its ``timing.json``,
-``timing.seconds_per_round`` the mean over rounds without evaluation, and ``analyses.<name>.<...>`` one of its analyses
-(:func:`pipelines.papers.figures_of_a_run.figures`).
+``timing.ideal_seconds_per_round`` a mean over rounds without evaluation, ``analyses.<name>.<...>`` one of its analyses
+(:func:`pipelines.papers.figures_of_a_run.figures`), and ``formula.<name>`` what a formula says of it.
 
 A cell's configuration is the common keys, then the column's, then the row's, then the cell's own. Columns of which all
 these are the same are read from the same runs.

@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from flcore.errors import DataError
 from flcore.evaluation.analyses import without_round
-from pipelines.papers.catalogue import DIVISION, Column
+from pipelines.papers.catalogue import DIVISION, Column, PaperTable
+from pipelines.papers.formulas import spoken_of
 from pipelines.papers.results import Cell, MeasuredRun, TableResults
 from pipelines.reporting.figures.analyses import CAPTIONS, draw_analysis, heading, subject_of
 from pipelines.reporting.figures.partition import draw_partition, load_partition
@@ -24,6 +25,7 @@ _ROW, _AROUND = 0.26, 0.75  # inches: of a row, and of title and axis
 _APART = 0.17  # of a row: the printed figure below ours
 _OURS = "Filled: ours, mean ± sample standard deviation over runs, with a dot per run."
 _PRINTED = "Open: printed, with its ± where one is printed."
+_BY_FORMULA = "Open: by the paper's formula, mean over runs."
 _LEFT_OUT = "Settings of which nothing has been run are left out."
 
 
@@ -31,9 +33,10 @@ def sections(found: TableResults) -> Iterator[Section]:
     """The drawn parts of a table's page, as far as anything was measured."""
     beside = beside_printed(found)
     if beside is not None:
-        printed = bool(found.plan.table.printed)
+        table = found.plan.table
+        printed, by_formula = bool(table.printed), any(formula_of(table, column) for column in table.columns)
         name = "Our figures beside the printed ones" if printed else "Our figures"
-        caption = " ".join((_OURS, *([_PRINTED] if printed else []), _LEFT_OUT))
+        caption = " ".join((_OURS, *([_PRINTED] if printed else []), *([_BY_FORMULA] if by_formula else []), _LEFT_OUT))
         yield Section("figures", name, (panels(name, caption, beside),))
     shown = list(pictures(found))
     if shown:
@@ -44,15 +47,25 @@ def sections(found: TableResults) -> Iterator[Section]:
 def beside_printed(found: TableResults) -> Drawing | None:
     """A panel for each column of which anything was run, with its rows from top to bottom; None where nothing was."""
     table = found.plan.table
-    columns = [column for column in table.columns if any(found.cells[row.key, column.key].ours.n for row in table.rows)]
+    columns = [
+        column
+        for column in table.columns
+        if spoken_of(column.metric) is None and any(found.cells[row.key, column.key].ours.n for row in table.rows)
+    ]
     if not columns:
         return None
     with house_style():
         return drawing("beside-printed", {column.key: _draw_column(found, column) for column in columns})
 
 
+def formula_of(table: PaperTable, column: Column) -> Column | None:
+    """The column that has by a formula what this one has measured of the same runs."""
+    same = next(group for group in table.settings() if column in group)
+    return next((other for other in same if spoken_of(other.metric) == column.metric), None)
+
+
 def _draw_column(found: TableResults, column: Column) -> Figure:
-    rows = found.plan.table.rows
+    rows, formula = found.plan.table.rows, formula_of(found.plan.table, column)
     figure, axes = panel(column.title, _AROUND + _ROW * len(rows))
     ours = method_styles(["ours"])["ours"]
     for place, row in enumerate(rows):
@@ -74,6 +87,9 @@ def _draw_column(found: TableResults, column: Column) -> Figure:
                 linewidth=0.9,
                 capsize=2,
             )
+        said = found.cells[row.key, formula.key].ours.mean if formula is not None else None
+        if said is not None:
+            axes.plot(said, place + _APART, "D", color=MUTED, markerfacecolor="none", markersize=4.2)
     axes.set_yticks(range(len(rows)), [row.title for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0, labelcolor=INK)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from flcore.errors import ConfigError, RunError
+from flcore.errors import ConfigError, DataError, RunError
 from flcore.run_folder import RunFiles
+from pipelines.papers.formulas import FORMULAS, PREFIX
 from pipelines.runs.analyses import load
 from pipelines.runs.folder import read_lines
 from pipelines.runs.layout import read_json
@@ -21,12 +23,18 @@ WARM_UP = 2
 def figure(run: Path, metric: str) -> float | None:
     """A figure of a finished run, in the run's own unit; None where its method has none, or nothing measured it.
 
+    Or what a formula says of the run (`pipelines/papers/formulas.py`).
+
     Args:
         run: its folder. metric: dotted name; see :func:`figures`.
 
     Raises:
         DataError: a file of the run is damaged.
     """
+    if metric.startswith(PREFIX):
+        with suppress(DataError):  # its division is not there any more
+            return FORMULAS[metric.removeprefix(PREFIX)][1](run)
+        return None
     try:
         return value_of(metric, figures(run, metric), read_lines(RunFiles(run).history))
     except (ConfigError, RunError):
@@ -36,8 +44,11 @@ def figure(run: Path, metric: str) -> float | None:
 def figures(run: Path, metric: str) -> dict[str, Any]:
     """What a metric may name: ``metrics.json``, and ``timing`` or ``analyses`` if it begins so.
 
-    ``timing`` is ``timing.json`` with ``seconds_per_round``: the mean over rounds of all phases but the evaluation,
-    without the first two. ``analyses`` has every table of an analysis: numbers by the words of their line, such as
+    ``timing`` is ``timing.json`` with means over rounds, without the first two and without evaluation:
+    ``seconds_per_round``, as they went by here, and ``ideal_seconds_per_round``, of every leg its slowest client and
+    what the server did, as if a round's clients trained side by side.
+
+    ``analyses`` has every table of an analysis: numbers by the words of their line, such as
     ``analyses.generator_distances.generated.tsne.intra``.
     """
     files = RunFiles(run)
@@ -45,17 +56,35 @@ def figures(run: Path, metric: str) -> dict[str, Any]:
     root = metric.partition(".")[0]
     if root == "timing" and files.timing.exists():
         timing = read_json(files.timing)
-        found["timing"] = {**timing, "seconds_per_round": _seconds_per_round(timing["rounds"])}
+        found["timing"] = {
+            **timing,
+            "seconds_per_round": _mean_over_rounds(timing["rounds"], _as_they_went),
+            "ideal_seconds_per_round": _mean_over_rounds(timing["rounds"], _side_by_side),
+        }
     if root == "analyses" and files.analyses.exists():
         found["analyses"] = {one.name: _by_words(one.rows) for one in load(run)}
     return found
 
 
-def _seconds_per_round(rounds: Sequence[Mapping[str, Any]]) -> float | None:
-    """Mean seconds of training, messages and server stages; None of a run without rounds."""
-    lengths = [sum(value for phase, value in one["seconds"].items() if phase != "evaluate") for one in rounds]
-    counted = lengths[WARM_UP:] or lengths
+def _mean_over_rounds(legs: Sequence[Mapping[str, Any]], seconds: Callable[[Mapping[str, Any]], float]) -> float | None:
+    """Mean over rounds of the seconds of all their legs; None of a run without rounds."""
+    lengths: dict[int, float] = {}
+    for leg in legs:
+        lengths[leg["round"]] = lengths.get(leg["round"], 0.0) + seconds(leg)
+    in_order = [lengths[number] for number in sorted(lengths)]
+    counted = in_order[WARM_UP:] or in_order
     return fmean(counted) if counted else None
+
+
+def _as_they_went(leg: Mapping[str, Any]) -> float:
+    """Training, messages and server stages."""
+    return sum(value for phase, value in leg["seconds"].items() if phase != "evaluate")
+
+
+def _side_by_side(leg: Mapping[str, Any]) -> float:
+    """The slowest client, and server stages."""
+    stages = sum(value for phase, value in leg["seconds"].items() if phase not in ("evaluate", leg["leg"]))
+    return stages + max(leg["clients"].values(), default=0.0)
 
 
 def _by_words(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:

@@ -23,7 +23,9 @@ from pipelines.reporting.figures.data import (
     class_accuracy_data,
     client_accuracy_data,
     curve_data,
+    curve_titles,
     difference_data,
+    run_curves,
     training_loss_data,
 )
 from pipelines.reporting.figures.labels import Label, write_labels
@@ -66,13 +68,13 @@ def _styles(runs: Sequence[RunRecord]) -> dict[str, LineStyle]:
 
 
 def draw_accuracy_curves(runs: Sequence[RunRecord]) -> Panels:
-    """Accuracy against rounds, mean over seeds: one panel for the global model, one for the mean over clients.
+    """Accuracy against rounds, mean over seeds: a panel for each of :func:`curve_titles` that has values.
 
     The spread (one sample standard deviation) is a band, of many methods a bar at the end.
     """
     styles, panels = _styles(runs), {}
     with house_style():
-        for metric, title in PANEL_TITLES.items():
+        for metric, title in curve_titles(runs).items():
             table = curve_data(runs, metric)
             if table.empty:
                 continue
@@ -88,12 +90,12 @@ def draw_accuracy_curves(runs: Sequence[RunRecord]) -> Panels:
 
 
 def draw_accuracy_of_run(run: RunRecord) -> Panels:
-    """Accuracy against rounds of one run, in one panel: of the global model, of the vote, and the mean over clients."""
+    """Accuracy against rounds of one run, in one panel: of the global model, of the vote, and of clients."""
     with house_style():
         figure, axes = panel("Accuracy")
         styles = method_styles(list(RUN_CURVES))
         ends = {}
-        for metric in RUN_CURVES:
+        for metric in run_curves(run):
             curve = curve_data([run], metric)
             if not curve.empty:
                 draw_line(axes, curve["round"], curve["mean"], styles[metric])

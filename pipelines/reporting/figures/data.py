@@ -21,7 +21,13 @@ PANEL_TITLES = {
     "mean_local": "Mean over clients, own test data",
 }
 # What is drawn of one run, and what its line is called.
-RUN_CURVES = {"top1_global": "global model", "top1_vote": "vote of clients", "mean_local": "mean over clients"}
+RUN_CURVES = {
+    "top1_global": "global model",
+    "top1_vote": "vote of clients",
+    "mean_local": "mean over clients",
+    "pooled_local": "clients, pooled",
+}
+_POOLED = "Clients on their own test data, pooled"
 
 
 def over_seeds(runs: Iterable[RunRecord], read: Callable[[RoundRecord], float | None], name: str) -> pd.DataFrame:
@@ -55,6 +61,25 @@ def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     if len(values) == 1:
         return mean, math.nan
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def curve_titles(runs: Iterable[RunRecord]) -> dict[str, str]:
+    """What is drawn over rounds, with the title of its panel: of :data:`PANEL_TITLES`, and pooled over clients.
+
+    The latter where clients' test sets differ in size; else it is the mean over clients once more.
+    """
+    apart = any(
+        record.pooled_local is not None and record.mean_local is not None and record.pooled_local != record.mean_local
+        for run in runs
+        for record in run.history
+    )
+    return PANEL_TITLES | ({"pooled_local": _POOLED} if apart else {})
+
+
+def run_curves(run: RunRecord) -> list[str]:
+    """What is drawn over rounds of one run: all of :data:`RUN_CURVES` that say something of their own."""
+    told = curve_titles([run])
+    return [metric for metric in RUN_CURVES if metric in told or metric == "top1_vote"]
 
 
 def curve_data(runs: Iterable[RunRecord], metric: str) -> pd.DataFrame:
@@ -107,10 +132,10 @@ def curves_table(runs: Iterable[RunRecord]) -> pd.DataFrame:
     """All evaluated rounds of all runs, for plotting tools: a row per run and round.
 
     Returns:
-        Columns method, seed, division (where each seed has several), round, top1_global, top1_vote, mean_local (NaN
-        where a method has no such value), bytes (up + down, all clients, cumulative).
+        Columns method, seed, division (where each seed has several), round, top1_global, top1_vote, mean_local,
+        pooled_local (NaN where a method has no such value), bytes (up + down, all clients, cumulative).
     """
-    metrics = ("top1_global", "top1_vote", "mean_local")
+    metrics = tuple(RUN_CURVES)
     runs = list(runs)
     divided = any(run.draw is not None for run in runs)
     rows = [

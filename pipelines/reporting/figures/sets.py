@@ -15,12 +15,13 @@ from pipelines.reporting.comparison import Comparison
 from pipelines.reporting.figures import charts
 from pipelines.reporting.figures.data import (
     PANEL_TITLES,
-    RUN_CURVES,
     bytes_accuracy_data,
     class_accuracy_data,
     client_accuracy_data,
     curve_data,
+    curve_titles,
     difference_data,
+    run_curves,
     stacked,
     tradeoff_data,
     training_loss_data,
@@ -73,7 +74,7 @@ def run_drawings(run: RunRecord, partition: PartitionTable | None = None) -> dic
         By name: `accuracy`, `loss`, `stream`, `tasks`, `clients`, `classes`, `partition`; those without data are left
         out.
     """
-    curves = stacked({metric: curve_data([run], metric) for metric in RUN_CURVES}, "metric")
+    curves = stacked({metric: curve_data([run], metric) for metric in run_curves(run)}, "metric")
     found: list[Drawing] = []
     with house_style():
         if not curves.empty:
@@ -92,7 +93,7 @@ def comparison_drawings(comparison: Comparison, partition: PartitionTable | None
         By name: `tradeoff`, `accuracy`, `bytes`, `differences`, and those of :func:`run_drawings`.
     """
     runs = comparison.runs
-    curves = stacked({metric: curve_data(runs, metric) for metric in PANEL_TITLES}, "metric")
+    curves = stacked({metric: curve_data(runs, metric) for metric in curve_titles(runs)}, "metric")
     differences, costs = difference_data(comparison), tradeoff_data(runs)
     found: list[Drawing] = []
     with house_style():

@@ -57,7 +57,7 @@ METRICS = {
     "A_glo_t": "tasks.last_epochs.a_glo_minority",
     "energy_gt_wh": "timing.joules.train-generator",
     "energy_lt_wh": "timing.joules.train-clients",
-    "duration_s_per_round": "timing.seconds_per_round",
+    "duration_s_per_round": "timing.ideal_seconds_per_round",
     "intra_class": "analyses.generator_distances.generated.tsne.intra",
     "inter_class": "analyses.generator_distances.generated.tsne.inter",
 }

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -103,6 +104,22 @@ def test_curves_use_rounds_that_every_seed_has() -> None:
     assert local["n"].tolist() == [1] and local["std"].isna().all()
 
 
+def test_clients_pooled_have_a_curve_where_they_are_not_the_mean_over_clients() -> None:
+    """Equal test sets: one and the same curve, which is drawn once; else it is a panel, and a line of a run."""
+    alike, apart = (
+        make_run("fedavg", 0, [replace(make_round(1, 0.4), pooled_local=pooled)], pooled_local=pooled)
+        for pooled in (0.4, 0.5)
+    )
+    assert [list(data.curve_titles([run])) for run in (alike, apart)] == [
+        ["top1_global", "mean_local"],
+        ["top1_global", "mean_local", "pooled_local"],
+    ]
+    assert list(charts.draw_accuracy_curves([alike, apart])) == ["top1_global", "mean_local", "pooled_local"]
+    lines = [len(charts.draw_accuracy_of_run(run)[""].axes[0].get_lines()) for run in (alike, apart)]
+    assert lines[1] == lines[0] + 1
+    assert data.curves_table([apart])["pooled_local"].tolist() == [0.5]
+
+
 def test_bytes_against_accuracy() -> None:
     """150 bytes per round: 150 and 300; the silent method stays at 0 bytes."""
     table = data.bytes_accuracy_data(two_seeds(), "mean_local")
@@ -177,7 +194,16 @@ def test_styles_are_distinct_and_follow_the_order() -> None:
 def test_a_row_per_run_and_round_for_plotting_tools() -> None:
     """All rounds of all seeds, also those that one seed alone has; what a method lacks is empty."""
     table = data.curves_table(two_seeds())
-    assert list(table.columns) == ["method", "seed", "round", "top1_global", "top1_vote", "mean_local", "bytes"]
+    assert list(table.columns) == [
+        "method",
+        "seed",
+        "round",
+        "top1_global",
+        "top1_vote",
+        "mean_local",
+        "pooled_local",
+        "bytes",
+    ]
     assert table[["method", "seed", "round", "bytes"]].values.tolist()[:4] == [
         ["fedavg", 0, 0, 0],
         ["fedavg", 0, 1, 150],
