@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flcore.aggregation.settings import Aggregation
+from flcore.data.normalisation import of_channels
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.partitioners.base import Partitioner
 from flcore.data.sources import SOURCES
@@ -124,7 +125,12 @@ class Config:
         used(self.plugins, self.methods)
         self._check_needs()
         if (self.data.mean is None) != (self.data.std is None):
-            raise ConfigError(f"data.mean = {self.data.mean}, data.std = {self.data.std}: set both, or neither")
+            mean, std = (shown(value) for value in (self.data.mean, self.data.std))
+            raise ConfigError(f"data.mean = {mean}, data.std = {std}: set both, or neither")
+        # Of one's own images the files alone say how many channels there are: see `flcore.data.dataset.prepare`.
+        channels = self.data.channels or self.source.channels
+        if self.data.normalisation is not None and channels is not None:
+            of_channels(self.data.normalisation, channels, self.source.name)
         if self.local.batches == "endless" and self.local.steps is None:
             raise ConfigError("local.batches = endless: set local.steps, the mini-batches of a round, for example 20")
         self._check_aggregation()

@@ -148,7 +148,7 @@ def read_source(config: Config, directory: Path) -> Dataset:
         size=config.data.size,
         channels=config.data.channels,
         limit_per_class=config.data.limit_per_class,
-        normalisation=None if config.data.mean is None else (config.data.mean, config.data.std or 1.0),
+        normalisation=config.data.normalisation,
         directory=directory,
     )
 

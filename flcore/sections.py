@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from flcore.aggregation.settings import Aggregation
 from flcore.data.imbalance import Imbalance
+from flcore.data.normalisation import Normalisation
 from flcore.errors import ConfigError
 from flcore.evaluation.analyses import MOST_CLIENTS
 from flcore.params import declared, param
@@ -22,15 +23,26 @@ class DataConfig:
     size: int | None = param(None, "resize to this many pixels square; null keeps the stored size", low=8, high=512)
     channels: Literal[1, 3] | None = param(None, "convert to grey (1) or colour (3); null keeps what is stored")
     limit_per_class: int | None = param(None, "keep this many images per class and split; null keeps all", low=1)
-    mean: float | None = param(
-        None, "of pixels from 0 to 1, all channels, taken off before they are divided by std; null: the dataset's own"
+    mean: float | tuple[float, ...] | None = param(
+        None,
+        "of pixels from 0 to 1, of all channels or a list with one for each, taken off before they are divided by std; "
+        "null: the dataset's own",
     )
-    std: float | None = param(None, "with mean; FedPA and FedPG take 0.5 and 0.5", above=0)
+    std: float | tuple[float, ...] | None = param(
+        None,
+        "with mean; FedPA and FedPG take 0.5 and 0.5, ImageNet has [0.485, 0.456, 0.406] and [0.229, 0.224, 0.225]",
+        above=0,
+    )
     augmentation: Literal["none", "crop_flip", "reflect_crop_flip", "crop_flip_rot"] = param(
         "none",
         "of training batches, never of evaluation: crops of the image with a border of 4 pixels, black or (reflect) "
         "mirrored, flips, rotations by up to 15 degrees",
     )
+
+    @property
+    def normalisation(self) -> Normalisation | None:
+        """Mean and standard deviation asked for; None: those of the dataset."""
+        return None if self.mean is None or self.std is None else (self.mean, self.std)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flcore import disk
 from flcore.data.images import channel_statistics, convert_channels, resize
+from flcore.data.normalisation import Normalisation, Values, of_channels
 from flcore.data.sources.base import RawDataset, RawSplit, Source
 from flcore.errors import DataError
 from flcore.files import Blocks, content_bytes, read_json, read_tensors, write_json, write_tensors
@@ -126,7 +127,7 @@ def prepare(
     size: int | None = None,
     channels: int | None = None,
     limit_per_class: int | None = None,
-    normalisation: tuple[float, float] | None = None,
+    normalisation: Normalisation | None = None,
     directory: Path | None = None,
 ) -> Dataset:
     """Read ``source`` and bring its images into one form (data.md, section 1.0).
@@ -138,27 +139,26 @@ def prepare(
         size: resize to ``size`` x ``size``, bilinear and antialiased; None keeps the size.
         channels: 1 or 3: convert to gray or RGB; None keeps the channels.
         limit_per_class: keep the first so many images of each class in each split, in file order.
-        normalisation: mean and standard deviation of every channel, instead of those of the source.
+        normalisation: mean and standard deviation, of every channel or a list of each, instead of those of the source.
         directory: write the dataset there while it is made, as :meth:`Dataset.save` would, and return it mapped from
             there: memory then holds a few images at a time, however many there are.
 
     Raises:
         DataError: data are missing or damaged.
+        ConfigError: ``normalisation`` has a list that does not fit the channels; nothing is decoded or written then.
     """
     raw = source.load(root, download)
     _check(raw, source.name)
+    forms = {
+        part: _Form.of(raw_split, size, channels, limit_per_class)
+        for part, raw_split in (("train", raw.train), ("test", raw.test))
+    }
+    asked = None if normalisation is None else of_channels(normalisation, forms["train"].channels, source.name)
     if directory is not None:
         disk.remove(directory / "meta.json", missing_ok=True)
-    parts = [
-        _Form.of(raw_split, size, channels, limit_per_class).prepared(directory and directory / f"{part}.safetensors")
-        for part, raw_split in (("train", raw.train), ("test", raw.test))
-    ]
-    train, test = parts
+    train, test = (form.prepared(directory and directory / f"{part}.safetensors") for part, form in forms.items())
     _, c, h, w = train.images.shape
-    if normalisation is None:
-        mean, std = _statistics(raw, train)
-    else:
-        mean, std = ((value,) * c for value in normalisation)
+    mean, std = _statistics(raw, train) if asked is None else asked
     meta = Meta(
         name=source.name,
         num_classes=len(raw.class_names),
@@ -173,7 +173,7 @@ def prepare(
         preparation={
             "channels": channels,
             "limit_per_class": limit_per_class,
-            **({} if normalisation is None else {"normalisation": list(normalisation)}),
+            **({} if normalisation is None else {"normalisation": [_as_json(values) for values in normalisation]}),
             "options": dataclasses.asdict(source),
             "size": size,
         },
@@ -183,6 +183,10 @@ def prepare(
     if directory is not None:
         write_json(directory / "meta.json", dataclasses.asdict(dataset.meta))
     return dataset
+
+
+def _as_json(values: Values) -> float | list[float]:
+    return list(values) if isinstance(values, tuple) else values
 
 
 def _check(raw: RawDataset, name: str) -> None:

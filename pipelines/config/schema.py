@@ -111,14 +111,11 @@ def _properties(cls: Any) -> Schema:
 
 def _property(parameter: Param) -> Schema:
     default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
-    about = {"description": parameter.help, "default": default}
-    if parameter.type.startswith("list of "):
-        return {"type": "array", "items": _value(parameter, parameter.type.removeprefix("list of ")), **about}
-    return {**_value(parameter, parameter.type), **about}
+    return {**_value(parameter, parameter.type), "description": parameter.help, "default": default}
 
 
 def _value(parameter: Param, kind: str) -> Schema:
-    if parameter.choices is not None:
+    if parameter.choices is not None and not kind.startswith("list of "):
         return {"enum": list(parameter.choices)}
     bounds = {
         "minimum": parameter.low,
@@ -131,6 +128,8 @@ def _value(parameter: Param, kind: str) -> Schema:
     for option in kind.split(" or "):
         if option.startswith("'"):
             types.append({"const": option.strip("'")})
+        elif option.startswith("list of "):
+            types.append({"type": "array", "items": _value(parameter, option.removeprefix("list of "))})
         else:
             types.append({"type": _TYPES[option], **(limits if option in ("int", "float") else {})})
     return types[0] if len(types) == 1 else {"anyOf": types}

@@ -86,6 +86,18 @@ def refusal(raw: dict[str, Any]) -> str:
         ({"tracking": {"enabled": "no"}}, "tracking.enabled = no: expected bool"),
         ({"model": {"batchnorm": "average"}}, "model.batchnorm = average: expected one of aggregate, local, frozen"),
         ({"data": {"channels": 2}}, "data.channels = 2: expected one of 1, 3, null"),
+        ({"data": {"mean": 0.5}}, "data.mean = 0.5, data.std = null: set both, or neither"),
+        ({"data": {"mean": "x", "std": 1}}, "data.mean = x: expected float or list of float or null"),
+        ({"data": {"mean": [0.5, float("inf")], "std": 1}}, "data.mean = inf: must be finite"),
+        ({"data": {"mean": 0.5, "std": [0.5, 0, 0.5]}}, "data.std = 0.0: must be > 0"),
+        (
+            {"data": {"name": "cifar10", "mean": [0.1, 0.2], "std": 0.5}},
+            "data.mean = [0.1, 0.2]: images of cifar10 have 3 channels; give one number, or one for each",
+        ),
+        (
+            {"data": {"name": "cifar10", "channels": 1, "mean": 0.5, "std": [0.1, 0.2, 0.3]}},
+            "data.std = [0.1, 0.2, 0.3]: images of cifar10 have 1 channel; give one number, or one for each",
+        ),
         ({"evaluation": {"split": "validation"}}, "evaluation.split = validation: needs partition.validation above 0"),
         (
             {"evaluation": {"analyses": ["gradcam", "tsnee"]}},
@@ -265,6 +277,7 @@ def another(declared_as: Param, value: Any) -> Any:
         "int": [declared_as.low or 0, (declared_as.low or 0) + 1],
         "float": [share + int(declared_as.low or 0) for share in (0.25, 0.75)],
         "float or 'median'": [0.25],
+        "float or list of float": [0.25],
         "str": [{"baseline": "local", "base": "fedprox"}.get(declared_as.name, "elsewhere")],
         "list of str": [["fedavg"]],
         "list of int": [[7]],
@@ -307,6 +320,22 @@ def test_another_entry_is_another_run(section: str, name: str) -> None:
 def test_seed_data_and_partition_name_a_run() -> None:
     names = {Config().hash("d", "p"), Config(seed=1).hash("d", "p"), Config().hash("e", "p"), Config().hash("d", "q")}
     assert len(names) == 4
+
+
+def test_a_normalisation_of_each_channel_names_a_run_and_one_of_all_is_named_as_before() -> None:
+    """Numbers stand in a run's name as numbers, lists as lists; null, which came first, does not stand there at all."""
+    imagenet: dict[str, Any] = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+    halves = {"mean": 0.5, "std": 0.5}
+    names = []
+    for own in (imagenet, halves, {"mean": [0.5, 0.5, 0.5], "std": 0.5}, {}):
+        config = Config.from_mapping({"data": {"name": "cifar10", **own}})
+        assert Config.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
+        assert {key: value for key, value in config.identity()["data"].items() if key in halves} == own
+        names.append(config.hash("d", "p"))
+    assert len(set(names)) == 4
+    assert Config.from_mapping({"data": {"mean": ["5e-1"], "std": [1]}}).data.normalisation == ((0.5,), (1.0,))
+    # Whose channels only the files know is asked when they are read.
+    assert Config.from_mapping({"data": {"name": "imagefolder", **imagenet}}).source.channels is None
 
 
 def test_one_is_one_however_it_is_written() -> None:

@@ -220,12 +220,13 @@ def _inside(param: Param) -> st.SearchStrategy[Any]:
     if isinstance(param.default, float) or "float" in param.type:
         least = -10.0 if low is None else low
         most = max(10.0, least + 1) if high is None else high
-        return st.floats(
+        one = st.floats(
             least,
             most,
             exclude_min=param.low is None and low is not None,
             exclude_max=param.high is None and high is not None,
         )
+        return st.one_of(one, st.lists(one, max_size=3)) if "list of float" in param.type else one
     return st.just(param.default)
 
 

@@ -83,11 +83,13 @@ class Source(abc.ABC):
 
     Attributes:
         num_classes: of the published data, known before any are read; None where the files alone say.
+        channels: likewise, of the images: 1 or 3.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     num_classes: ClassVar[int | None] = None
+    channels: ClassVar[int | None] = None
 
     @abc.abstractmethod
     def load(self, root: Path | None, download: bool) -> RawDataset:

@@ -30,6 +30,7 @@ class CelebA(Source):
     name: ClassVar[str] = "celeba"
     summary: ClassVar[str] = "faces in colour, smiling or not, by person, up to 202,599 images; Liu et al."
     num_classes: ClassVar[int | None] = 2
+    channels: ClassVar[int | None] = 3
 
     image_size: int = param(84, "height and width in pixels", low=8, high=218)
     min_images: int = param(5, "persons with fewer images are dropped (LEAF)", low=2)

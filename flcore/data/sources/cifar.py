@@ -20,6 +20,7 @@ class Cifar10(Source):
     name: ClassVar[str] = "cifar10"
     summary: ClassVar[str] = "objects 32x32 in colour, 50,000 / 10,000 images, 10 classes; torchvision (Krizhevsky)"
     num_classes: ClassVar[int | None] = 10
+    channels: ClassVar[int | None] = 3
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/cifar-10-batches-py``."""
@@ -42,6 +43,7 @@ class Cifar100(Source):
     name: ClassVar[str] = "cifar100"
     summary: ClassVar[str] = "objects 32x32 in colour, 50,000 / 10,000 images, 100 classes; torchvision (Krizhevsky)"
     num_classes: ClassVar[int | None] = 100
+    channels: ClassVar[int | None] = 3
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/cifar-100-python``."""

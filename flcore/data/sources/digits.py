@@ -20,6 +20,7 @@ class Digits(Source):
     name: ClassVar[str] = "digits"
     summary: ClassVar[str] = "handwritten digits 8x8, 1,437 / 360 images, 10 classes; bundled with scikit-learn"
     num_classes: ClassVar[int | None] = 10
+    channels: ClassVar[int | None] = 1
 
     def load(self, root: Path | None = None, download: bool = False) -> RawDataset:
         """The bundled images; ``root`` and ``download`` play no part."""

@@ -39,6 +39,7 @@ class Femnist(Source):
         "handwritten characters 28x28 by writer, 62 classes; LEAF (Caldas et al.) or EMNIST byclass"
     )
     num_classes: ClassVar[int | None] = len(_NAMES)
+    channels: ClassVar[int | None] = 1
 
     reading: Literal["by_writer", "class_balanced", "byclass"] = param(
         "by_writer", "by_writer: LEAF's files; class_balanced: equal classes (FedMLP); byclass: all of EMNIST byclass"

@@ -32,6 +32,7 @@ class Mnist(Source):
     name: ClassVar[str] = "mnist"
     summary: ClassVar[str] = "handwritten digits 28x28, 60,000 / 10,000 images, 10 classes; torchvision (LeCun et al.)"
     num_classes: ClassVar[int | None] = 10
+    channels: ClassVar[int | None] = 1
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/MNIST/raw``."""
@@ -54,6 +55,7 @@ class FashionMnist(Source):
     name: ClassVar[str] = "fashionmnist"
     summary: ClassVar[str] = "clothing 28x28, 60,000 / 10,000 images, 10 classes; torchvision (Zalando Research)"
     num_classes: ClassVar[int | None] = len(_CLOTHES)
+    channels: ClassVar[int | None] = 1
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/FashionMNIST/raw``."""
@@ -76,6 +78,7 @@ class Emnist(Source):
     name: ClassVar[str] = "emnist"
     summary: ClassVar[str] = "handwritten letters and digits 28x28, 26 to 62 classes; torchvision (Cohen et al., NIST)"
     num_classes = property(lambda self: len(_SIGNS[self.split]))
+    channels: ClassVar[int | None] = 1
 
     split: Literal["letters", "balanced", "byclass"] = param(
         "letters", "letters: 26 classes, both cases together; balanced: 47; byclass: digits, upper and lower case, 62"

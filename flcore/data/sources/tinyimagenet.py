@@ -25,6 +25,7 @@ class TinyImageNet(Source):
     name: ClassVar[str] = "tinyimagenet"
     summary: ClassVar[str] = "photographs 64x64 in colour, 100,000 / 10,000 images, 200 classes; Stanford CS231n"
     num_classes: ClassVar[int | None] = 200
+    channels: ClassVar[int | None] = 3
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """List ``<root>/tiny-imagenet-200``; it cannot be fetched."""

@@ -31,6 +31,7 @@ class VireoFood172(Source):
     name: ClassVar[str] = "vireofood172"
     summary: ClassVar[str] = "dishes in colour, any size, about 66,000 / 33,000 images, 172 classes; on request (VIREO)"
     num_classes: ClassVar[int | None] = _CLASSES
+    channels: ClassVar[int | None] = 3
 
     image_size: int = param(224, "height and width in pixels; 64 for cheap runs", low=8, high=512)
     train_on_val: bool = param(False, "add the images of VAL.txt to the training split")

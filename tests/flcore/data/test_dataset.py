@@ -20,7 +20,7 @@ from flcore.data.dataset import Dataset, prepare
 from flcore.data.images import channel_statistics, convert_channels, denormalise, normalise, resize
 from flcore.data.sources import SOURCES
 from flcore.data.sources.base import RawDataset, RawSplit, Source
-from flcore.errors import DataError
+from flcore.errors import ConfigError, DataError
 
 bounded = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -70,6 +70,42 @@ def test_channels_and_size_on_request() -> None:
     halves = prepare(Made(), normalisation=(0.5, 0.25))
     assert (halves.meta.mean, halves.meta.std) == ((0.5,) * 3, (0.25,) * 3)
     assert halves.meta.fingerprint != prepare(Made()).meta.fingerprint
+    assert halves.meta.preparation["normalisation"] == [0.5, 0.25]  # as it always stood in fingerprints
+
+
+def test_normalisation_of_each_channel(tmp_path: Path) -> None:
+    """Values 51, 102, 204 of 255 are 0.2, 0.4, 0.8; less 0.1, 0.5, 0.9, by 0.2, 0.5, 0.1: 0.5, -0.2, -1."""
+    data = prepare(Made(), normalisation=((0.1, 0.5, 0.9), (0.2, 0.5, 0.1)), directory=tmp_path)
+    meta = data.meta
+    assert (meta.mean, meta.std) == ((0.1, 0.5, 0.9), (0.2, 0.5, 0.1))
+    assert meta.preparation["normalisation"] == [[0.1, 0.5, 0.9], [0.2, 0.5, 0.1]]
+    pixel = torch.tensor([51, 102, 204], dtype=torch.uint8).view(3, 1, 1)
+    assert normalise(pixel, meta.mean, meta.std).flatten().tolist() == pytest.approx([0.5, -0.2, -1.0], abs=1e-6)
+    assert Dataset.load(tmp_path).meta == meta
+    one_std = prepare(Made(), normalisation=((0.1, 0.5, 0.9), 0.5)).meta
+    assert (one_std.mean, one_std.std) == ((0.1, 0.5, 0.9), (0.5, 0.5, 0.5))
+    assert len({meta.fingerprint, one_std.fingerprint, prepare(Made()).meta.fingerprint}) == 3
+
+
+@pytest.mark.parametrize(
+    ("channels", "wrong", "words"),
+    [
+        (
+            None,
+            (0.1, 0.2),
+            r"data\.mean = \[0\.1, 0\.2\]: images of made have 3 channels; give one number, or one for ",
+        ),
+        (1, (0.1, 0.2, 0.3), r"data\.mean = \[0\.1, 0\.2, 0\.3\]: images of made have 1 channel; give one number"),
+        (None, (), r"data\.mean = \[\]: images of made have 3 channels"),
+    ],
+)
+def test_a_normalisation_that_does_not_fit_leaves_what_was_prepared(
+    channels: int | None, wrong: tuple[float, ...], words: str, tmp_path: Path
+) -> None:
+    before = prepare(Made(), directory=tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        prepare(Made(), channels=channels, normalisation=(wrong, 0.5), directory=tmp_path)
+    assert Dataset.load(tmp_path).meta == before.meta
 
 
 def test_labels_outside_the_classes_are_refused() -> None:

@@ -58,6 +58,14 @@ def test_every_entry_documents_itself() -> None:
         assert build(kind, {}, "data") == kind()
 
 
+def test_the_number_of_channels_is_known_before_anything_is_read() -> None:
+    """As published (data.md, section 1); of one's own images the files say."""
+    gray = {"digits", "mnist", "fashionmnist", "emnist", "femnist"}
+    for name, kind in SOURCES.items():
+        assert kind().channels == (None if name == "imagefolder" else 1 if name in gray else 3), name
+    assert Digits().load().train.images.shape == (1437, 8, 8)
+
+
 def test_the_number_of_classes_is_known_before_anything_is_read() -> None:
     """As published (data.md, section 1); of one's own images the files say."""
     published = {"digits": 10, "mnist": 10, "fashionmnist": 10, "emnist": 26, "femnist": 62, "cifar10": 10}

@@ -126,7 +126,23 @@ def candidates(parameter: Param) -> list[Any]:
     bounds = [b for b in (parameter.low, parameter.above, parameter.high, parameter.below) if b is not None]
     near = [bound + step for bound in bounds for step in (-1, -0.125, 0, 0.125, 1)]
     whole = [int(value) for value in near if value == int(value)]
-    return [None, True, False, "nonsense", 3, 0.5, [], {}, *near, *whole, *(parameter.choices or ()), parameter.default]
+    return [
+        None,
+        True,
+        False,
+        "nonsense",
+        3,
+        0.5,
+        [],
+        [0.5],
+        [0.0, 0.5],
+        ["nonsense"],
+        {},
+        *near,
+        *whole,
+        *(parameter.choices or ()),
+        parameter.default,
+    ]
 
 
 @cache
