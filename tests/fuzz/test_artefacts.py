@@ -451,7 +451,10 @@ def _png(value: int, kind: str = "PNG", side: int = 9) -> bytes:
 
 def _images(folder: Path) -> None:
     for number, (part, own, kind) in enumerate(
-        (part, own, kind) for part in ("train", "test") for own in "ab" for kind in ("png", "jpg", "webp")
+        (part, own, kind)
+        for part in ("train", "test")
+        for own in "ab"
+        for kind in ("png", "jpg", "webp", "ppm", "bmp", "tiff", "gif")
     ):
         _write(folder / part / own / f"{number}.{kind}", _png(number * 9, "JPEG" if kind == "jpg" else kind.upper()))
 

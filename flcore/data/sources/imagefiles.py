@@ -1,4 +1,7 @@
-"""Images in files, decoded when asked for: a list that is too large for memory is never held at once."""
+"""Images in files, decoded when asked for: a list that is too large for memory is never held at once.
+
+Of a file that holds several images, as GIF and TIFF may, the first is read.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 
 from flcore.data.images import resize
 from flcore.data.sources.base import damaged
@@ -19,7 +24,22 @@ from flcore.errors import DataError
 
 Reader = Callable[[str], bytes]
 
-_FORMATS = ("JPEG", "PNG", "WEBP")
+_COMMON = ("JPEG", "PNG", "WEBP")
+_DECODERS = {
+    **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp"), _COMMON),  # which people take for each other
+    **dict.fromkeys((".ppm", ".pgm"), ("PPM",)),
+    **dict.fromkeys((".tif", ".tiff"), ("TIFF",)),
+    ".bmp": ("BMP",),
+    ".gif": ("GIF",),
+}
+"""Ending → Pillow's decoders that a file of that name is tried with, and no others."""
+
+ENDINGS = frozenset(_DECODERS)
+"""Of files that can be read, in lower case."""
+
+KINDS = "jpg, png, webp, ppm, pgm, bmp, tif or gif"
+"""The same in words."""
+
 _GRAY_MODES = ("1", "L", "LA")
 _IMAGES_PER_TASK = 64
 LARGEST_FILE = 2**28
@@ -28,13 +48,15 @@ LARGEST_FILE = 2**28
 _MOST_PIXELS = 2**26
 """Of an image: what its file unpacks to is bounded before it is unpacked."""
 
+_BITS, _TILE_WIDTH, _TILE_HEIGHT = 258, 322, 323  # numbers of TIFF's tags
+
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
     """N images that are still encoded, and the form that they are decoded to.
 
     Attributes:
-        names: of the files (jpg, png or webp).
+        names: of the files; the ending says which decoders one is tried with, others are taken for jpg, png or webp.
         read: the bytes of a file by its name; called from several threads.
         size: height and width.
         channels: 1 or 3.
@@ -83,7 +105,7 @@ class ImageFiles:
         except DataError:
             raise
         except Exception as error:
-            raise damaged(name, _reason(error)) from error
+            raise damaged(name, _reason(name, error)) from error
         return self._fitted(values)
 
     def _fitted(self, values: np.ndarray) -> np.ndarray:
@@ -110,7 +132,7 @@ def image_form(name: str, read: Reader) -> tuple[int, int, int]:
     except DataError:
         raise
     except Exception as error:
-        raise damaged(name, _reason(error)) from error
+        raise damaged(name, _reason(name, error)) from error
 
 
 def _opened(name: str, read: Reader) -> Image.Image:
@@ -120,18 +142,40 @@ def _opened(name: str, read: Reader) -> Image.Image:
     broken PNG a SyntaxError, of others IndexError, struct.error, MemoryError; a zip of an unknown kind RuntimeError.
 
     Raises:
-        DataError: it would be too large.
+        DataError: it would be too large, or its pixels are of a kind whose scale nobody knows.
     """
     with warnings.catch_warnings(action="ignore"):  # of sizes, which are looked at here
-        image = Image.open(io.BytesIO(read(name)), formats=_FORMATS)
-    if image.width * image.height > _MOST_PIXELS:
-        raise damaged(name, f"{image.width} x {image.height} pixels, {_MOST_PIXELS} are the most")
+        image = Image.open(io.BytesIO(read(name)), formats=_decoders(name))
+    _refuse_large(name, "", image.width, image.height)
+    bits: tuple[int, ...] = ()
+    if isinstance(image, TiffImageFile):
+        # libtiff makes room for a whole tile, which may be larger than the image: 900 MB of a file of 200 bytes.
+        _refuse_large(name, "tiles of ", image.tag_v2.get(_TILE_WIDTH, 1), image.tag_v2.get(_TILE_HEIGHT, 1))
+        bits = image.tag_v2.get(_BITS, ())
+    # Pillow brings a PPM's whole numbers to 16 bits; of a TIFF's 12, 32 and floating ones none knows what is white.
+    if image.mode == "F" or (image.mode == "I" and image.format != "PPM") or 12 in bits:
+        raise DataError(
+            f"{name}: pixels of {_kind(image, bits)}, whose scale is not known; store them with 8 or 16 bits"
+        )
     return image
+
+
+def _decoders(name: str) -> tuple[str, ...]:
+    return _DECODERS.get(PurePosixPath(name).suffix.lower(), _COMMON)
+
+
+def _refuse_large(name: str, what: str, width: int, height: int) -> None:
+    if width * height > _MOST_PIXELS:
+        raise damaged(name, f"{what}{width} x {height} pixels, {_MOST_PIXELS} are the most")
+
+
+def _kind(image: Image.Image, bits: tuple[int, ...]) -> str:
+    return "floating point" if image.mode == "F" else "12 bits" if 12 in bits else "signed or 32 bit numbers"
 
 
 def _pixels(image: Image.Image, channels: int) -> np.ndarray:
     """uint8 HxW or HxWx3; gray is repeated, colour is weighted as in ITU-R 601, transparency is dropped."""
-    if image.mode.startswith("I;16"):  # a PNG of 16 bits; Pillow's own conversion would clip it at 255
+    if image.mode.startswith("I"):  # gray of 16 bits; Pillow's own conversion would clip it at 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return np.asarray(image.convert("L" if channels == 1 else "RGB"))
 
@@ -142,5 +186,8 @@ def _resized(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return fitted[0] if values.ndim == 2 else fitted.transpose(1, 2, 0)
 
 
-def _reason(error: BaseException) -> str:
-    return "not a jpg, png or webp image" if isinstance(error, UnidentifiedImageError) else str(error)
+def _reason(name: str, error: BaseException) -> str:
+    if not isinstance(error, UnidentifiedImageError):
+        return str(error)
+    tried = _decoders(name)
+    return f"not a {'jpg, png or webp' if tried == _COMMON else tried[0].lower()} image"

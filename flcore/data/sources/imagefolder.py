@@ -1,4 +1,4 @@
-"""Any folder or zip of images laid out as ``train/<class>/*`` and ``test/<class>/*``."""
+"""Any folder or zip of images laid out as ``train/<class>/*`` and ``test/<class>/*``; of a GIF the first frame."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import ClassVar
 import numpy as np
 
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, leads_out, missing
-from flcore.data.sources.imagefiles import LARGEST_FILE, ImageFiles, Reader, image_form
+from flcore.data.sources.imagefiles import ENDINGS, KINDS, LARGEST_FILE, ImageFiles, Reader, image_form
 from flcore.errors import DataError
 from flcore.params import param
 from flcore.wording import brief, is_control
 
-_ENDINGS = {".jpg", ".jpeg", ".png", ".webp"}
 _CLUTTER = {"__MACOSX", "Thumbs.db", "desktop.ini"}
-_LAYOUT = "a folder or a zip with train/<class>/* and test/<class>/* (jpg, png or webp), or these below one folder"
+_LAYOUT = f"a folder or a zip with train/<class>/* and test/<class>/* ({KINDS}), or these below one folder"
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def _by_split(names: list[str], root: Path) -> tuple[list[str], list[str]]:
     if len({path.parts[:depth] for path in inside}) != 1:
         raise DataError(f"{root}: no single pair of folders train and test; expected {_LAYOUT}")
     for path in inside:
-        if len(path.parts) != depth + 3 or path.suffix.lower() not in _ENDINGS:
+        if len(path.parts) != depth + 3 or path.suffix.lower() not in ENDINGS:
             raise DataError(f"{root}: {path} does not fit; expected {_LAYOUT}")
     # Sorted by class name first: comparing whole paths would put "a b/x" before "a/x".
     ordered = sorted(inside, key=lambda path: path.parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import subprocess
 import sys
@@ -330,13 +331,88 @@ def test_16_bit_gray_keeps_its_upper_byte_and_transparency_is_dropped(tmp_path: 
     assert raw.train.decoded().shape == (1, 6, 4)
 
 
+def test_other_formats_are_read_pixel_by_pixel(tmp_path: Path) -> None:
+    """A red, a green, a blue and a gray pixel, in formats that lose nothing; the head alone says size and colour."""
+    pixels = np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [7, 7, 7]]], dtype=np.uint8)
+    for ending, options in {
+        "ppm": {"format": "PPM"},
+        "bmp": {"format": "BMP"},
+        "tif": {"format": "TIFF", "compression": "tiff_lzw"},
+        "TIFF": {"format": "TIFF"},
+        "gif": {"format": "GIF"},
+    }.items():
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, **options)
+        tree = {f"{part}/own/1.{ending}": file.getvalue() for part in ("train", "test")}
+        raw = ImageFolder().load(as_folder(tree, tmp_path / ending), False)
+        assert raw.train.images.shape == (1, 2, 2, 3), ending
+        assert (raw.train.decoded()[0] == pixels).all(), ending
+
+
+def test_a_hand_written_portable_map_is_read(tmp_path: Path) -> None:
+    """Of 8 bits as it is, of 10 bits (most 1023) as the upper byte of v · 65535/1023: 1023, 512 and 0 → 255, 128 and 0.
+
+    512 · 65535/1023 = 32799.5…, by 256: 128.1…
+    """
+    tree = {
+        "train/a/plain.pgm": b"P2\n# by hand\n3 1\n255\n9 0 255\n",
+        "train/a/ten.pgm": b"P5 3 1 1023\n" + struct.pack(">3H", 1023, 512, 0),
+        "test/a/raw.pgm": b"P5 3 1 255\n" + bytes([1, 2, 3]),
+    }
+    raw = ImageFolder().load(as_folder(tree, tmp_path), False)
+    assert raw.train.decoded().tolist() == [[[9, 0, 255]], [[255, 128, 0]]]
+    assert raw.test.decoded().tolist() == [[[1, 2, 3]]]
+
+
+@pytest.mark.parametrize(("ending", "kind"), [("gif", "GIF"), ("tif", "TIFF")])
+def test_of_several_images_the_first_is_read(ending: str, kind: str, tmp_path: Path) -> None:
+    file = io.BytesIO()
+    first, *others = (Image.fromarray(np.full((2, 3), value, dtype=np.uint8)) for value in (10, 200, 90))
+    first.save(file, kind, save_all=True, append_images=others)
+    tree = {f"{part}/a/1.{ending}": file.getvalue() for part in ("train", "test")}
+    raw = ImageFolder().load(as_folder(tree, tmp_path), False)
+    found = raw.train.decoded()
+    assert len(found) == 1 and found.shape[1:3] == (2, 3) and (found == 10).all()
+
+
+def tiff(data: bytes, **tags: int) -> bytes:
+    """Little-endian, gray, of 8 x 8 pixels; tags by their number, as whole numbers of 32 bits each."""
+    entries = {256: 8, 257: 8, 258: 8, 259: 5, 262: 1, 277: 1} | {int(tag[1:]): value for tag, value in tags.items()}
+    directory = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(entries.items()))
+    head = b"II*\0" + struct.pack("<I", 8 + len(data)) + data
+    return head + struct.pack("<H", len(entries)) + directory + struct.pack("<I", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("1.ppm", b"P6 8192 8193 255\n", "8192 x 8193 pixels, 67108864 are the most"),
+        ("1.gif", b"GIF89a" + struct.pack("<HH3xc4H2B", 9, 9, b",", 0, 0, 9000, 9000, 0, 8), "9000 x 9000 pixels"),
+        ("1.bmp", b"BM" + bytes(8) + struct.pack("<IIiiHHI", 54, 40, 9000, 9000, 1, 24, 0) + bytes(24), "9000 x 9000"),
+        ("1.tif", tiff(bytes(64), t322=30000, t323=30000, t324=8, t325=64), "tiles of 30000 x 30000 pixels"),
+        ("1.tif", tiff(bytes(64), t256=9000, t257=9000, t273=8, t279=64), "9000 x 9000 pixels"),
+        ("1.tif", encoded(1, "PNG"), "not a tiff image"),
+        ("1.jpg", tiff(bytes(64), t259=1, t273=8, t279=64), "not a jpg, png or webp image"),
+        ("1.gif", b"P5 1 1 255\n\1", "not a gif image"),
+        ("1.ppm", b"P6 2 2 255\n" + bytes(5), "train/a/1.ppm: damaged"),
+        ("1.ppm", b"Pf 1 1 -1.0\n" + bytes(4), "pixels of floating point, whose scale is not known"),
+        ("1.tif", tiff(bytes(64), t258=12, t259=1, t273=8, t279=96), "pixels of 12 bits, whose scale is not known"),
+        ("1.tif", tiff(bytes(64), t258=32, t259=1, t273=8, t279=256, t339=2), "pixels of signed or 32 bit numbers"),
+    ],
+)
+def test_hostile_files_of_other_formats_are_refused(name: str, content: bytes, words: str, tmp_path: Path) -> None:
+    root = as_folder({f"train/a/{name}": content, "test/a/1.png": encoded(1)}, tmp_path)
+    with pytest.raises(DataError, match=re.escape(words)):
+        prepare(ImageFolder(), root)
+
+
 def test_classes_must_agree_between_train_and_test(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="class 'emu' has images in test and none in train"):
         ImageFolder().load(as_folder(plain_tree() | {"test/emu/1.png": encoded(1)}, tmp_path), False)
 
 
 @pytest.mark.parametrize(
-    "extra", ["train/loose.png", "train/cat/deeper/1.png", "test/cat/notes.txt", "train/cat/scan.tiff"]
+    "extra", ["train/loose.png", "train/cat/deeper/1.png", "test/cat/notes.txt", "train/cat/scan.jp2"]
 )
 def test_files_that_do_not_fit_are_refused_not_skipped(extra: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{extra} does not fit; expected"):
