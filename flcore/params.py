@@ -28,13 +28,6 @@ LARGEST = 2**63 - 1
 _known_hints: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
 
 
-class Checked:
-    """Parameters that look at each other once all are set: whoever overrides this calls ``super()``'s first."""
-
-    def __post_init__(self) -> None:
-        """Nothing to look at."""
-
-
 @dataclass(frozen=True)
 class Classes:
     """A bound that depends on the data: ``share`` times the number of classes, rounded down.

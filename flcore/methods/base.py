@@ -32,11 +32,17 @@ from flcore.methods.vocabulary import (
     TrainedClient,
     Turn,
 )
-from flcore.params import Checked
 from flcore.records import Payloads, Record
 
 Part = Literal["features", "logits"]
 """What may be asked of a frozen model: features [B, d], or logits [B, K]."""
+
+
+class Checked:
+    """Parameters that look at each other once all are set: whoever overrides this calls ``super()``'s first."""
+
+    def __post_init__(self) -> None:
+        """Nothing to look at."""
 
 
 class Method(Checked, ABC):

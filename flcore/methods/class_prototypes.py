@@ -17,8 +17,9 @@ from torch import Tensor
 
 from flcore.aggregation.prototypes import fold_prototypes
 from flcore.messages import Arrays, Prototypes
+from flcore.methods.base import Checked
 from flcore.methods.vocabulary import PROTOTYPES, Context, Exchange, Facts, Replies, Setting, TrainedClient, Turn
-from flcore.params import Checked, param
+from flcore.params import param
 from flcore.prototypes.class_means import class_means
 from flcore.prototypes.release import Unit, clip_to_norm, frequent_classes, noisy_means, noisy_vectors, privacy_spent
 from flcore.records import Record, Slot

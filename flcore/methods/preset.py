@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from flcore.params import Checked, param
+from flcore.methods.base import Checked
+from flcore.params import param
 
 
 @dataclass(frozen=True)
