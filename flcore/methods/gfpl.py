@@ -212,8 +212,9 @@ class GFPL(ReleasesVectors, Method):
         if not self.exchanges(round_number):
             return (Leg(stages=()),)
         heads = ("head.", "extra.")
-        moves = Update(optimizer=self.retraining_optimizer if self.retrain_lr is not None else None)
-        retraining = Phase(heads, epochs=self.retrain_epochs, source="pseudo", loss=self.retrain_loss, updates=(moves,))
+        own = None if self.retrain_lr is None else partial(Sgd, self.retrain_lr, self.retrain_momentum)
+        moves = (Update(optimizer=own),)
+        retraining = Phase(heads, epochs=self.retrain_epochs, source="pseudo", loss=self.retrain_loss, updates=moves)
         return (Leg(stages=tuple(self.stages())), Leg(RETRAIN_LEG, phases=(retraining,), stages=()))
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
@@ -235,11 +236,6 @@ class GFPL(ReleasesVectors, Method):
         pseudo = {"inputs": inputs.to(device), "labels": labels.to(device)}
         factor = torch.tensor(1.0 if mixtures else 0.0, device=device)
         return {**context, "pseudo": pseudo, "factor": factor}
-
-    def retraining_optimizer(self) -> Sgd:
-        """Fresh SGD with a rate of its own."""
-        assert self.retrain_lr is not None
-        return Sgd(self.retrain_lr, self.retrain_momentum)
 
     def retraining_mixtures(self, turn: Turn) -> dict[int, Mixture]:
         """What a client draws from, by class."""

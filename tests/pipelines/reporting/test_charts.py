@@ -107,8 +107,8 @@ def test_curves_use_rounds_that_every_seed_has() -> None:
 def test_clients_pooled_have_a_curve_where_they_are_not_the_mean_over_clients() -> None:
     """Equal test sets: one and the same curve, which is drawn once; else it is a panel, and a line of a run."""
     alike, apart = (
-        make_run("fedavg", 0, [replace(make_round(1, 0.4), pooled_local=pooled)], pooled_local=pooled)
-        for pooled in (0.4, 0.5)
+        make_run("fedavg", seed, [replace(make_round(1, 0.4), pooled_local=pooled)], pooled_local=pooled)
+        for seed, pooled in enumerate((0.4, 0.5))
     )
     assert [list(data.curve_titles([run])) for run in (alike, apart)] == [
         ["top1_global", "mean_local"],
