@@ -317,8 +317,13 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         return self.beside(layers, {AUXILIARY: nn.Linear(encoded_dim, num_classes)}) if self.aux_ce else layers
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
-        """The base's message, with calibrated H and F if they are fed back; the global prototypes if they are used."""
-        message = super().broadcast(with_calibrated(server) if self.feedback else server, client, exchange)
+        """The base's message, with calibrated H and F if they are fed back; the global prototypes if they are used.
+
+        H and F were calibrated for the model that answers. Where the base sends another one (FedASAM's mean over rounds
+        answers, and does not travel), they do not fit it, and it goes down as it is.
+        """
+        fits = self.base_model(server, exchange.setting) is server[MODEL]
+        message = super().broadcast(with_calibrated(server) if self.feedback and fits else server, client, exchange)
         if not self.aligns or not self.brings_prototypes(exchange):
             return message
         return self.beside(message, {ENCODER_PROTOTYPES: server[ENCODER_PROTOTYPES]})

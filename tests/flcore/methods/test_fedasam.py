@@ -11,7 +11,8 @@ import torch
 
 from flcore.messages import Weights
 from flcore.methods.fedasam import AVERAGE, AVERAGED, FedASAM
-from flcore.methods.vocabulary import MODEL, Replies
+from flcore.methods.fedcspc import CALIBRATED
+from flcore.methods.vocabulary import MODEL, Exchange, Replies
 from flcore.records import Record, serialise
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
@@ -134,6 +135,35 @@ def test_a_run_answers_with_the_mean(lab: Any, tmp_path: Any) -> None:
     second, third, mean = runs[2][MODEL], runs[3][MODEL], runs[3][AVERAGE]
     for name, value in mean.params.items():
         assert torch.allclose(value, (second.params[name] + third.params[name]) / 2, atol=1e-6)
+
+
+def test_what_is_calibrated_for_the_mean_does_not_go_down_with_the_last_model(lab: Any, tmp_path: Any) -> None:
+    """Where the mean over rounds answers, H and F are made for it; clients get the model that they do not fit."""
+    for swa, down in ((False, CALIBRATED), (True, MODEL)):
+        settings = {"fedasam": {"method.swa": swa, "method.swa_start": 0.5}}
+        method = {"name": "fedcspc", "base": "fedasam", "base_settings": settings, "cal_epochs": 1, "n_aug": 1}
+        experiment = lab.experiment(method=method, model=CSPC, federation__rounds=2)
+        server = lab.run(experiment, tmp_path / str(swa)).state.server
+        sent = experiment.method.broadcast(server, 0, Exchange(experiment.setting, 3))[MODEL]
+        assert (AVERAGE in server) is swa
+        assert not torch.equal(server[CALIBRATED].params["head.weight"], server[MODEL].params["head.weight"])
+        assert torch.equal(sent.params["head.weight"], server[down].params["head.weight"])
+
+
+@pytest.mark.parametrize("name", ["ccvr", "fedcspc"])
+def test_as_a_base_in_a_stack(lab: Any, name: str, tmp_path: Any) -> None:
+    """Two rounds, in the second of which FedCSPC's alignment passes the probe too: as one after the other, 1e-3."""
+    small = {"fedcspc": {"cal_epochs": 0}, "ccvr": {"epochs": 1, "per_class": 5}}[name]
+    method = {"name": name, "base": "fedasam", **small}
+    servers = [
+        lab.run(
+            lab.experiment(method=method, model=CSPC, federation__rounds=2, engine__stack=stack), tmp_path / str(stack)
+        ).state.server
+        for stack in (False, True)
+    ]
+    serial, stacked = (server[MODEL].params for server in servers)
+    for weight, value in serial.items():
+        assert torch.allclose(stacked[weight], value, atol=1e-3), weight
 
 
 @pytest.mark.parametrize("name", ["ccvr", "fedcspc"])
