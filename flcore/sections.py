@@ -10,8 +10,10 @@ from flcore.aggregation.settings import Aggregation
 from flcore.data.imbalance import Imbalance
 from flcore.data.normalisation import Normalisation
 from flcore.errors import ConfigError
-from flcore.evaluation.analyses import MOST_CLIENTS
 from flcore.params import declared, param
+
+MOST_TSNE_CLIENTS = 4
+"""Models of one joint embedding, which have to share its points and its colours."""
 
 
 @dataclass(frozen=True)
@@ -258,8 +260,10 @@ class EvaluationConfig:
                 wrong = "a number stands twice" if chosen else "name at least one, or set it to null"
                 raise ValueError(f"{key} = {list(chosen)}: {wrong}")
         clients = list(self.tsne_clients or ())
-        if len(clients) > MOST_CLIENTS:
-            raise ValueError(f"tsne_clients = {clients}: one embedding shows {MOST_CLIENTS} clients; leave some out")
+        if len(clients) > MOST_TSNE_CLIENTS:
+            raise ValueError(
+                f"tsne_clients = {clients}: one embedding shows {MOST_TSNE_CLIENTS} clients; leave some out"
+            )
 
     def check_shown(self, num_clients: int, num_classes: int | None) -> None:
         """Refuse clients and classes to show that there are not; ``num_classes`` None: only the data say how many.

@@ -30,9 +30,6 @@ SUMMARIES: Mapping[str, str] = {
 }
 """Name → one line, in the order of reports."""
 
-MOST_CLIENTS = 4
-"""Models of one joint embedding, which have to share its points and its colours."""
-
 _ROUND = "_round_"
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcore.evaluation.analyses import MOST_CLIENTS
 from flcore.evaluation.analyses.base import FinishedRun, class_names, equal_per_class, keeps_trained_models
 from flcore.evaluation.analyses.embedding import FEWEST
 from flcore.evaluation.answering import private_model
 from flcore.evaluation.scored_data import scored_data
 from flcore.messages import Weights
+from flcore.sections import MOST_TSNE_CLIENTS
 
 PER_CLASS = 100
 MOST_POINTS = 3000
@@ -29,7 +29,7 @@ def clients_shown(run: FinishedRun, model_of: Callable[[int], Weights | None]) -
     asked = run.experiment.config.evaluation.tsne_clients
     clients = range(run.experiment.setting.num_clients) if asked is None else asked
     having = ((client, model) for client in clients if (model := model_of(client)) is not None)
-    return dict(islice(having, MOST_CLIENTS))
+    return dict(islice(having, MOST_TSNE_CLIENTS))
 
 
 def images_shown(run: FinishedRun, labels: Tensor, models: int = 1) -> Tensor:
