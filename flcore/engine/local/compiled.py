@@ -13,10 +13,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flcore.data.images import scale_and_shift
 from flcore.engine.client_data import ClientData
@@ -26,7 +27,7 @@ from flcore.engine.local.recorded import Recorder
 from flcore.engine.local.serial import Outcome, SerialTrainer, Tables
 from flcore.engine.local.stacked import Noted, StackedTrainer
 from flcore.engine.local.stacked_inputs import Path, StackedBatches, StackedContext
-from flcore.engine.local.step import added, augmented, in_its_pass, name_of, phase_moves
+from flcore.engine.local.step import Move, added, augmented, in_its_pass, name_of, phase_moves
 from flcore.engine.local.step_function import StepFunction
 from flcore.experiment import Experiment
 from flcore.messages import Weights
@@ -195,16 +196,13 @@ class CompiledTrainer(StackedTrainer):
 
     def _facts(self, phase: Phase, function: StepFunction, paths: list[Path]) -> dict[str, Any]:
         plain = {".".join(path): repr(value) for path, value in function.plain.items()}
-        for name, text in plain.items():
-            if " at 0x" in text:
+        for (name, text), value in zip(plain.items(), function.plain.values(), strict=True):
+            if " at 0x" in text or isinstance(value, nn.Module):  # a module does not say its weights
                 raise NotCompilableError(f"{name} of its context is an object without a name of its own")
         return {
             **self._run_facts,
             "phase": [list(phase.trainable), phase.source, phase.note],
-            "moves": [
-                [list(move.names), name_of(move.loss), name_of(move.probe), type(move.optimizer).__name__]
-                for move in function.moves
-            ],
+            "moves": [_described(move) for move in function.moves],
             "training": [name for name, module in self.module.named_modules() if module.training],
             "plain": plain,
             "stacked": function.stacked,
@@ -228,6 +226,27 @@ class CompiledTrainer(StackedTrainer):
                 by_step = torch.where(batches.going_on(), by_step, 0.0)
             sums[name] = by_step.sum(0).tolist()
         return sums
+
+
+def _described(move: Move) -> list[Any]:
+    """All that a step depends on of an update, besides tensors; rates are some, and change from round to round."""
+    optimizer = copy(move.optimizer)
+    optimizer.lr = 0.0
+    moved_by = repr(optimizer)
+    if " at 0x" in moved_by:
+        raise NotCompilableError(f"its optimizer {type(optimizer).__qualname__} does not say its values")
+    return [list(move.names), _named("loss", move.loss), _named("probe", move.probe), moved_by]
+
+
+def _named(role: str, function: object) -> str:
+    """What a program is found again by, of a loss or a probe."""
+    name = name_of(function)
+    if name is None:
+        called = getattr(function, "__qualname__", type(function).__qualname__)
+        raise NotCompilableError(
+            f"its {role} {called} has no name of its own; make it a method, or a function of its module"
+        )
+    return name
 
 
 def _maker(experiment: Experiment) -> Maker:

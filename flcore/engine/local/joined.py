@@ -24,7 +24,7 @@ from flcore.engine.local.serial import Outcome, Tables, Trainer
 from flcore.engine.local.step import name_of
 from flcore.experiment import Experiment
 from flcore.messages import Weights
-from flcore.methods.vocabulary import Phase, Setting, Turn
+from flcore.methods.vocabulary import Phase, Setting, Turn, Update
 from flcore.models.base import Backbone
 from flcore.models.network import Network, Values
 
@@ -69,8 +69,8 @@ class Call:
         experiment, first = self.experiment, self.starts[0]
         phases = [
             (
-                *(phase.trainable, phase.epochs, phase.steps, phase.source, phase.note, name_of(phase.loss)),
-                *((name_of(update.loss), update.trainable, name_of(update.probe)) for update in phase.updates),
+                *(phase.trainable, phase.epochs, phase.steps, phase.source, phase.note, _known(phase.loss)),
+                *((update.trainable, *map(_known, _functions(update))) for update in phase.updates),
             )
             for phase in self.phases
         ]
@@ -80,6 +80,15 @@ class Call:
             tuple((name, values[0].shape[1:], values[0].dtype) for name, values in sorted(self.tables.items())),
             tuple((name, tensor.shape, tensor.dtype) for name, tensor in sorted(first.values.items())),
         )
+
+
+def _functions(update: Update) -> tuple[object, ...]:
+    return update.loss, update.probe, update.optimizer
+
+
+def _known(function: object) -> Hashable:
+    """What a function of the method's is told by: one without a name may do something else in each run."""
+    return name_of(function) or id(function)
 
 
 class JoinedTrainer:

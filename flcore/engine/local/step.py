@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from types import FunctionType, MethodType
 
 import torch
 from torch import Tensor, nn
@@ -99,9 +101,28 @@ def gradients(
     return taken(leaves, noting=noting)
 
 
-def name_of(function: object) -> str:
-    """What a loss or a probe is called, the same in every process; that of a function of no name is its own."""
-    return getattr(function, "__qualname__", repr(function))
+def name_of(function: object) -> str | None:
+    """A name that says all that a loss or a probe does, the same in every process of this code.
+
+    A module's function has one, and what is bound to a dataclass, whose values it says.
+
+    Returns:
+        The name; None for a function that is not found under it again, such as a lambda or one made inside of another:
+        two of them may have one name and do different things.
+    """
+    if function is None:
+        return "none"
+    if not isinstance(function, FunctionType | MethodType):
+        function = getattr(function, "__call__", None)  # noqa: B004 - bound to what is called
+    owner, plain = getattr(function, "__self__", None), getattr(function, "__func__", function)
+    module, name = getattr(plain, "__module__", None), getattr(plain, "__qualname__", "")
+    found: object = sys.modules.get(str(module))
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not plain or not (owner is None or is_dataclass(owner)):
+        return None
+    told = f"{module}.{name} of {owner!r}"
+    return None if " at 0x" in told else told
 
 
 def total_of(terms: Mapping[str, Tensor]) -> Tensor:

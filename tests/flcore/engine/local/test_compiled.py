@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.synchronize import SemLock
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,21 @@ import torch
 from torch import Tensor, nn
 from tqdm.std import TqdmDefaultWriteLock, tqdm
 
+from flcore.engine.client import TurnRunner
 from flcore.engine.local import compiled, program
+from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.convolution import by_columns
-from flcore.engine.local.program import Compiler, NotCompilableError, NotThereError
+from flcore.engine.local.program import Compiler, DirectMaker, NotCompilableError, NotThereError
+from flcore.engine.local.step import name_of
 from flcore.engine.run_state import RunState
+from flcore.engine.turns import Place
 from flcore.errors import RunError
 from flcore.methods import METHODS
-from flcore.methods.vocabulary import Context
+from flcore.methods.fedavg import FedAvg
+from flcore.methods.fedprox import FedProx
+from flcore.methods.vocabulary import Context, Phase, Update
+from flcore.optim import Sgd
+from flcore.records import Record
 from flcore.run_folder import RunFiles
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++) on this machine")
@@ -153,21 +163,18 @@ class Unnamed:
     """An object that has no name of its own."""
 
 
+@dataclass(frozen=True)
+class Odd(FedAvg):
+    name = "odd"
+
+    def context(self, turn: Any) -> Context:
+        return {"odd": Unnamed()}
+
+
 def test_a_context_that_has_no_name_is_trained_as_without(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The same bytes as the serial trainer's, and one line that says why, however many turns there are."""
-    from dataclasses import dataclass
-
-    from flcore.methods.fedavg import FedAvg
-
-    @dataclass(frozen=True)
-    class Odd(FedAvg):
-        name = "odd"
-
-        def context(self, turn: Any) -> Context:
-            return {"odd": Unnamed()}
-
     monkeypatch.setattr(compiled, "default_folder", lambda: tmp_path / "steps")
     serial = lab.run(lab.experiment(algorithm=Odd()), tmp_path / "serial").arrays
     other = lab.run(lab.experiment(algorithm=Odd(), engine__compile="default"), tmp_path / "compiled").arrays
@@ -175,6 +182,101 @@ def test_a_context_that_has_no_name_is_trained_as_without(
     assert serial == other
     said = [record.getMessage() for record in caplog.records if "engine.compile" in record.getMessage()]
     assert said == ["engine.compile: odd is not compiled (odd of its context is an object without a name of its own)"]
+
+
+def above(model: Any, batch: Any, context: Context) -> dict[str, Tensor]:
+    """A module's function."""
+    return {"above": model.features(batch.images).sum()}
+
+
+def scaled(factor: float) -> Any:
+    """A function that is made anew by every call, under one name."""
+
+    def scaled_loss(model: Any, batch: Any, context: Context) -> dict[str, Tensor]:
+        return {"scaled": factor * model.features(batch.images).sum()}
+
+    return scaled_loss
+
+
+@functools.wraps(above)
+def wrapped(model: Any, batch: Any, context: Context) -> dict[str, Tensor]:
+    """It says that it is called ``above``, and is not."""
+    return scaled(2)(model, batch, context)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Says its value."""
+
+    factor: Any
+
+    def __call__(self, model: Any, batch: Any, context: Context) -> dict[str, Tensor]:
+        return scaled(self.factor)(model, batch, context)
+
+
+def test_what_is_found_again_under_its_name_has_one() -> None:
+    """Methods by their values; another object, a closure and a lambda have none."""
+    fine = [None, above, FedAvg().loss, FedProx(mu=0.1).loss, FedProx(mu=0.2).loss, Times(2), Times(3)]
+    names = [name_of(one) for one in fine]
+    assert None not in names
+    assert len(set(names)) == len(fine)
+    nameless = [scaled(2), lambda model: {}, wrapped, functools.partial(above), nn.Linear(1, 1), Times(scaled(2))]
+    assert [name_of(one) for one in (*nameless, nn.Linear(1, 1).forward)] == [None] * 7
+
+
+@dataclass(frozen=True)
+class TwoLosses(FedAvg):
+    """Two phases, whose losses are made inside of a method."""
+
+    name = "two-losses"
+
+    def phases(self) -> tuple[Phase, ...]:
+        return tuple(Phase(loss=scaled(factor)) for factor in (1e-6, -2e-6))
+
+
+def a_turn(experiment: Any, way: str) -> Any:
+    """The reply of client 0 in round 1."""
+    trainer = CompiledTrainer(experiment, DirectMaker()) if way == "default" else None
+    server = Record(experiment.method.start_server(experiment.setting))
+    found = TurnRunner(experiment, trainer).train(Place(1, 0), [0], server, lambda client: Record())[0]
+    assert isinstance(found, tuple)
+    return found[0]
+
+
+def test_losses_without_a_name_are_trained_as_without(lab: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """One program under the name of both would train the first twice; here each is the one that was asked for."""
+    losses = []
+    for way in ("none", "default"):
+        losses.append(a_turn(lab.experiment(algorithm=TwoLosses(), engine__compile=way), way).losses)
+    assert losses[0] == losses[1]
+    assert "two-losses is not compiled (its loss scaled.<locals>.scaled_loss has no name of its own" in caplog.text
+
+
+def decaying() -> Sgd:
+    return Sgd(0.1, weight_decay=5.0)
+
+
+def plain() -> Sgd:
+    return Sgd(0.1)
+
+
+@dataclass(frozen=True)
+class TwoOptimizers(FedAvg):
+    """Two phases that differ in a value of the method's own optimiser."""
+
+    name = "two-optimizers"
+
+    def phases(self) -> tuple[Phase, ...]:
+        return tuple(Phase(updates=(Update(optimizer=one),)) for one in (decaying, plain))
+
+
+def test_an_optimizers_values_are_in_a_programs_name(lab: Any) -> None:
+    """Under one name the second phase would go on to halve the weights in each step."""
+    norms = []
+    for way in ("none", "default"):
+        weights = a_turn(lab.experiment(algorithm=TwoOptimizers(), engine__compile=way), way).message["model"].params
+        norms.append(sum(float(tensor.square().sum()) for tensor in weights.values()))
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
 
 
 def furthest(one: RunState, other: RunState, distance: Any) -> float:
