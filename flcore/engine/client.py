@@ -145,13 +145,22 @@ class TurnRunner:
         if not leg.phases:
             nothing = torch.zeros(self.experiment.setting.num_classes, dtype=torch.int64)
             return [Outcome(start, {}, 0, nothing) for start in starts]
-        tables = self._tables(turns, data, leg)
+        tables = self.tables(turns, data, leg)
         return self._trainer.train(turns, data, starts, leg.phases, first_phase, tables)
 
-    def _tables(self, turns: Sequence[Turn], data: Sequence[ClientData], leg: Leg) -> Mapping[str, list[Tensor]]:
+    def tables(self, turns: Sequence[Turn], data: Sequence[ClientData], leg: Leg) -> Mapping[str, list[Tensor]]:
         """What is known of all samples: what clients remember, and what frozen models say.
 
         The latter where it is constant and cheaper than asking in every step.
+
+        Args:
+            turns: of the clients. data: their samples. leg: what they train in.
+
+        Returns:
+            By name and client [n_k, ...], on the device.
+
+        Raises:
+            ValueError: a client does not remember a row for each of its samples.
         """
         method = self.experiment.method
         remembered = [method.tables(turn) for turn in turns]

@@ -139,6 +139,7 @@ def _key(experiment: Experiment) -> str:
         "shape": list(meta.shape),
         "classes": meta.num_classes,
         "batch_size": config.local.batch_size,
+        "augmentation": config.data.augmentation,  # with it frozen models are asked in every step
         "stack_size": [config.engine.stack_size, config.engine.stack_memory_mb],
         "asked": [config.engine.stack, config.engine.compile, compiler_missing()],
         "device": torch.cuda.get_device_name() if cuda else torch.backends.cpu.get_cpu_capability(),
@@ -164,12 +165,14 @@ class _Probe:
         self.turns: list[Turn] = [runner.receive(1, self.leg, client, server, Record()) for client in self.clients]
         self.starts = [turn.with_statistics(self.experiment.method.begin(turn)) for turn in self.turns]
         self.data = ClientData.of(self.experiment, self.clients, 1)
+        self.tables = runner.tables(self.turns, self.data, self.leg)
 
     def seconds(self, trainer: Trainer, count: int, steps: int) -> float:
         """Of so many steps of the first ``count`` clients."""
         phases = [replace(self.leg.phases[0], steps=steps, epochs=None)]
+        tables = {name: values[:count] for name, values in self.tables.items()}
         begin = self.clock()
-        trainer.train(self.turns[:count], self.data[:count], self.starts[:count], phases, 0, {})
+        trainer.train(self.turns[:count], self.data[:count], self.starts[:count], phases, 0, tables)
         return self.clock() - begin
 
 

@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from flcore.engine.client import TurnRunner
 from flcore.engine.local import choice as stacking
 from flcore.engine.local.choice import EngineDecision, decide, default_cache, measure
+from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.program import Compiler, DirectMaker, NotThereError
+from flcore.engine.turns import Place
 from flcore.errors import RunError
 from flcore.experiment import EngineChoice, Experiment
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.vocabulary import Leg
+from flcore.records import Record
 
 
 class Speeds:
@@ -142,6 +146,41 @@ def test_what_cannot_be_stacked_is_not(lab: Any) -> None:
 def test_a_leg_that_trains_nothing_is_passed_over(lab: Any) -> None:
     """What is measured is the training behind it, as behind FedMLP's report of counts."""
     assert measure(auto(lab, algorithm=Silent()))[0].serial is not None
+
+
+def test_a_method_that_looks_up_what_clients_remember_is_measured(lab: Any) -> None:
+    """Rows of a teacher's answers stand beside a batch, of each of the clients that are trained at once."""
+    teacher = {"model.atoms": 6, "model.patch": 5, "model.grid": 2}
+    changes = {"method": {"name": "protolda_distilled", "teacher": teacher}, "model": {"name": "fedgen_cnn"}}
+    decision, _ = measure(auto(lab, **changes))
+    assert decision.serial is not None and decision.stacked is not None
+
+
+@pytest.mark.parametrize("augmentation", ["none", "crop_flip"])
+def test_what_is_measured_is_the_program_of_the_run(
+    lab: Any, augmentation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedNTD's teacher is asked once per sample, or where images change in every step; rounds need no other program."""
+    machine = Machine(monkeypatch, tmp_path, compiled=0.1, there=True)
+    names: list[str] = []
+    monkeypatch.setattr(DirectMaker, "make", remembering(names, DirectMaker.make))
+    machine.measure(lab, method__name="fedntd", data__augmentation=augmentation)
+    measured = set(names)
+    experiment = lab.experiment(method__name="fedntd", data__augmentation=augmentation, engine__compile="default")
+    server = Record(experiment.method.start_server(experiment.setting))
+    trainer = CompiledTrainer(experiment, DirectMaker())
+    TurnRunner(experiment, trainer).train(Place(1, 0), [0], server, lambda client: Record())
+    assert set(names) == measured and len(measured) == 1
+
+
+def remembering(names: list[str], make: Any) -> Any:
+    """A maker's function that also writes down of what it makes programs."""
+
+    def noted(maker: Any, function: Any, example: Any, moved: int, facts: Any) -> Any:
+        names.append(repr((facts, [tuple(tensor.shape) for tensor in example])))
+        return make(maker, function, example, moved, facts)
+
+    return noted
 
 
 def test_a_round_without_clients_decides_nothing(lab: Any) -> None:
