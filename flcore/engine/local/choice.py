@@ -102,11 +102,18 @@ def decide(
         experiment: the run.
         cache: folder of earlier decisions. programs: the folder of compiled steps; None: this machine's.
         clock: of the measurements.
+
+    Raises:
+        ConfigError: compiled steps are asked for, and there is no compiler on this machine.
     """
     engine = experiment.config.engine
     missing = compiler_missing() if engine.compile != "none" and engine.device == "cpu" else None
+    if missing and engine.compile == "default":
+        raise ConfigError(
+            f"engine.compile = default: {missing}; install one, or use engine.compile=auto, which goes on without"
+        )
     if engine.stack != "auto" and (engine.compile != "auto" or missing):
-        return EngineDecision(engine.stack, engine.compile != "none" and not missing, reason=missing or "as configured")
+        return EngineDecision(engine.stack, engine.compile == "default", reason=missing or "as configured")
     path = cache / f"{_key(experiment)}.json"
     disk.make_folder(cache)
     with disk.open_lock(path.with_suffix(".lock")) as file:

@@ -16,7 +16,7 @@ from flcore.engine.local.choice import EngineDecision, decide, default_cache, me
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.program import Compiler, DirectMaker, NotThereError
 from flcore.engine.turns import Place
-from flcore.errors import RunError
+from flcore.errors import ConfigError, RunError
 from flcore.experiment import EngineChoice, Experiment
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.vocabulary import Leg
@@ -342,12 +342,20 @@ def test_on_a_gpu_kernels_are_fused_where_recorded_ones_would_take_longer(
     assert left == (None if waiting is None else pytest.approx(waiting))
 
 
-def test_without_a_compiler_nothing_is_compiled(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said in one line, whether it was asked for or left to be measured; and that decision is the run's."""
+@pytest.mark.parametrize("stack", [False, True, "auto"])
+def test_without_a_compiler_compiled_steps_are_refused_and_auto_does_without(
+    lab: Any, stack: bool | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose name says that it is compiled is; how stacks are decided changes nothing of that."""
     monkeypatch.setenv("CXX", "no-such-compiler")
-    for asked in ("default", "auto"):
-        decision = decide(lab.experiment(engine__compile=asked), tmp_path / "engine")
-        assert decision == EngineDecision(False, False, reason="no C++ compiler (no-such-compiler) on this machine")
+    missing = "no C++ compiler (no-such-compiler) on this machine"
+    with pytest.raises(ConfigError) as refused:
+        decide(lab.experiment(engine={"compile": "default", "stack": stack}), tmp_path / "engine")
+    cure = "install one, or use engine.compile=auto, which goes on without"
+    assert str(refused.value) == f"engine.compile = default: {missing}; {cure}"
+    decision = decide(lab.experiment(engine={"compile": "auto", "stack": stack}), tmp_path / "engine")
+    assert missing in decision.reason
+    assert not decision.compile and (stack == "auto" or decision.stack == stack)
 
 
 @pytest.fixture
