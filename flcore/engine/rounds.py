@@ -237,7 +237,7 @@ def _run_leg(
     after = replace(
         state,
         server=server,
-        memories={**state.memories, **{client: this_leg for client, reply in replies.items() if reply.remembers}},
+        memories=_remembered(state.memories, replies, this_leg),
         up=_add(state.up, (reply.up for reply in replies.values())),
         down=_add(state.down, received),
         steps=state.steps + sum(reply.steps for reply in replies.values()),
@@ -247,6 +247,15 @@ def _run_leg(
         facts=facts,
     )
     return after, replies, in_front
+
+
+def _remembered(memories: Mapping[int, int], replies: Mapping[int, Reply], leg: int) -> dict[int, int]:
+    """The leg of each client's memory after a leg: a reply says what is remembered from now on, which may be nothing.
+
+    Who took no part, or failed, remembers what it did.
+    """
+    kept = {client: own for client, own in memories.items() if client not in replies}
+    return kept | {client: leg for client, reply in replies.items() if reply.remembers}
 
 
 def _train(run: _Run, state: RunState, leg: Leg, clients: tuple[int, ...]) -> dict[int, Reply | Failure]:

@@ -6,7 +6,7 @@ import json
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,10 +19,10 @@ from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.rounds import Observers, run_rounds
 from flcore.engine.turns import Failure
 from flcore.errors import RunError
-from flcore.messages import Arrays
+from flcore.messages import Arrays, Count
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import Exchange, Leg, Replies
+from flcore.methods.vocabulary import BATCHNORM, Exchange, Leg, Replies, TrainedClient, Turn
 from flcore.records import Record, serialise
 
 # Everything that has a memory, a sample of clients and random numbers at once.
@@ -306,3 +306,53 @@ def test_plain_calls_keep_as_many_workers_busy_as_there_are() -> None:
         return item, 0 * barrier.wait()
 
     assert InlineOrchestrator(3).map("train-clients", work, [7, 5, 6]) == [(7, 0), (5, 0), (6, 0)]
+
+
+# ---- what clients remember ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Forgetful(FedAvg):
+    """A client remembers of odd rounds which it was, of even ones nothing; client 2 fails in round 2."""
+
+    name = "forgetful"
+    heard: ClassVar[dict[tuple[int, int], dict[str, Any]]] = {}
+
+    def reply(self, turn: Turn, trained: TrainedClient) -> Any:
+        self.heard[turn.round, turn.client] = dict(turn.memory)
+        message, _ = super().reply(turn, trained)
+        if (turn.round, turn.client) == (2, 2):
+            raise ValueError("by hand")
+        return message, {"mark": Count(turn.round)} if turn.round % 2 else {}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_client_remembers_what_its_last_reply_says_if_that_is_nothing(
+    lab: Any, stops: Any, killed: bool, tmp_path: Path
+) -> None:
+    """Round 2 knows of round 1, round 3 of nothing; who failed in round 2 still knows of round 1."""
+    experiment = lab.experiment(algorithm=Forgetful(), federation={"rounds": 4, "on_client_error": "drop"})
+    if killed:
+        stops.run_until(experiment, tmp_path / "run", 2)
+    run = lab.run(experiment, tmp_path / "run")
+    heard = Forgetful.heard
+    assert [heard[number, 0] for number in (1, 2, 3, 4)] == [{}, {"mark": Count(1)}, {}, {"mark": Count(3)}]
+    assert heard[3, 2] == {"mark": Count(1)}
+    assert run.state.memories == {}  # round 4 was an even one
+    assert list((tmp_path / "run" / "clients").iterdir()) == []
+
+
+@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+def test_what_the_engine_remembers_for_a_client_is_not_forgotten(lab: Any, model: str, tmp_path: Path) -> None:
+    """Statistics of its own, where its model has such: of the last round, and alone."""
+    kept = {}
+    for rounds in (1, 2):
+        experiment = lab.experiment(
+            algorithm=Forgetful(),
+            model={"name": model, "batchnorm": "local"},
+            federation={"rounds": rounds, "on_client_error": "drop"},
+        )
+        kept[rounds] = sorted(lab.run(experiment, tmp_path / str(rounds)).memory(0))
+    own = [BATCHNORM] if experiment.setting.initial.buffers else []
+    assert bool(own) == (model == "fedgen_cnn")
+    assert kept == {1: sorted(["mark", *own]), 2: own}
