@@ -236,6 +236,11 @@ def refuse_other_run(config: Config, directory: Path) -> None:
         )
 
 
+def on_other_data(directory: Path) -> ConfigError:
+    """What to raise where a folder holds a run of this configuration on other data, or another partition."""
+    return ConfigError(f"{directory}: holds a run on other data; choose another folder, or delete that one")
+
+
 def write_result(path: Path, content: Any, *, durable: bool = False) -> None:
     """Write JSON of a run in one step. A figure may be infinite where a model's answers overflow.
 

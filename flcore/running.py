@@ -37,7 +37,16 @@ from flcore.evaluation.summaries import check_history, summarise
 from flcore.experiment import EngineChoice, Experiment
 from flcore.files import NOT_JSON, read_json, read_lines, sweep
 from flcore.records import Record, load_record
-from flcore.run_folder import RunFiles, check_seal, refuse_other_run, result_text, seal, write_result, write_text
+from flcore.run_folder import (
+    RunFiles,
+    check_seal,
+    on_other_data,
+    refuse_other_run,
+    result_text,
+    seal,
+    write_result,
+    write_text,
+)
 from flcore.training import train
 from flcore.wording import brief
 
@@ -73,7 +82,8 @@ def run(
         The content of ``metrics.json``.
 
     Raises:
-        ConfigError: a bad configuration, or the folder holds another run. DataError: data are missing or damaged.
+        ConfigError: a bad configuration, or the folder holds another run, or one on other data.
+        DataError: data are missing or damaged.
         RunError: training failed, or another process is at work in the folder.
     """
     resolved, files = _resolved(config), RunFiles(Path(folder))
@@ -95,7 +105,15 @@ def run(
         finally:
             torch.set_num_threads(threads)
     check_seal(files.directory)
-    return read_json(files.metrics, "delete it and run again")
+    metrics = read_json(files.metrics, "delete it and run again")
+    handed_in: dict[str, str] = {}
+    if prepared is not None:
+        handed_in["data_fingerprint"] = Dataset.load(Path(prepared)).meta.fingerprint
+    if partition is not None:
+        handed_in["partition_fingerprint"] = Partition.load(Path(partition)).fingerprint
+    if any(metrics[name] != found for name, found in handed_in.items()):
+        raise on_other_data(files.directory)
+    return metrics
 
 
 def _resolved(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Config:

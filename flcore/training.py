@@ -32,7 +32,15 @@ from flcore.locks import sole_use
 from flcore.processor import processor_class
 from flcore.provenance import code_fingerprint, library_fingerprint
 from flcore.records import save_record
-from flcore.run_folder import RunFiles, described, is_finished, refuse_other_run, write_result, write_text
+from flcore.run_folder import (
+    RunFiles,
+    described,
+    is_finished,
+    on_other_data,
+    refuse_other_run,
+    write_result,
+    write_text,
+)
 
 _PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "scipy", "safetensors")
 
@@ -179,9 +187,7 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
     if not replace:
         refuse_other_run(experiment.config, files.directory)
         if files.config.exists() and described(files.directory)["config_hash"] != experiment.hash:
-            raise ConfigError(
-                f"{files.directory}: holds a run on other data; choose another folder, or delete that one"
-            )
+            raise on_other_data(files.directory)
     disk.make_folder(files.directory)
     decision = _decision(files, experiment)
     config = dataclasses.replace(experiment.config, plugins=plugins.keep(experiment.config.plugins, files.directory))

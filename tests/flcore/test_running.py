@@ -154,6 +154,18 @@ def test_data_and_partition_may_be_given(finished: Path, tmp_path: Path) -> None
         run(RAW, tmp_path / "other", prepared=tmp_path / "nowhere")
 
 
+def test_a_finished_folder_of_another_partition_or_other_data_is_refused(finished: Path, tmp_path: Path) -> None:
+    """What was handed in to no avail must not look as if it had been used; the run's own is told by its fingerprint."""
+    own = {"prepared": finished / "prepared", "partition": finished / "partition"}
+    assert run(RAW, finished, **own) == run(RAW, finished)
+    other = Config.from_mapping({**RAW, "data": {"size": 16, "limit_per_class": 21}})
+    prepare(other, tmp_path / "data")
+    divide(Config.from_mapping({**RAW, "seed": 1}), finished / "prepared", tmp_path / "division")
+    for wrong in ({"partition": tmp_path / "division"}, {"prepared": tmp_path / "data"}):
+        with pytest.raises(ConfigError, match=r"holds a run on other data; choose another folder, or delete that one"):
+            run(RAW, finished, **{**own, **wrong})
+
+
 def test_another_configuration_in_the_folder_is_refused(finished: Path) -> None:
     before = results(finished)
     with pytest.raises(ConfigError, match="holds a run with another configuration"):
