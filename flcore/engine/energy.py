@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,20 +69,17 @@ def _read(path: Path) -> str:
 
 
 class PowerIntegral:
-    """Energy from samples of power, by the trapezoid rule, taken in a thread at least five times a second."""
+    """Energy from samples of power, by the trapezoid rule, taken in a thread at least five times a second.
+
+    The thread ends when nobody holds the meter any more: a process may carry out many runs.
+    """
 
     def __init__(self, watts: Callable[[], float], clock: Clock = time.perf_counter, period: float = 0.1) -> None:
         """Begin to sample."""
         self._watts, self._clock = watts, clock
         self._lock = threading.Lock()
         self._time, self._power, self._joules = clock(), watts(), 0.0
-        self._period = period
-        threading.Thread(target=self._sample_for_ever, name="power", daemon=True).start()
-
-    def _sample_for_ever(self) -> None:
-        while True:
-            time.sleep(self._period)
-            self()
+        threading.Thread(target=_sample, args=(weakref.ref(self), period), name="power", daemon=True).start()
 
     def __call__(self) -> float:
         """Joules since the start, a sample taken now included."""
@@ -90,6 +88,16 @@ class PowerIntegral:
             self._joules += (now - self._time) * (power + self._power) / 2
             self._time, self._power = now, power
             return self._joules
+
+
+def _sample(meter: weakref.ref[PowerIntegral], period: float) -> None:
+    while True:
+        time.sleep(period)
+        own = meter()
+        if own is None:
+            return
+        own()
+        del own  # else it would be held while this thread sleeps, for ever
 
 
 def _gpu_meter() -> Meter:

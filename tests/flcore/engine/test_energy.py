@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,30 @@ def test_power_is_integrated_by_trapezoids() -> None:
     meter = PowerIntegral(lambda: next(powers), lambda: next(times), period=1e6)
     assert meter() == 300.0  # 2 s at 150 W on average
     assert meter() == 700.0  # and 4 s at 100 W
+
+
+def test_a_meter_that_nobody_holds_leaves_no_thread() -> None:
+    """Of five, each is sampled; when they are gone, their threads end with the sample that they wait for."""
+
+    def sampling() -> int:
+        return sum(thread.name == "power" for thread in threading.enumerate())
+
+    before, samples = sampling(), [0] * 5
+
+    def watts(number: int) -> float:
+        samples[number] += 1
+        return 1.0
+
+    meters = [PowerIntegral(partial(watts, number), period=0.005) for number in range(5)]
+    assert sampling() == before + 5
+    deadline = time.monotonic() + 30
+    while min(samples) < 3 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert min(samples) >= 3
+    meters.clear()
+    while sampling() > before and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert sampling() == before
 
 
 def test_laps_divide_seconds_and_joules() -> None:
