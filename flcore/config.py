@@ -215,7 +215,8 @@ class Config:
                 f"aggregation.noise = {how.noise:g}: the account is of a cohort drawn by chance, not of the fastest; "
                 "set federation.oversampling=1 and federation.deadline=null"
             )
-        if self.federation.simulates_poison and self.federation.attack != "random_labels" and not folded:
+        sent = self.method.data_scope == "client" and self.method.sends
+        if self.federation.simulates_poison and self.federation.attack != "random_labels" and not sent:
             raise ConfigError(
                 f"federation.attack = {self.federation.attack}: clients of {name} send neither weights nor class "
                 "prototypes that it could change; use federation.attack=random_labels"

@@ -165,6 +165,14 @@ class Method(Checked, ABC):
         return frozenset(kind for kind in kinds if kind is not None)
 
     @property
+    def sends(self) -> frozenset[Kind]:
+        """What clients send of these kinds, folded as ``aggregation`` says or not: what a poisoned client may change.
+
+        By default what is folded; a method whose own stages take weights or prototypes as they come says so.
+        """
+        return self.folds
+
+    @property
     def releases_weights_alone(self) -> bool:
         """Whether everything that the server learns from clients is in that fold of weights: it has no other stage."""
         stages = self.stages().values()

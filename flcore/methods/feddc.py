@@ -39,6 +39,7 @@ from flcore.methods.vocabulary import (
     Context,
     Exchange,
     Facts,
+    Kind,
     LocalModel,
     Replies,
     Setting,
@@ -140,6 +141,11 @@ class FedDC(AuthorsPreset, FedAvg):
         if self.correction == "last":
             return moved
         return sums(differences(before, turn.inbox[CHANGE]), moved, -1 / (turn.learning_rate * max(steps, 1)))
+
+    @property
+    def sends(self) -> frozenset[Kind]:
+        """Weights, which no stage here folds as ``aggregation`` says."""
+        return frozenset({"weights"})
 
     def stages(self) -> Mapping[str, Stage]:
         """The means over all clients, then the model."""

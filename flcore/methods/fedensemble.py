@@ -44,6 +44,7 @@ from flcore.methods.vocabulary import (
     MODEL,
     Exchange,
     Facts,
+    Kind,
     LocalModel,
     Predict,
     Replies,
@@ -130,6 +131,11 @@ class FedEnsemble(AuthorsPreset, FedAvg):
         if not travel and differ(statistics, turn.setting.initial.buffers):
             message = {**message, STATISTICS: Weights({}, statistics)}
         return message, {MODEL: trained.weights} if self.variant == "clients" else {}
+
+    @property
+    def sends(self) -> frozenset[Kind]:
+        """Weights; with ``permutation`` no stage folds them as ``aggregation`` says."""
+        return frozenset({"weights"})
 
     def stages(self) -> Mapping[str, Stage]:
         """Aggregate and keep the members, or aggregate each model by itself."""

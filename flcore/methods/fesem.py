@@ -35,7 +35,7 @@ import torch
 
 from flcore.messages import Arrays, Weights
 from flcore.methods.fedavg import FedAvg, sample_counts
-from flcore.methods.vocabulary import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage
+from flcore.methods.vocabulary import MODEL, Exchange, Facts, Kind, Leg, Replies, Setting, Stage
 from flcore.models.averaging import average_weights
 from flcore.params import Search, param
 from flcore.records import Payloads, Record, Slot
@@ -78,6 +78,11 @@ class FeSEM(FedAvg):
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The client's centre."""
         return {MODEL: own_centre(server, client)}
+
+    @property
+    def sends(self) -> frozenset[Kind]:
+        """Weights, which no stage here folds as ``aggregation`` says."""
+        return frozenset({"weights"})
 
     def stages(self) -> Mapping[str, Stage]:
         """E-step, M-step."""

@@ -19,6 +19,7 @@ from flcore.methods.vocabulary import (
     Before,
     Context,
     Exchange,
+    Kind,
     Leg,
     LocalModel,
     Phase,
@@ -185,6 +186,11 @@ class OnTop(Method):
     def stages(self) -> Mapping[str, Stage]:
         """The base's."""
         return self.base_method.stages()
+
+    @property
+    def sends(self) -> frozenset[Kind]:
+        """The base's."""
+        return self.base_method.sends
 
     def score_before(self) -> Mapping[str, Before]:
         """The base's."""

@@ -14,7 +14,8 @@ from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
 from flcore.methods import METHODS
-from flcore.records import serialise
+from flcore.methods.vocabulary import Exchange
+from flcore.records import Record, serialise
 
 SLOW = pytest.mark.slow
 PLAIN = {"model": {"name": "fedcspc_cnn"}}  # without BatchNorm
@@ -83,6 +84,10 @@ def refusal(**raw: Any) -> str:
             "federation.attack = sign_flip: clients of gfpl send neither weights nor class prototypes",
         ),
         (
+            {"federation": {"poisoned": 1}, "method": {"name": "central"}},
+            "federation.attack = sign_flip: clients of central send neither weights nor class prototypes",
+        ),
+        (
             {"federation": {"poisoned": 1, "poisoned_clients": [1]}},
             "federation: poisoned says how many and poisoned_clients who",
         ),
@@ -116,6 +121,8 @@ def test_what_the_methods_fold() -> None:
     assert {name for name, kinds in folds.items() if kinds == "prototypes weights"} == both
     assert {name for name, kinds in folds.items() if kinds == "prototypes"} == {"fedproto"}
     assert {name for name, kinds in folds.items() if not kinds} == nothing
+    sent = {name for name, cls in METHODS.items() if cls().sends}
+    assert sent == folds.keys() - nothing | {"feddc", "fesem"}
     alone = {name for name, cls in METHODS.items() if cls().releases_weights_alone}
     assert alone == {
         *("central", "fedavg", "fedprox", "fedper", "fedrep", "fedntd", "moon"),
@@ -221,6 +228,32 @@ def test_every_method_that_folds_does_so_with_poisoned_clients(lab: Any, method:
         assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point())
         found.append(serialise(run.state.server))
     assert found[0] != found[1]
+
+
+UNFOLDED: list[dict[str, Any]] = [
+    {"name": "feddc"},
+    {"name": "fesem", "centres": 2},
+    {"name": "fedensemble", "variant": "permutation", "models": 2},
+]
+
+
+@pytest.mark.parametrize("method", UNFOLDED, ids=lambda method: method["name"])
+def test_clients_may_be_poisoned_where_no_rule_folds_what_they_send(
+    lab: Any, method: dict[str, Any], tmp_path: Path
+) -> None:
+    """The server ends with other values; and what left client 1 is its start minus twice what training did."""
+    found = []
+    for attack in ({}, {"poisoned_clients": [1], "attack_scale": 2.0}):
+        experiment = lab.experiment(method=method, federation={"rounds": 1, **attack}, model={"name": "fedcspc_cnn"})
+        assert not experiment.method.folds
+        found.append((lab.train(experiment, 1)[0], lab.run(experiment, tmp_path / str(len(found))).state.server))
+    exchange = Exchange(experiment.setting, 1, experiment.method.legs(1, experiment.setting)[0].name)
+    begun = Record(experiment.method.start_server(experiment.setting))
+    start = experiment.method.broadcast(begun, 1, exchange)["model"].params
+    honest, changed = (reply.message["model"].params for reply, _ in found)
+    for name, tensor in honest.items():
+        assert torch.equal(changed[name], start[name] - 2 * (tensor - start[name]))
+    assert serialise(found[0][1]) != serialise(found[1][1])
 
 
 def test_who_is_absent_sends_nothing_and_the_divisor_stays(lab: Any, tmp_path: Path) -> None:
