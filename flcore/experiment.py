@@ -269,7 +269,7 @@ class Experiment:
 
     @property
     def cohort_size(self) -> int:
-        """m, the clients that a round asks: ``max(1, round(participation · K))``."""
+        """m, the clients that a round asks: ``max(1, round(participation · K))``, a half rounded to the even number."""
         return max(1, round(self.config.federation.participation * len(self.trainers)))
 
     def privacy(self, rounds: int) -> Mapping[str, Any] | None:

@@ -95,7 +95,13 @@ class FederationConfig:
     """Rounds and who takes part."""
 
     rounds: int = param(30, "R, communication rounds", low=1)
-    participation: float = param(1.0, "share of the clients sampled in a round", above=0, high=1)
+    participation: float = param(
+        1.0,
+        "share of the clients sampled in a round, as a number of clients rounded, a half to the even one (2.5 to 2, "
+        "3.5 to 4), and at least one",
+        above=0,
+        high=1,
+    )
     dropout: float = param(
         0.0, "probability that a sampled client is absent: sent nothing, answers nothing", low=0, below=1
     )
