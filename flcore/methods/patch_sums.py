@@ -167,14 +167,16 @@ class PatchSums(Method):
             yield clip_to_norm(patches.mT, self.patch_clip).mT if self.noise_multiplier else patches
 
     def _noise(self, turn: Turn, purpose: str, shape: torch.Size | tuple[int, ...], moved: float) -> Tensor | float:
-        """Gaussian noise on what one image moves by ``moved``; 0 without any.
+        """Gaussian noise on what one image moves by ``moved``, drawn anew in every leg; 0 without any.
 
         With ``noise_of: sum`` each of the m clients that are asked adds noise of 1/m of the variance, so that the sum
         has all of it.
         """
         if not self.noise_multiplier:
             return 0.0
-        drawn = torch.randn(shape, generator=turn.stream(purpose), dtype=torch.float64)
+        # A stream is of a round and a client, which sends one message in each leg.
+        stream = turn.stream(f"{purpose}, {turn.leg}")
+        drawn = torch.randn(shape, generator=stream, dtype=torch.float64)
         share = 1.0 if self.noise_of == "message" else 1 / math.sqrt(turn.setting.cohort_size)
         return drawn * self.noise_multiplier * moved * share
 

@@ -366,6 +366,20 @@ def test_noise_reaches_every_message_and_has_an_account(lab: Any) -> None:
         tiny(lab, noise_multiplier=1.0, balance=True)
 
 
+def test_every_leg_has_noise_of_its_own(lab: Any) -> None:
+    """Two steps of k-means whose filters are the same: the sums differ by their noise alone, and differ they must.
+
+    The account composes the messages of a round as independent; equal noise would cancel in their difference.
+    """
+    experiment = tiny(lab, noise_multiplier=1.0)
+    state = Record(experiment.method.start_server(experiment.setting))
+    sent = lab.train(experiment, 0, server=state)[0].message
+    exchange = Exchange(experiment.setting, 1, "patch-moments")
+    server, _ = experiment.method.whiten(state, Replies({0: sent}), exchange)
+    first, second = (lab.train(experiment, 0, leg=leg, server=server)[0].message[ASSIGNED] for leg in (1, 2))
+    assert (first["sums"] != second["sums"]).all() and (first["signs"] != second["signs"]).all()
+
+
 def test_a_cohort_shares_the_noise_of_its_sum(lab: Any) -> None:
     """Of m clients each adds noise of deviation z/√m, so that the sum has z.
 

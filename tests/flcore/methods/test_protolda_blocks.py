@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from flcore.messages import Arrays
+from flcore.methods.protolda_blocks import BLOCK, PRODUCTS
 from flcore.methods.vocabulary import MODEL
 
 
@@ -63,5 +65,10 @@ def test_weights_and_noise_are_protoldas(lab: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(run.state.server[MODEL].params[name], value, rtol=1e-4, atol=1e-4)
     noisy = blocks(lab, noise_multiplier=5.0)
     assert noisy.method.privacy(1)["releases"] == 13
-    changed = lab.run(noisy, tmp_path / "noisy").state.server[MODEL].params["head.weight"]
+    run = lab.run(noisy, tmp_path / "noisy")
+    changed = run.state.server[MODEL].params["head.weight"]
     assert not torch.allclose(changed, expected.state.server[MODEL].params["head.weight"], atol=1e-3)
+    # The same block in the first two legs behind 1 + 5 + 1: what comes back differs by its noise, in every number.
+    server = run.state.server | {BLOCK: Arrays({"vectors": torch.eye(24)[:, :2]})}
+    first, second = (lab.train(noisy, 0, leg=leg, server=server, memory=run.memory(0))[0].message for leg in (7, 8))
+    assert (first[PRODUCTS]["products"] != second[PRODUCTS]["products"]).all()
