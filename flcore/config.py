@@ -144,7 +144,19 @@ class Config:
         if beyond:
             raise ConfigError(f"evaluation.snapshots = {beyond}: the run has {self.federation.rounds} rounds")
         self.evaluation.check_shown(self.partition.num_clients, self.source.num_classes)
+        if getattr(self.partitioner, "tasks", 1) > 1 and self.federation.task_schedule != "none":
+            self.check_tasks()
         self._check_comparison()
+
+    def check_tasks(self) -> None:
+        """Of a partition with tasks, which an imported one may turn out to be when it is read.
+
+        Raises:
+            ConfigError: the method cannot follow them.
+        """
+        if self.method.no_tasks is not None:
+            schedule = self.federation.task_schedule
+            raise ConfigError(f"federation.task_schedule = {schedule}: {self.method.name} {self.method.no_tasks}")
 
     def _check_comparison(self) -> None:
         compare = self.compare

@@ -78,11 +78,8 @@ class Experiment:
                 f"federation.rounds = {self.config.federation.rounds}: the partition has {self._tasks} tasks, and each "
                 "needs a round; raise it, or set federation.task_schedule=none"
             )
-        if self._tasks and not self.method.follows_tasks:
-            raise ConfigError(
-                f"federation.task_schedule = {self.config.federation.task_schedule}: {self.method.name} asks every "
-                "client once and cannot follow tasks; set it to none, or take another method (protolda follows them)"
-            )
+        if self._tasks:
+            self.config.check_tasks()
 
     def _check_poison(self) -> None:
         by_label = self.poisoned and self.config.federation.attack == "random_labels"

@@ -63,7 +63,6 @@ class Method(Checked, ABC):
             effect, and tuning leaves it alone.
         needs_linear_head: whether it takes the head for one linear map of features, ``head.weight`` [K, d] and
             ``head.bias`` [K]; a model with a hidden layer in its head is then refused.
-        follows_tasks: whether clients may meet one task after the other; a method that asks them once is refused there.
         needs: what other sections of a configuration must say for it, by dotted key: the values that it works with,
             such as ``{"local.momentum": (0.0,)}``. Others are refused before any data are read.
     """
@@ -78,7 +77,6 @@ class Method(Checked, ABC):
     has_vote: ClassVar[bool] = False
     trains_locally: ClassVar[bool] = True
     needs_linear_head: ClassVar[bool] = False
-    follows_tasks: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     def num_outputs(self, num_classes: int) -> int:
@@ -157,6 +155,14 @@ class Method(Checked, ABC):
     def stages(self) -> Mapping[str, Stage]:
         """The server's work on replies by name: (server, client id → message, exchange) → (server, facts)."""
         return {}
+
+    @property
+    def no_tasks(self) -> str | None:
+        """Why its clients may not meet one task after the other, and a cure, in words behind its name; None: they may.
+
+        A stream of tasks is then refused, before data are read where the partitioner says that it makes one.
+        """
+        return None
 
     @property
     def folds(self) -> frozenset[Kind]:

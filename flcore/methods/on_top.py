@@ -113,7 +113,7 @@ class OnTop(Method):
     has_vote = property(lambda self: self.base_method.has_vote)
     trains_locally = property(lambda self: self.base_method.trains_locally)
     needs_linear_head = property(lambda self: self.base_method.needs_linear_head)
-    follows_tasks = property(lambda self: self.base_method.follows_tasks)
+    no_tasks = property(lambda self: self.base_method.no_tasks)
     needs = property(lambda self: self.base_method.needs)
 
     @property

@@ -63,6 +63,9 @@ CLASS_WEIGHTS = Slot("class_weights", Arrays)
 
 MOMENTS_LEG = "patch-moments"
 
+ASKS_ONCE = "asks every client once and cannot follow tasks; set it to none, or take another method, such as protolda"
+"""Why some methods on patches refuse a stream of tasks: :attr:`flcore.methods.base.Method.no_tasks`."""
+
 _SECURE = "secure aggregation: nobody sees a message by itself, and every client of a cohort answers"
 
 

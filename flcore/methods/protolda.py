@@ -12,7 +12,8 @@ for every division of the data, every order and any number of clients (protolda.
 With ``federation.participation: 1`` one round does it all. Otherwise the first cohort makes the dictionary, and whoever
 is sampled later and has not answered yet adds its sums; who failed may answer in a later round. In a stream of tasks a
 client answers once per task, and old tasks, being in the sums, are not forgotten. A client that is told of (``forget``)
-sends its sums once more in the last round, and they are taken off: what is left is exactly the model without it.
+sends its sums once more in the last round, and they are taken off: what is left is exactly the head without it, over
+the same dictionary (and, with ``balance``, the same weights). Not with noise, which would be another, or tasks.
 
 Relatives: Coates, Lee, Ng (AISTATS 2011), Thiry et al. (ICLR 2021): the features; AFL (He et al., CVPR 2025), Fed3R
 (Fanì et al., ICML 2024): heads in closed form over pretrained features; CCVR; FedCGS (2025).
@@ -107,12 +108,24 @@ class ProtoLDA(PatchSums):
     min_count: int = param(1, "samples that a client needs of a class to tell of it", low=1)
 
     def __post_init__(self) -> None:
-        """Refuse heads of one's own where the server cannot know a client's sums, or does not know its shares."""
+        """Refuse what would not be exact: forgetting noise, and heads of sums or shares that the server lacks."""
         super().__post_init__()
+        if self.forget and self.noise_multiplier:
+            raise ValueError(
+                f"forget = {list(self.forget)}: noisy sums cannot be taken off exactly, and asking again is a release "
+                "that the account lacks; leave forget out, or set noise_multiplier = 0"
+            )
         if self.personal == "mixture" and self.noise_multiplier and self.noise_of == "sum":
             raise ValueError("personal = mixture: with noise_of = sum nobody knows a client's own sums; use shares")
         if self.personal == "mixture" and self.balance:
             raise ValueError("personal = mixture: with balance sums do not tell a client's class shares; use shares")
+
+    @property
+    def no_tasks(self) -> str | None:
+        """With ``forget`` a client sends the sums of the data that it has then, which are one task's."""
+        if not self.forget:
+            return None
+        return f"with method.forget = {list(self.forget)} takes off one task's sums alone; set it to none, or forget=[]"
 
     # ---- the round -----------------------------------------------------------------------------------------------
 

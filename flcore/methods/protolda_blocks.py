@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from flcore.messages import Arrays, Weights
-from flcore.methods.patch_sums import CLASS_WEIGHTS, FILTERS, PatchSums
+from flcore.methods.patch_sums import ASKS_ONCE, CLASS_WEIGHTS, FILTERS, PatchSums
 from flcore.methods.vocabulary import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
 from flcore.params import Search, param
 from flcore.prototypes.discriminant import Margins, head
@@ -57,12 +57,16 @@ class ProtoLDABlocks(PatchSums):
     name: ClassVar[str] = "protolda_blocks"
     summary: ClassVar[str] = "ProtoLDA with many features: the head from products with their second moment"
     citation: ClassVar[str] = "protofl, 2026"
-    follows_tasks: ClassVar[bool] = False
 
     exchanges: int = param(18, "m, blocks of directions that are exchanged", low=1, search=Search(4, 40, log=True))
     shrinkage: float = param(
         0.001, "λ, added to the standardised covariance's diagonal", above=0, search=Search(1e-5, 0.3, log=True)
     )
+
+    @property
+    def no_tasks(self) -> str:
+        """They all answer in the first round."""
+        return ASKS_ONCE
 
     def start_server(self, setting: Setting) -> Payloads:
         """The initial model."""

@@ -31,7 +31,7 @@ from flcore.losses.alignment import softmax_divergence
 from flcore.losses.basic import cross_entropy, weighted_mean
 from flcore.messages import Arrays, Payload, Weights
 from flcore.methods.fedavg_q import FedAvgQ
-from flcore.methods.patch_sums import FILTERS
+from flcore.methods.patch_sums import ASKS_ONCE, FILTERS
 from flcore.methods.protolda import DELIVERY_LEG, HEAD, ProtoLDA
 from flcore.methods.vocabulary import (
     Batch,
@@ -72,7 +72,6 @@ class ProtoLDADistilled(FedAvgQ):
     name: ClassVar[str] = "protolda_distilled"
     summary: ClassVar[str] = "any network by FedAvg in few bits, taught by ProtoLDA's answers to clients' own images"
     citation: ClassVar[str] = "protofl, 2026"
-    follows_tasks: ClassVar[bool] = False
 
     weight: float = param(1.0, "λ, weight of the teacher's answers", low=0, search=Search(0.1, 10.0, log=True))
     temperature: float = param(3.0, "T of both softmaxes", above=0, search=Search(1.0, 10.0, log=True))
@@ -107,6 +106,11 @@ class ProtoLDADistilled(FedAvgQ):
     def _section(self, name: str) -> dict[str, Any]:
         split = {str(key): value for key, value in self.teacher.items()}
         return {key.partition(".")[2]: value for key, value in split.items() if key.partition(".")[0] == name}
+
+    @property
+    def no_tasks(self) -> str:
+        """The teacher is made in the first round."""
+        return ASKS_ONCE
 
     @property
     def can_be_calibrated(self) -> bool:

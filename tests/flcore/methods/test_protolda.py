@@ -232,6 +232,25 @@ def test_who_is_forgotten_was_never_there(lab: Any, tmp_path: Path) -> None:
         lab.run(tiny(lab, forget=[4]), tmp_path / "nobody")
 
 
+def test_what_cannot_be_forgotten_exactly_is_refused_before_data_are_read(lab: Any) -> None:
+    """Noise of the second answer is not that of the first; the second answer is of one task, the sums are of all."""
+    method = {"name": "protolda", "forget": [2]}
+    with pytest.raises(ConfigError, match=r"^method: forget = \[2\]: noisy sums .* set noise_multiplier = 0$"):
+        Config.from_mapping({"method": {**method, "noise_multiplier": 1.0}})
+    stream = {"method": method, "partition": {"name": "shards", "tasks": 2}}
+    with pytest.raises(ConfigError, match=r"^federation\.task_schedule = cyclic: protolda with method\.forget = \[2\]"):
+        Config.from_mapping(stream)
+    Config.from_mapping({**stream, "federation": {"task_schedule": "none"}})
+    Config.from_mapping({**stream, "method": {"name": "protolda"}})
+    with pytest.raises(ConfigError, match=r"^federation\.task_schedule = cyclic: protolda_blocks asks every client"):
+        Config.from_mapping({**stream, "method": {"name": "protolda_blocks"}})
+    # What a file divides shows when it is read.
+    tasks = [[range(60), range(60, 120)], [range(120, 180), range(180, 240)]]
+    partition = lab.by_hand(lab.dataset, [range(120), range(120, 240)], [range(60)] * 2, tasks=tasks)
+    with pytest.raises(ConfigError, match=r"one task's sums alone; set it to none, or forget=\[\]$"):
+        tiny(lab, partition, rounds=2, forget=[1])._check_tasks()
+
+
 # ---- traffic -----------------------------------------------------------------------------------------------------
 
 
