@@ -9,8 +9,9 @@ for every division of the data, every order and any number of clients (protolda.
    moments, w_c = (S_w + λI)⁻¹ μ_c (`flcore/prototypes/discriminant.py`).
 4. ``deliver-head``: the head goes to everybody, in the last round.
 
-With ``federation.participation: 1`` one round does it all. Otherwise the first cohort makes the dictionary, and whoever
-is sampled later and has not answered yet adds its sums; who failed may answer in a later round. In a stream of tasks a
+With ``federation.participation: 1`` one round does it all. Otherwise the first cohort makes the dictionary (where
+everybody in it drops out the run stops), and whoever is sampled later and has not answered yet adds its sums; who
+failed may answer in a later round. In a stream of tasks a
 client answers once per task, and old tasks, being in the sums, are not forgotten. A client that is told of (``forget``)
 sends its sums once more in the last round, and they are taken off: what is left is exactly the head without it, over
 the same dictionary (and, with ``balance``, the same weights). Not with noise, which would be another, or tasks.
@@ -31,7 +32,7 @@ secure aggregation gives. With ``noise_multiplier`` every message is noisy, see 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -41,6 +42,7 @@ from torch import Tensor
 from flcore.errors import ConfigError
 from flcore.messages import Arrays, Count, Payload, Weights
 from flcore.methods.patch_sums import CLASS_WEIGHTS, FILTERS, PatchSums
+from flcore.methods.sums_by_client import EACH, joined, only, sums_of_each
 from flcore.methods.vocabulary import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
 from flcore.params import Search, param
 from flcore.prototypes.discriminant import (
@@ -71,10 +73,6 @@ client and task of every answer in them."""
 
 HEAD = Slot("head", Weights)
 """The head as it is delivered."""
-
-EACH = Slot("each", Arrays)
-"""With ``personal: mixture``, at the server: ``clients`` int64 [m], and of each its sums: ``counts`` [m, C], ``sums``
-[m, C, D], ``second`` [m, D(D + 1)/2]; and its head, ``weight`` [m, C, D] and ``bias`` [m, C]."""
 
 OWN = Slot("own", Arrays)
 """In a client's memory: ``counts`` int64 [C] of what it told, ``tasks`` int64 [m] that it answered for."""
@@ -153,7 +151,16 @@ class ProtoLDA(PatchSums):
         return tuple(legs)
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
-        """Filters to whom they are new; class weights where samples have any; at the end the head."""
+        """Filters to whom they are new; class weights where samples have any; at the end the head.
+
+        Raises:
+            ConfigError: nobody was there in the first round, when the dictionary is made.
+        """
+        if exchange.leg in (STATISTICS_LEG, DELIVERY_LEG) and FILTERS not in server:
+            raise ConfigError(
+                "federation.dropout and federation.participation left nobody in round 1, whose cohort (here of "
+                f"{exchange.setting.cohort_size}) makes the dictionary; lower dropout, or raise participation"
+            )
         if exchange.leg == FORGET_LEG and client not in self.forget:
             return {}
         if exchange.leg == DELIVERY_LEG:
@@ -245,7 +252,7 @@ class ProtoLDA(PatchSums):
         totals = added((unpacked(own.named, classes) for _, own in new), totals)
         pairs = torch.tensor(answered, dtype=torch.int64).reshape(-1, 2)
         if self.personal == "mixture":
-            server |= {EACH: _joined(server, ((client, unpacked(own.named, classes)) for client, own in new))}
+            server |= {EACH: joined(server, ((client, unpacked(own.named, classes)) for client, own in new))}
         after, facts = self._solved(server, totals, pairs, exchange.setting)
         return after, {**facts, "repeated_answers": float(repeated)} if repeated else facts
 
@@ -256,7 +263,7 @@ class ProtoLDA(PatchSums):
             totals = totals - unpacked(statistics.named, exchange.setting.num_classes)
             pairs = pairs[pairs[:, 0] != client]
         if EACH in server:
-            server |= {EACH: _only(server[EACH], set(pairs[:, 0].tolist()))}
+            server |= {EACH: only(server[EACH], set(pairs[:, 0].tolist()))}
         return self._solved(server, totals, pairs, exchange.setting)
 
     def _solved(self, server: Record, totals: ClassSums, pairs: Tensor, setting: Setting) -> tuple[Record, Facts]:
@@ -275,7 +282,7 @@ class ProtoLDA(PatchSums):
     def _with_heads(self, each: Arrays, totals: ClassSums, shrinkage: float) -> Arrays:
         """With the head of each client: of everybody's sums and κ times its own, with the client's own class shares."""
         heads = []
-        for own in _sums_of_each(each):
+        for own in sums_of_each(each):
             weight = self.own_weight
             mixed = totals + ClassSums(weight * own.counts, weight * own.sums, weight * own.second)
             solved, bias = (discriminant if self.head == "discriminant" else ridge)(mixed, shrinkage)
@@ -311,34 +318,6 @@ class ProtoLDA(PatchSums):
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
         """What noise on every message costs: one release for each of the 2 + s messages of a client, once per run."""
         return self.account(1, "class sums and second moments")
-
-
-def _joined(server: Record, new: Iterable[tuple[int, ClassSums]]) -> Arrays:
-    """The sums of every client by itself, in order of ids, with those that are new."""
-    found: dict[int, ClassSums] = {}
-    if EACH in server:
-        found = dict(zip(server[EACH]["clients"].tolist(), _sums_of_each(server[EACH]), strict=True))
-    for client, own in new:
-        found[client] = found[client] + own if client in found else own
-    clients = sorted(found)
-    return Arrays(
-        {
-            "clients": torch.tensor(clients, dtype=torch.int64),
-            "counts": torch.stack([found[client].counts for client in clients]),
-            "sums": torch.stack([found[client].sums for client in clients]),
-            "second": torch.stack([upper_triangles(found[client].second) for client in clients]),
-        }
-    )
-
-
-def _only(each: Arrays, clients: set[int]) -> Arrays:
-    kept = [place for place, client in enumerate(each["clients"].tolist()) if client in clients]
-    return Arrays({name: values[kept] for name, values in each.named.items()})
-
-
-def _sums_of_each(each: Arrays) -> Iterator[ClassSums]:
-    for counts, sums, second in zip(each["counts"], each["sums"], each["second"], strict=True):
-        yield ClassSums(counts, sums, from_upper_triangles(second))
 
 
 def _kept(totals: ClassSums, answered: Tensor) -> Arrays:

@@ -14,11 +14,13 @@ import torch
 
 from flcore.config import Config
 from flcore.engine.client_data import ClientData
+from flcore.engine.cohort import select_cohort
 from flcore.errors import ConfigError
 from flcore.evaluation.forward import Forward
 from flcore.messages import Arrays, Weights
 from flcore.methods.patch_sums import ASSIGNED, DICTIONARY, FILTERS, PATCH_MOMENTS, WHITENING
-from flcore.methods.protolda import EACH, HEAD, OWN, STATISTICS, TOTALS, ProtoLDA
+from flcore.methods.protolda import HEAD, OWN, STATISTICS, TOTALS, ProtoLDA
+from flcore.methods.sums_by_client import EACH
 from flcore.methods.vocabulary import MODEL, Exchange, Replies, Turn
 from flcore.prototypes.dictionary import PatchMoments, whitening
 from flcore.prototypes.discriminant import ClassSums, class_sums, discriminant, reweighted
@@ -179,6 +181,17 @@ def test_everybody_answers_once_whoever_is_sampled(lab: Any, tmp_path: Path) -> 
     counted = [{**record["bytes_up"], **record["bytes_down"]} for record in run.history]
     after = [{kind: costs[kind] for kind in kinds} for costs in counted[first - 1 :]]
     assert len(after) > 1 and all(costs == after[0] for costs in after)
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_without_a_first_cohort_there_is_no_dictionary(lab: Any, rounds: int, tmp_path: Path) -> None:
+    """Of seed 1 the one client of round 1 drops out: a run of one round stops too, before a head is delivered."""
+    federation = {"rounds": rounds, "participation": 0.25, "dropout": 0.5}
+    experiment = lab.experiment(seed=1, model=lab.model_of("protolda"), method__name="protolda", federation=federation)
+    assert select_cohort(experiment, 1).trainers == ()
+    cure = r"left nobody in round 1, whose cohort \(here of 1\) .*; lower dropout, or raise participation$"
+    with pytest.raises(ConfigError, match=cure):
+        lab.run(experiment, tmp_path / "run")
 
 
 def test_who_fails_may_answer_later(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
