@@ -199,8 +199,10 @@ def reweighted(bias: Tensor, before: Tensor, after: Tensor) -> Tensor:
     """A discriminant's biases with other class shares: b + log π' − log π; classes without a share never win.
 
     Args:
-        bias: [C]. before: counts that it was made with, [C]. after: counts to answer by, [C].
+        bias: [C]. before: counts that it was made with, [C]. after: counts to answer by, [C], maybe of a record on
+            another device (a client's memory, beside what the server holds).
     """
+    after = after.to(before.device)
     held = (before > 0) & (after > 0)
     shift = (after / after.sum()).log() - (before / before.sum()).log()
     return torch.where(held, bias + shift.to(bias.dtype), NEVER)

@@ -28,6 +28,9 @@ CASES = {
         **{"name": "fedpg", "proto_init": "random", "proto_lr": 1e-4, "virtual_dtype": "uint8", "support": 4},
     },
     "fedproto, nearest": {"name": "fedproto", "inference": "prototypes"},
+    **{f"protolda, {own}": {"name": "protolda", "personal": own, "forget": [2]} for own in ("shares", "mixture")},
+    **{f"{name}, noisy": {"name": name, "noise_multiplier": 0.1} for name in ("protolda", "protolda_blocks")},
+    "protolda, balanced and by cross-validation": {"name": "protolda", "balance": True, "shrinkage": None},
 }
 
 
