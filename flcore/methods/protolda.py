@@ -251,7 +251,7 @@ class ProtoLDA(PatchSums):
             new.append((client, statistics))
         totals = added((unpacked(own.named, classes) for _, own in new), totals)
         pairs = torch.tensor(answered, dtype=torch.int64).reshape(-1, 2)
-        if self.personal == "mixture":
+        if self.personal == "mixture" and new:
             server |= {EACH: joined(server, ((client, unpacked(own.named, classes)) for client, own in new))}
         after, facts = self._solved(server, totals, pairs, exchange.setting)
         return after, {**facts, "repeated_answers": float(repeated)} if repeated else facts

@@ -459,6 +459,8 @@ def test_who_has_too_little_of_every_class_tells_nothing(lab: Any, tmp_path: Pat
     run = lab.run(tiny(lab, partition, min_count=2), tmp_path / "run")
     assert [client for client, _ in run.state.server[TOTALS]["answered"].tolist()] == [1, 2]
     assert run.state.server[TOTALS]["counts"].sum() == 239
+    nobody = lab.run(tiny(lab, partition, min_count=1000, personal="mixture"), tmp_path / "nobody")
+    assert nobody.history[-1]["server"]["answers"] == 0 and EACH not in nobody.state.server
 
 
 def test_sums_of_a_stream_forget_nothing(lab: Any, tmp_path: Path) -> None:
