@@ -48,6 +48,7 @@ from flcore.params import Search, param
 from flcore.prototypes.discriminant import (
     GRID,
     ClassSums,
+    Linear,
     added,
     class_sums,
     cross_validated,
@@ -272,12 +273,16 @@ class ProtoLDA(PatchSums):
         if float(totals.counts.sum()) > 0:
             shrinkage = cross_validated(totals, GRID) if self.shrinkage is None else self.shrinkage
             facts["shrinkage"] = shrinkage
-            weight, bias = (discriminant if self.head == "discriminant" else ridge)(totals, shrinkage)
+            weight, bias = self._head(totals, shrinkage)
             head = {"head.weight": weight.float(), "head.bias": bias.float()}
             model = Weights({**setting.initial.params, **server[FILTERS].params, **head})
             if EACH in server:
                 server |= {EACH: self._with_heads(server[EACH], totals, shrinkage)}
         return server | {MODEL: model, TOTALS: _kept(totals, pairs)}, facts
+
+    def _head(self, totals: ClassSums, shrinkage: float) -> Linear:
+        solve = discriminant if self.head == "discriminant" else ridge
+        return solve(totals, shrinkage, noisy=self.noise_multiplier > 0)
 
     def _with_heads(self, each: Arrays, totals: ClassSums, shrinkage: float) -> Arrays:
         """With the head of each client: of everybody's sums and κ times its own, with the client's own class shares."""
@@ -285,7 +290,7 @@ class ProtoLDA(PatchSums):
         for own in sums_of_each(each):
             weight = self.own_weight
             mixed = totals + ClassSums(weight * own.counts, weight * own.sums, weight * own.second)
-            solved, bias = (discriminant if self.head == "discriminant" else ridge)(mixed, shrinkage)
+            solved, bias = self._head(mixed, shrinkage)
             heads.append((solved.float(), reweighted(bias, mixed.counts, own.counts).float()))
         weights, biases = (torch.stack(list(part)) for part in zip(*heads, strict=True))
         return Arrays({**each.named, "weight": weights, "bias": biases})

@@ -172,7 +172,8 @@ class ProtoLDABlocks(PatchSums):
         scale = torch.where(margins.scale.isinf(), 0.0, margins.scale).unsqueeze(1)
         basis = torch.cat([before["basis"], vectors * scale], 1)
         products = torch.cat([before["products"], standardised_products(vectors, summed, margins)], 1)
-        solution, residual = solved(basis, products, margins, self.shrinkage)
+        noisy = self.noise_multiplier > 0
+        solution, residual = solved(basis, products, margins, self.shrinkage, noisy=noisy)
         first = float(before["first"])
         block = self._sent(directions(next_block(basis, residual, first), margins))
         weight, bias = head(solution, margins)

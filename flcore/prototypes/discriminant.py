@@ -127,16 +127,16 @@ def class_sums(features: Tensor, labels: Tensor, num_classes: int, weights: Tens
     return ClassSums(counts, sums, weighted.mT @ rows)
 
 
-def discriminant(totals: ClassSums, shrinkage: float) -> Linear:
+def discriminant(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> Linear:
     """Fisher's linear discriminant with one covariance for all classes (protolda.md section 3).
 
     With standardised features, class means μ_c, shares π_c and the covariance S_w within classes:
-    w_c = (S_w + λI)⁻¹ μ_c and b_c = −μ_c·w_c/2 + log π_c. Negative eigenvalues of S_w, which noise may leave, count as
-    0.
+    w_c = (S_w + λI)⁻¹ μ_c and b_c = −μ_c·w_c/2 + log π_c.
 
     Args:
         totals: of at least one sample.
         shrinkage: λ > 0.
+        noisy: whether there is noise in them: negative eigenvalues of S_w, which it may leave, then count as 0.
 
     Returns:
         The head for features as they are; classes without samples have zero weights and the bias :data:`NEVER`.
@@ -144,7 +144,7 @@ def discriminant(totals: ClassSums, shrinkage: float) -> Linear:
     margins = totals.margins
     means = margins.class_means
     within = totals.covariance - (margins.shares.unsqueeze(1) * means).mT @ means
-    return head(_solved(within, shrinkage, means.mT), margins)
+    return head(_solved(within, shrinkage, means.mT, noisy=noisy), margins)
 
 
 def head(solution: Tensor, margins: Margins) -> Linear:
@@ -154,17 +154,18 @@ def head(solution: Tensor, margins: Margins) -> Linear:
     return _unfolded(weight, torch.where(margins.held, bias, NEVER), margins)
 
 
-def ridge(totals: ClassSums, shrinkage: float) -> Linear:
+def ridge(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> Linear:
     """Regression on the classes' indicators: (T + λI)⁻¹ cov(z, y) for standardised features z, and the shares.
 
     Args:
-        totals: of at least one sample. shrinkage: λ > 0.
+        totals: of at least one sample. shrinkage: λ > 0. noisy: as of :func:`discriminant`, for T.
 
     Returns:
         As :func:`discriminant`.
     """
     margins = totals.margins
-    directions = _solved(totals.covariance, shrinkage, (margins.shares.unsqueeze(1) * margins.class_means).mT).mT
+    joint = (margins.shares.unsqueeze(1) * margins.class_means).mT
+    directions = _solved(totals.covariance, shrinkage, joint, noisy=noisy).mT
     return _unfolded(directions, torch.where(margins.held, margins.shares, NEVER), margins)
 
 
@@ -208,11 +209,16 @@ def reweighted(bias: Tensor, before: Tensor, after: Tensor) -> Tensor:
     return torch.where(held, bias + shift.to(bias.dtype), NEVER)
 
 
-def _solved(matrix: Tensor, shrinkage: float, right: Tensor) -> Tensor:
-    """(A + λI)⁻¹ B for a symmetric A [D, D] whose negative eigenvalues count as 0, and B [D, C]."""
-    factor, failed = torch.linalg.cholesky_ex(matrix + shrinkage * torch.eye(len(matrix), dtype=matrix.dtype))
-    if not failed:
-        return torch.cholesky_solve(right, factor)
+def _solved(matrix: Tensor, shrinkage: float, right: Tensor, *, noisy: bool) -> Tensor:
+    """(A + λI)⁻¹ B for a symmetric A [D, D] and B [D, C]; negative eigenvalues of A count as 0.
+
+    Those of sums without noise are of the size of rounding: they are looked for where A + λI has no Cholesky factor.
+    With noise one may be just above −λ, whose inverse is as large as it likes.
+    """
+    if not noisy:
+        factor, failed = torch.linalg.cholesky_ex(matrix + shrinkage * torch.eye(len(matrix), dtype=matrix.dtype))
+        if not failed:
+            return torch.cholesky_solve(right, factor)
     values, vectors = torch.linalg.eigh(matrix)
     return vectors @ ((vectors.mT @ right) / (values.clamp_min(0) + shrinkage).unsqueeze(1))
 
@@ -232,7 +238,8 @@ def packed(sums: ClassSums, wire: Wire, *, every: bool = False) -> dict[str, Ten
     ``float64``: its upper triangle. Else the second moment about the client's own mean, whose features no longer all
     point the same way: variances float32 [D] and either correlations (the triangle without its diagonal, float32 or
     float16) or, as ``int8``, the rows of its Cholesky factor, each by its largest entry. Entries rounded one by one to
-    8 bits would leave a sum that is not positive definite; a factor's product always is.
+    8 bits would leave a sum that is not positive definite; a factor's product always is. Where noise has left no
+    correlations at all (entries beyond 1) the factor is of the nearest ones without negative eigenvalues.
 
     Args:
         sums: of at least one sample.
@@ -255,7 +262,7 @@ def packed(sums: ClassSums, wire: Wire, *, every: bool = False) -> dict[str, Ten
     correlations = about / torch.outer(scale, scale)
     common |= {"sums": rounded, "variances": variances.float()}
     if wire == "int8":
-        rows = _factor(correlations)
+        rows = _factor(correlations, variances > 0)
         largest = rows.abs().amax(1).clamp_min(1e-30)
         steps = (rows / largest.unsqueeze(1) * 127).round().to(torch.int8)
         return {**common, "factor": _lower(steps), "scales": (largest / 127).float()}
@@ -293,14 +300,21 @@ def added(parts: Iterable[ClassSums], start: ClassSums) -> ClassSums:
     return ClassSums(counts, sums, second)
 
 
-def _factor(correlations: Tensor) -> Tensor:
-    """A lower Cholesky factor of a matrix that may lack full rank, by the least jitter that gives one."""
+def _factor(correlations: Tensor, varies: Tensor) -> Tensor:
+    """A lower Cholesky factor of correlations [D, D] that may lack full rank, by the least jitter that gives one.
+
+    Noise may leave a matrix that none does: then one of it without negative eigenvalues, scaled to a diagonal of 1
+    again. Features without a variance (``varies``, bool [D]), whose rows nobody reads, play no part in it.
+    """
     unit = torch.eye(len(correlations), dtype=correlations.dtype)
     for jitter in (0.0, 1e-8, 1e-6, 1e-4, 1e-2):
         factor, failed = torch.linalg.cholesky_ex(correlations + jitter * unit)
         if not failed:
-            break
-    return factor
+            return factor
+    values, vectors = torch.linalg.eigh(torch.where(varies.unsqueeze(1) & varies, correlations, unit))
+    # A root M of the matrix, M Mᵀ, and with Mᵀ = Q R also Rᵀ R.
+    lower = torch.linalg.qr((vectors * values.clamp_min(0).sqrt()).mT).R.mT
+    return lower / lower.norm(dim=1, keepdim=True).clamp_min(1e-30)
 
 
 def _strict_upper(matrix: Tensor) -> Tensor:

@@ -32,17 +32,28 @@ def standardised_products(vectors: Tensor, products: Tensor, margins: Margins) -
     return centred / margins.scale.unsqueeze(1)
 
 
-def solved(basis: Tensor, products: Tensor, margins: Margins, shrinkage: float) -> tuple[Tensor, Tensor]:
+def solved(
+    basis: Tensor, products: Tensor, margins: Margins, shrinkage: float, *, noisy: bool = False
+) -> tuple[Tensor, Tensor]:
     """The best X in the span of the basis, and the residual μᵀ − (S_w + λI) X, both [D, C].
 
     Args:
         basis: V, [D, m], standardised; need not be orthonormal. products: T V, [D, m].
         margins: of all clients. shrinkage: λ > 0.
+        noisy: whether there is noise in the products: negative eigenvalues of S_w in that span then count as 0. The
+            basis has to be of independent directions, as those of :func:`next_block` are.
     """
     means, shares = margins.class_means, margins.shares
     applied = products - means.mT @ (shares.unsqueeze(1) * (means @ basis)) + shrinkage * basis
     gram = basis.mT @ applied
-    coefficients = torch.linalg.lstsq((gram + gram.mT) / 2, basis.mT @ means.mT, driver="gelsd").solution
+    gram, joint = (gram + gram.mT) / 2, basis.mT @ means.mT
+    if noisy:
+        orthonormal = torch.linalg.inv(torch.linalg.qr(basis).R)  # the basis times this is
+        values, vectors = torch.linalg.eigh(orthonormal.mT @ gram @ orthonormal)
+        axes = orthonormal @ vectors
+        coefficients = axes @ ((axes.mT @ joint) / values.clamp_min(shrinkage).unsqueeze(1))
+    else:
+        coefficients = torch.linalg.lstsq(gram, joint, driver="gelsd").solution
     return basis @ coefficients, means.mT - applied @ coefficients
 
 

@@ -135,6 +135,22 @@ def test_a_moment_that_noise_made_indefinite_is_solved_all_the_same() -> None:
     assert torch.isfinite(weight).all() and torch.isfinite(bias).all()
 
 
+def test_eigenvalues_that_noise_made_negative_count_as_nothing() -> None:
+    """Variances 1 and a covariance of 1.45, which noise alone can be: eigenvalues 2.45 and, along (1, −1), −0.45.
+
+    Class means ±0.1·(1, −1) lie along the second. With λ = 0.5 ridge divides half of them by 0 + 0.5, not by 0.05:
+    0.1. Within classes it is −0.45 − 2·0.1² = −0.47, and w = 0.1/0.5 = 0.2; b = log ½ − 2·0.1·0.2/2.
+    """
+    means, covariance = torch.tensor([[0.1, -0.1], [-0.1, 0.1]]), torch.tensor([[1, 1.45], [1.45, 1]])
+    totals = ClassSums(torch.ones(2).double(), means.double(), 2 * covariance.double())
+    weight, bias = ridge(totals, 0.5, noisy=True)
+    torch.testing.assert_close(weight, means.double())
+    assert bias.tolist() == [0.5, 0.5]
+    weight, bias = discriminant(totals, 0.5, noisy=True)
+    torch.testing.assert_close(weight, 2 * means.double())
+    assert bias.tolist() == pytest.approx([math.log(0.5) - 0.02] * 2)
+
+
 def test_other_class_shares() -> None:
     """log ¾ − log ½ and log ¼ − log ½; a class that the client never saw, or nobody told of, does not answer."""
     bias = torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -213,6 +229,18 @@ def test_a_factor_of_eight_bits_stays_positive() -> None:
         mean = found.sums.sum(0) / 4
         about = found.second - 4 * torch.outer(mean, mean)
         assert float(torch.linalg.eigvalsh(about).min()) > -0.05 * float(about.diagonal().max())
+
+
+def test_what_noise_left_without_a_factor_arrives_as_its_nearest() -> None:
+    """Variances 1, 4 and −1 (which is sent as 0), n = 1 about the mean 0; covariances 4 of the first two, 3 and 5.
+
+    The correlation 4/(1·2) = 2 has the eigenvalues 3 and −1: of the first alone 1.5 remains everywhere, and on a
+    diagonal of 1 the correlation 1. So 2 of the covariance arrives; of the third feature nothing.
+    """
+    second = torch.tensor([[1.0, 4, 3], [4, 4, 5], [3, 5, -1]]).double()
+    sums = ClassSums(torch.ones(1).double(), torch.zeros(1, 3).double(), second)
+    found = unpacked(packed(sums, "int8"), 1).second
+    torch.testing.assert_close(found, torch.tensor([[1.0, 2, 0], [2, 4, 0], [0, 0, 0]]).double())
 
 
 def test_one_sample_has_no_correlations() -> None:

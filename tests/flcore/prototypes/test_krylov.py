@@ -77,3 +77,27 @@ def test_nothing_is_asked_for_twice() -> None:
     block = next_block(torch.zeros(12, 0, dtype=torch.float64), margins.class_means.mT, 1.0)
     assert block.shape == (12, 2)  # three means around their mean
     assert next_block(block, block @ torch.ones(2, 3, dtype=torch.float64), 1.0).shape == (12, 0)
+
+
+def test_eigenvalues_that_noise_made_negative_count_as_nothing() -> None:
+    """Class means ±0.1·(1, −1), along which T has −0.45 and S_w −0.47 (test_discriminant.py): 0.1/0.5, not 0.1/0.03."""
+    means = torch.tensor([[0.1, -0.1], [-0.1, 0.1]]).double()
+    margins = Margins(torch.ones(2).double(), means, 2 * torch.ones(2).double())
+    basis = torch.tensor([[2.0], [-2.0]]).double()
+    solution, _ = solved(basis, -0.45 * basis, margins, 0.5, noisy=True)
+    torch.testing.assert_close(solution, 2 * means)
+    exact, _ = solved(basis, -0.45 * basis, margins, 0.5)
+    torch.testing.assert_close(exact, means / 0.03)
+
+
+@pytest.mark.parametrize("blocks", [1, 4, 6])
+def test_where_noise_left_nothing_negative_the_solution_is_the_same(blocks: int) -> None:
+    totals, margins = data()
+    basis, means = torch.zeros(12, 0, dtype=torch.float64), margins.class_means
+    for seed in range(blocks):
+        found = torch.randn(12, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        basis = torch.cat([basis, next_block(basis, found, 1.0)], 1)
+    products = standardised_products(directions(basis, margins), totals.second @ directions(basis, margins), margins)
+    plain, noisy = (solved(basis, products, margins, 0.01, noisy=noisy)[0] for noisy in (False, True))
+    torch.testing.assert_close(plain, noisy, rtol=1e-7, atol=1e-7)
+    assert plain.shape == means.mT.shape
