@@ -227,6 +227,12 @@ def _check(assignment: Assignment, num_clients: int, total: int, test_total: int
     for client, own in enumerate(assignment.clients):
         if len(own) == 0:
             raise DataError(f"client {client:04d} has no training samples; use fewer clients or more data")
+        for task, part in enumerate([] if assignment.tasks is None else assignment.tasks[client]):
+            if len(part) == 0:
+                raise DataError(
+                    f"client {client:04d}, task {task:02d} has no training samples, and each task is trained on; use "
+                    "fewer tasks, or give it some"
+                )
         _check_indices(own, total, f"client {client:04d}")
         owners[own] += 1
     held_out = assignment.held_out

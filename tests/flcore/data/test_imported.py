@@ -105,6 +105,10 @@ def two(**first: Any) -> dict[str, Any]:
             {"clients": [{"train": [0, 1], "tasks": [[0], [1]]}, {"train": [2], "tasks": [[2]]}]},
             "client 1 has 1 tasks",
         ),
+        (
+            {"clients": [{"train": [2, 3], "tasks": [[2], [3]]}, {"train": [0, 1], "tasks": [[0, 1], []]}]},
+            "client 0001, task 01 has no training samples, and each task is trained on; use fewer tasks",
+        ),
     ],
 )
 def test_what_is_refused(content: Any, words: str, data: Dataset, tmp_path: Path) -> None:
