@@ -65,13 +65,13 @@ def clip_by_class(vectors: torch.Tensor, senders: torch.Tensor, how: Aggregation
     Args:
         vectors: a row per client and class.
         senders: bool ``[m, K]``, which of them were sent.
-        how: with ``prototype_clip``, a number or ``median``: of the norms of the class's senders.
+        how: with ``prototype_clip``, a number or ``median``: of the norms of the class's senders; it may be 0.
     """
     clipped = vectors.clone()
     for label in senders.any(dim=0).nonzero().flatten().tolist():
         own = vectors[senders[:, label], label]
         bound = how.prototype_clip
         limit = float(np.median(own.double().norm(dim=1))) if bound == "median" else float(bound or 0)
-        if limit > 0:
-            clipped[senders[:, label], label] = clip_to_norm(own, limit)
+        # A median of 0 leaves nothing of anybody, as for weights.
+        clipped[senders[:, label], label] = clip_to_norm(own, limit) if limit > 0 else torch.zeros_like(own)
     return clipped

@@ -69,6 +69,14 @@ def test_clipped_to_the_median_norm_of_the_class() -> None:
     assert facts == {"clipped_prototypes": 2}
 
 
+def test_clipped_to_a_median_norm_of_nothing() -> None:
+    """Norms 0, 0 and 500: the median is 0, and nothing of the third is left. Two of 0 and 500 have a median of 250."""
+    uploads = {0: rows((0.0, 0.0), (0.0, 0.0)), 1: rows((0.0, 0.0), (300.0, 400.0)), 2: rows((300.0, 400.0), None)}
+    fused, facts = fold_prototypes(uploads, rows((9.0, 9.0), (9.0, 9.0)), None, Aggregation(prototype_clip="median"))
+    assert fused.means.flatten().tolist() == pytest.approx([0, 0, 75, 100])
+    assert facts == {"clipped_prototypes": 2}
+
+
 def test_the_mean_of_clipped_ones_weighs_as_the_method_does() -> None:
     """(3 + 0 + 0 - 97·3)/100 and (4 + 1 + 5 + 97·4)/100."""
     assert fold(COUNTS, prototype_clip=5.0)[0][0] == pytest.approx([-2.88, 3.98])
