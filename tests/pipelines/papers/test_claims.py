@@ -11,7 +11,8 @@ import pytest
 
 from flcore.errors import ConfigError
 from pipelines.papers.catalogue import PAPERS, table_named
-from pipelines.papers.claims import Claim, claims, claims_of, judge, markdown
+from pipelines.papers.claim_files import Claim, claims, claims_of
+from pipelines.papers.claims import judge, markdown
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import TableResults, results
 from pipelines.runs.record import Pair

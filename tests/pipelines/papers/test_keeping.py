@@ -17,7 +17,8 @@ from pipelines.cli.app import main
 from pipelines.execution.bodies import comparison_runs
 from pipelines.papers import keeping
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.claims import claims, judged
+from pipelines.papers.claim_files import claims
+from pipelines.papers.claims import judged
 from pipelines.papers.keeping import keep, kept_tables, outdated, read_kept
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import results, write
