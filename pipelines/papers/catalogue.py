@@ -25,9 +25,9 @@ One YAML file per table or figure in ``tables/``, of this form::
       - {row: moon, column: mnist_0.1, why: the paper does not say which model}    # either may be left out
     notes: [...]
 
-A metric is a dotted name of a run's ``metrics.json``; ``timing.<...>`` is one of its ``timing.json``,
-``timing.ideal_seconds_per_round`` a mean over rounds without evaluation, ``analyses.<name>.<...>`` one of its analyses
-(:func:`pipelines.papers.figures_of_a_run.figures`), and ``formula.<name>`` what a formula says of it.
+A metric is a dotted name of a run's ``metrics.json``; ``timing.<...>``, ``analyses.<name>.<...>``,
+``history.<round>.<...>`` and ``rounds_to_target.<...>`` are read from its other files, and ``formula.<name>`` is what a
+formula says of it (:func:`pipelines.papers.figures_of_a_run.figure`).
 
 A cell's configuration is the common keys, then the column's, then the row's, then the cell's own. Columns of which all
 these are the same are read from the same runs.

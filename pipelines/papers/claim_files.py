@@ -8,17 +8,25 @@ A file of ``claims/`` is a list of entries::
       table: fedpa.table2
       column: [mnist_0.1, mnist_1]
       better: fedpa
-      than: [fedavg, fedgen]
+      than: [fedavg, fedgen]       # may be left out: the figure itself is claimed to be above ``by``
       by: 0            # points of the table's unit that it is ahead by, at least; 0 where nothing is said
+      times: 1         # how often better's figure goes into than's if less is better, and than's into better's if more
       lower: false     # whether less of the figure is better
+      than_column: {mnist_0.1: mnist_1}    # where than stands, if not in better's column
+      wider_than: {mnist_0.1: mnist_1}     # the lead is above the same rows' lead in this column by ``by``
 
-Where ``column``, ``better`` or ``than`` is a list, the entry is a claim for each, whose id has the key at its end
-(``fedpa.best.mnist_0.1.fedgen``); braces stand for titles of the table. ``by`` may be a number per column.
+Where ``column``, ``better``, ``than`` or ``wider_than`` is a list, the entry is a claim for each, whose id has the key
+at its end (``fedpa.best.mnist_0.1.fedgen``); in its place ``{mean: [mnist_0.1, mnist_1]}`` is the mean of several.
+Braces stand for titles of the table. ``by``, ``than_column`` and ``wider_than`` may be given by column.
+
+So the lead of a claim is a sum of cells with weights, and of every run's seed and division there is one:
+
+    better - than, mean(better) - than, better - 2 than, (better - than) - (better' - than') in another column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -30,31 +38,60 @@ import yaml
 from flcore.errors import ConfigError
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.results import TableResults
+from pipelines.reporting.formats import listed
 from pipelines.reporting.statistics import PairedDifference, paired_difference
 
-_KEYS = ["id", "says", "where", "table", "column", "better", "than", "by", "lower"]
-_VARYING = ("column", "better", "than")
+_NEEDED = ("id", "says", "where", "table", "column", "better")
+_KEYS = (*_NEEDED, "than", "by", "times", "lower", "than_column", "wider_than")
+
+Keys = tuple[str, ...]
+"""Rows or columns whose mean is meant; mostly one."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """That one row is better than another in a column.
+    """That one row is better than another.
 
     Attributes:
         id: such as ``fedpa.1``. says: in words. where: in the paper.
-        table, column, better, than: keys of the catalogue.
+        table, column, better, than: keys of the catalogue; of several the mean. Without ``than`` it is of one figure.
         by: the lead that is claimed, in the table's unit. lower: whether less is better.
+        times: how many times better; 2 is half of a cost, or twice a gain.
+        than_column: where ``than`` stands; empty: in ``column``.
+        wider_than: column whose lead is below this one's; empty: the lead itself is claimed.
     """
 
     id: str
     says: str
     where: str
     table: str
-    column: str
-    better: str
-    than: str
+    column: Keys
+    better: Keys
+    than: Keys = ()
     by: float = 0.0
     lower: bool = False
+    times: float = 1.0
+    than_column: Keys = ()
+    wider_than: Keys = ()
+
+    @property
+    def columns(self) -> Keys:
+        """All that it needs, each once."""
+        return tuple(dict.fromkeys((*self.column, *self.than_column, *self.wider_than)))
+
+    @property
+    def weights(self) -> Mapping[tuple[str, str], float]:
+        """By row and column, what the cells are multiplied with; their sum is the lead, above 0 also of costs."""
+        found: dict[tuple[str, str], float] = {}
+        sign, own, other = (-1.0, self.times, 1.0) if self.lower else (1.0, 1.0, self.times)
+        places = [(sign, self.column, self.than_column or self.column)]
+        if self.wider_than:
+            places.append((-sign, self.wider_than, self.wider_than))
+        for weight, column, than_column in places:
+            for factor, rows, columns in ((own, self.better, column), (-other, self.than, than_column)):
+                for place in product(rows, columns):
+                    found[place] = found.get(place, 0.0) + weight * factor / (len(rows) * len(columns))
+        return found
 
 
 @cache
@@ -83,9 +120,11 @@ def claims_of(entries: Any, place: str) -> list[Claim]:
         here = f"{place}: {entry.get('id', 'a claim') if isinstance(entry, Mapping) else entry}"
         if not isinstance(entry, Mapping) or not {*entry} <= {*_KEYS}:
             raise ConfigError(f"{here}: expected the keys {', '.join(_KEYS)}")
-        lacking = [key for key in _KEYS[:-2] if key not in entry]
+        lacking = [key for key in _NEEDED if key not in entry]
         if lacking:
             raise ConfigError(f"{here}: {', '.join(lacking)} not given")
+        if "than" not in entry and "by" not in entry:
+            raise ConfigError(f"{here}: neither than nor by is given: what is the figure of better set against?")
         found += _each(entry, here)
     ids = [claim.id for claim in found]
     twice = next((id for id in ids if ids.count(id) > 1), None)
@@ -95,32 +134,85 @@ def claims_of(entries: Any, place: str) -> list[Claim]:
 
 
 def _each(entry: Mapping[str, Any], here: str) -> Iterator[Claim]:
-    """The claims of an entry: one per column and pair of rows."""
-    table = table_named(entry["table"])
-    listed = [entry[key] if isinstance(entry[key], list) else [entry[key]] for key in _VARYING]
-    by = entry.get("by", 0.0)
-    for chosen in product(*listed):
-        column, better, than = table.column(chosen[0]), table.row(chosen[1]), table.row(chosen[2])
-        if better == than:
-            continue
-        lead = by.get(column.key) if isinstance(by, Mapping) else by
-        if isinstance(lead, bool) or not isinstance(lead, int | float):
-            raise ConfigError(f"{here}: by = {lead}: expected a number for {column.key}")
-        suffix = [key for name, key in zip(_VARYING, chosen, strict=True) if isinstance(entry[name], list)]
-        yield Claim(
-            ".".join([entry["id"], *suffix]),
-            entry["says"].format(column=column.title, better=better.title, than=than.title),
-            str(entry["where"]),
-            table.id,
-            column.key,
-            better.key,
-            than.key,
-            float(lead),
-            entry.get("lower", False) is True,
-        )
+    """The claims of an entry: one per column, pair of rows and column that its lead is set against."""
+    table, times = table_named(entry["table"]), entry.get("times", 1.0)
+    for column in _choices(entry["column"], here):
+        by = _for_column(entry, "by", column, here, 0.0)
+        for name, value in (("times", times), ("by", by)):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(f"{here}: {name} = {value}: expected a number for {_named(column)}")
+        than_column = _one(_for_column(entry, "than_column", column, here), here)
+        given = {name: entry.get(name) for name in ("column", "better", "than")}
+        given["wider_than"] = _for_column(entry, "wider_than", column, here)
+        others = [_choices(value, here) for name, value in given.items() if name != "column"]
+        for better, than, wider_than in product(*others):
+            if better == than and (than_column or column) == column:
+                continue
+            rows, columns = {"better": better, "than": than}, {"column": column, "wider_than": wider_than}
+            titles = {name: _title([table.row(key).title for key in keys]) for name, keys in rows.items()}
+            for name, keys in {**columns, "than_column": than_column}.items():
+                titles[name] = _title([table.column(key).title for key in keys])
+            chosen = {**rows, **columns}
+            suffix = [_named(chosen[name]) for name, value in given.items() if isinstance(value, list)]
+            yield Claim(
+                ".".join([entry["id"], *suffix]),
+                entry["says"].format(**titles),
+                str(entry["where"]),
+                table.id,
+                column,
+                better,
+                than,
+                float(by),
+                entry.get("lower", False) is True,
+                float(times),
+                than_column,
+                wider_than,
+            )
+
+
+def _choices(value: Any, here: str) -> list[Keys]:
+    """Of a list one each; of a single key or mean, or of nothing, one."""
+    return [_one(one, here) for one in value] if isinstance(value, list) else [_one(value, here)]
+
+
+def _one(value: Any, here: str) -> Keys:
+    """A key, those whose mean is asked for, or none."""
+    if isinstance(value, Mapping):
+        if {*value} != {"mean"} or not isinstance(value["mean"], list) or not value["mean"]:
+            raise ConfigError(f"{here}: {dict(value)}: expected mean with a list of keys")
+        return tuple(map(str, value["mean"]))
+    return () if value is None else (str(value),)
+
+
+def _for_column(entry: Mapping[str, Any], name: str, column: Keys, here: str, default: Any = None) -> Any:
+    """What an entry says, or says of a column."""
+    value = entry.get(name, default)
+    if not isinstance(value, Mapping) or "mean" in value:
+        return value
+    if _named(column) not in value:
+        raise ConfigError(f"{here}: {name} = {dict(value)}: nothing is said for {_named(column)}")
+    return value[_named(column)]
+
+
+def _named(keys: Keys) -> str:
+    return "+".join(keys)
+
+
+def _title(titles: Sequence[str]) -> str:
+    return f"the mean of {listed(titles)}" if len(titles) > 1 else "".join(titles)
 
 
 def difference_of(claim: Claim, found: TableResults) -> PairedDifference:
-    """The lead that a claim is about, by the results of its table: above 0 if it is as claimed, also of costs."""
-    better, than = (found.cells[row, claim.column].ours.by_seed for row in (claim.better, claim.than))
-    return paired_difference(than, better) if claim.lower else paired_difference(better, than)
+    """The lead that a claim is about, by the results of its table: above 0 if it is as claimed, also of costs.
+
+    Of every seed, or division and seed, of which all its cells have a figure.
+    """
+    weights = claim.weights
+    figures = {place: found.cells[place].ours.by_seed for place in weights}
+    leads = {}
+    for pair in set.intersection(*({*by_seed} for by_seed in figures.values())):
+        values = [(weights[place], by_seed[pair]) for place, by_seed in figures.items()]
+        known = [weight * value for weight, value in values if value is not None]
+        if len(known) == len(values):
+            leads[pair] = sum(known)
+    return paired_difference(leads, dict.fromkeys(leads, 0.0))

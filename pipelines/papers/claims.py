@@ -48,7 +48,7 @@ def judge(claim: Claim, found: TableResults) -> Judged:
     divisions = tuple(sorted({pair[0] for pair in pairs if isinstance(pair, tuple)}))
     if not divisions:
         table = found.plan.table
-        fixed = {**table.common, **table.column(claim.column).values}.get("partition.seed")
+        fixed = {**table.common, **table.column(claim.column[0]).values}.get("partition.seed")
         divisions = seeds if fixed is None else (fixed,)
     return Judged(claim, judgement(difference, claim.by), difference, seeds, divisions, found.plan.asked.rounds_scale)
 

@@ -1,4 +1,4 @@
-"""What a table may print of a run beside its ``metrics.json``: seconds, joules, and the distances of an analysis."""
+"""What a table may print of a run beside its ``metrics.json``: seconds, joules, rounds, distances of an analysis."""
 
 from __future__ import annotations
 
@@ -14,23 +14,36 @@ from pipelines.papers.formulas import FORMULAS, PREFIX
 from pipelines.runs.analyses import load
 from pipelines.runs.folder import read_lines
 from pipelines.runs.layout import read_json
+from pipelines.runs.record import numbers_in
 from pipelines.tuning.metrics import value_of
 
 WARM_UP = 2
 """Rounds that a duration leaves out, where there are more (evaluation.md section 4)."""
 
+TO_TARGET, SHARE = "rounds_to_target.", 0.95
+"""Rounds until a number of the records is this share of what the baseline's run ends with (``protofl compare``)."""
 
-def figure(run: Path, metric: str) -> float | None:
+HISTORY = "history."
+
+
+def figure(run: Path, metric: str, baseline: tuple[Path, str] | None = None) -> float | None:
     """A figure of a finished run, in the run's own unit; None where its method has none, or nothing measured it.
 
-    Or what a formula says of the run (`pipelines/papers/formulas.py`).
+    Or what a formula says of the run (`pipelines/papers/formulas.py`). Or a number of its history: that of a round's
+    record, ``history.5.tasks.a_glo``, or the round ``rounds_to_target.top1_global``, None where it was never reached.
 
     Args:
         run: its folder. metric: dotted name; see :func:`figures`.
+        baseline: the run of the same seed and division that a target is taken from, and its metric; None: no target.
 
     Raises:
         DataError: a file of the run is damaged.
     """
+    if metric.startswith(TO_TARGET):
+        return None if baseline is None else _rounds_to_target(_curve(run, metric), _curve(*baseline))
+    if metric.startswith(HISTORY):
+        number = metric.split(".")[1]
+        return dict(_curve(run, f"{HISTORY}{metric.removeprefix(f'{HISTORY}{number}.')}")).get(int(number))
     if metric.startswith(PREFIX):
         with suppress(DataError):  # its division is not there any more
             return FORMULAS[metric.removeprefix(PREFIX)][1](run)
@@ -64,6 +77,24 @@ def figures(run: Path, metric: str) -> dict[str, Any]:
     if root == "analyses" and files.analyses.exists():
         found["analyses"] = {one.name: _by_words(one.rows) for one in load(run)}
     return found
+
+
+def _curve(run: Path, metric: str) -> list[tuple[int, float | None]]:
+    """Evaluated rounds, oldest first, with the number of their record that follows the metric's first word."""
+    field = metric.partition(".")[2]
+    records = sorted(read_lines(RunFiles(run).history), key=lambda record: record["round"])
+    return [(record["round"], dict(numbers_in(record)).get(field)) for record in records]
+
+
+def _rounds_to_target(
+    curve: Sequence[tuple[int, float | None]], baseline: Sequence[tuple[int, float | None]]
+) -> float | None:
+    final = baseline[-1][1] if baseline else None
+    if final is None:
+        return None
+    # The tolerance keeps 0.95 * 0.8 reachable by 0.76: the product of two fractions is off by a rounding step.
+    reached = (n for n, value in curve if n >= 1 and value is not None and value >= SHARE * final - 1e-12)
+    return next(reached, None)
 
 
 def _mean_over_rounds(legs: Sequence[Mapping[str, Any]], seconds: Callable[[Mapping[str, Any]], float]) -> float | None:

@@ -103,15 +103,20 @@ def measured_runs(table: PaperTable, out: Path) -> Iterator[MeasuredRun]:
     Raises:
         DataError: a file there is damaged.
     """
+    reference = table.row(table.baseline)
     for place, document, columns in _comparisons(table, out):
+        runs: list[tuple[Row, Pair, Path]] = []
         for run in document["runs"]:
             row = table.row(run["method"])
             pair: Pair = run["seed"] if run.get("division") is None else (run["division"], run["seed"])
-            folder = place / "runs" / f"{row.method}-s{run['seed']}-{run['config_hash'][:8]}"
+            runs.append((row, pair, place / "runs" / f"{row.method}-s{run['seed']}-{run['config_hash'][:8]}"))
+        baselines = {pair: folder for row, pair, folder in runs if row.key == table.baseline}
+        for row, pair, folder in runs:
             found = {}
             for column in columns:
                 if table.why_missing(row, column) is None:  # else such as a figure that is not what the paper's is
-                    value = figure(folder, row.metrics.get(column.metric, column.metric))
+                    metric, usual = (one.metrics.get(column.metric, column.metric) for one in (row, reference))
+                    value = figure(folder, metric, (baselines[pair], usual) if pair in baselines else None)
                     found[column.key] = None if value is None else column.scale * value
             yield MeasuredRun(row.key, pair, found, columns[0].key, folder)
 

@@ -152,8 +152,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str, said: str) -> None:
 
 def test_what_was_run_here_stands_above_what_is_kept(tmp_path: Path) -> None:
     """FedPA is behind in what is kept and ahead in the folder, over three seeds each, by the same points in each."""
-    at = ("fedpa.table2", "mnist_0.1", "fedpa", "fedavg")
-    claim = next(one for one in claims() if (one.table, one.column, one.better, one.than) == at)
+    claim = next(one for one in claims() if one.id == "fedpa.best.mnist_0.1.fedavg")
     keep(leave(tmp_path / "table", {"fedavg": 95, "fedpa": 90}, seeds=(0, 1, 2)), tmp_path)
     home = leave(tmp_path / "home" / TABLE, {"fedavg": 90, "fedpa": 97}, seeds=(0, 1, 2)).parent
     places = [(None, None), (None, tmp_path), (home, None), (home, tmp_path)]
