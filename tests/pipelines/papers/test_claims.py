@@ -67,6 +67,7 @@ def test_the_papers_own_figures_bear_out_their_claims_but_for_some() -> None:
         "fedpg.less_affected.vhl",  # 56.10 - 54.82 = 1.28 < 59.67 - 57.32 = 2.35
         "fedpg.less_affected.fedprox",  # 56.10 - 52.49 = 3.61 < 59.67 - 55.67 = 4.00
         "fedpg.less_affected.ccvr",  # 56.10 - 54.20 = 1.90 < 59.67 - 57.31 = 2.36
+        "fedpg.delay_at_most.cnn",  # 28.54 - 2.11 = 26.43 > 20
         "fedpg.local_parts.n64.gt_d.lt_fa",  # 54.82 < 54.84
         "fedpg.local_parts.n64.gt_p.lt_fa",  # 53.16 < 54.84
         "fedpg.local_parts.n64.gt_p.lt_ct",  # 53.16 < 54.07
