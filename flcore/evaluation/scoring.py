@@ -198,7 +198,8 @@ class Scorer:
             ways.pop(MAIN, None)  # said of the shared images, which are all there are
         if own is not None and ways:
             images = StoredImages(self._experiment, self._data.images[rows])
-            answers = self._forward.answers(own, images, ways, server, held.to(device), (client, len(rows)))
+            name = ("client", client, len(rows))  # a range of the shared images is two numbers as well
+            answers = self._forward.answers(own, images, ways, server, held.to(device), name)
             for way, scores in answers.items():
                 found[f"{way}/correct"] = right_answers(scores, self._data.labels[rows], held)
         if request.private or (request.vote and own is not None):

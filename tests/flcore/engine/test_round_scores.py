@@ -15,7 +15,9 @@ from torch import Tensor
 from flcore.engine import round_scores
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.pool.executors import PoolExecutor
+from flcore.evaluation import forward
 from flcore.evaluation.forward import Forward
+from flcore.evaluation.scoring import Scorer
 from flcore.messages import Weights
 from flcore.methods.fedavg import FedAvg, aggregate
 from flcore.methods.vocabulary import MODEL, Before, Exchange, Leg, LocalModel, Phase, Predict, Replies, Stage
@@ -60,6 +62,42 @@ def test_little_is_scored_where_it_is(lab: Any, tmp_path: Path, monkeypatch: pyt
 
 
 # ---- each model encodes each image once --------------------------------------------------------------------------
+
+
+def test_no_more_than_so_many_encoders_are_kept(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GFPL's clients each have one: there is room for one of four, or for none; figures are as with room for all."""
+    settings = {"name": "gfpl", "interval": 1, "first_exchange": 0}
+    experiment = lab.experiment(method=settings, model={"name": "fedcspc_cnn"}, federation__rounds=2)
+    encoder = [value for name, value in experiment.setting.initial.values.items() if name.startswith("encoder.")]
+    size = sum(tensor.nbytes for tensor in encoder)
+    kept: list[int] = []
+    keep = Forward._keep
+
+    def counted(self: Any, *arguments: Any) -> None:
+        keep(self, *arguments)
+        kept.append(len(self._encoded))
+
+    monkeypatch.setattr(Forward, "_keep", counted)
+    whole = lab.run(experiment, tmp_path / "whole").history
+    assert max(kept) == 4
+    for room, most in ((2 * size - 1, 1), (size - 1, 0)):
+        kept.clear()
+        monkeypatch.setattr(forward, "MOST_KEPT", room)
+        assert lab.run(experiment, tmp_path / str(room)).history == whole
+        assert max(kept) == most
+
+
+def test_blocks_of_one_encoder_count_it_once(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 images for everybody in blocks of ten: six ranges and one encoder, in less room than two encoders take."""
+    experiment = lab.experiment(
+        method={"name": "ccvr", "epochs": 1, "per_class": 2}, model={"name": "fedcspc_cnn"}, evaluation__batch_size=10
+    )
+    values = experiment.setting.initial.values
+    size = sum(tensor.nbytes for name, tensor in values.items() if name.startswith("encoder."))
+    monkeypatch.setattr(forward, "MOST_KEPT", 2 * size - 1)
+    scorer = Scorer(experiment)
+    scorer.score(Record(experiment.method.start_server(experiment.setting)), lambda client: Record())
+    assert list(scorer._forward._encoded) == [(start, start + 10) for start in range(0, 60, 10)]
 
 
 @pytest.mark.parametrize(("method", "ways"), [("gfpl", 4), ("fedcspc", 3)])
@@ -107,8 +145,6 @@ def test_memories_are_read_only_where_a_client_has_its_own_model(lab: Any, tmp_p
     experiment = lab.experiment(method__name="moon", federation__rounds=1)
     run = lab.run(experiment, tmp_path / "run")
     assert run.state.memories
-    from flcore.evaluation.scoring import Scorer
-
     asked: list[int] = []
     Scorer(experiment).score(run.state.server, lambda client: asked.append(client) or Record())  # type: ignore[func-returns-value]
     assert asked == []
