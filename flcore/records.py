@@ -130,18 +130,6 @@ def on_device(record: Payloads, device: str) -> Record:
     )
 
 
-def payload_of(cls: type[P], record: Payloads, name: str) -> P:
-    """The payload ``name`` of a record, which must be a ``cls``.
-
-    Raises:
-        KeyError: the record has no such payload. TypeError: it is of another type.
-    """
-    payload = record[name]
-    if not isinstance(payload, cls):
-        raise TypeError(f"{name!r} is {payload.type_name}, expected {cls.type_name}")
-    return payload
-
-
 def measure(record: Payloads) -> dict[str, Size]:
     """Cost of a message by kind (the record's names, and ``<name>_buffers`` for BatchNorm statistics)."""
     return {str(name) + suffix: size for name, payload in record.items() for suffix, size in payload.sizes().items()}

@@ -1,4 +1,9 @@
-"""One file per method, and what they share: `base`, `vocabulary`, `on_top`, `server_training`, `class_prototypes`."""
+"""One file per method, and what several share.
+
+All of them: `base` and `vocabulary`; `updates` (steps), `server_training`, `preset` (the authors' choices). Kinds of
+them: `on_top` (of another method), `class_prototypes`, `feature_generator`, `image_generator`, `virtual_images`,
+`patch_sums`.
+"""
 
 from flcore.methods.base import Method
 from flcore.methods.registry import METHODS

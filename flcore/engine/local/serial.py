@@ -36,7 +36,8 @@ from flcore.optim import clip_gradients
 from flcore.prototypes.class_means import class_sums
 
 Tables = Mapping[str, Sequence[Tensor]]
-"""What frozen models say of every sample: by name and client of the stack, [n_k, ...] on the device."""
+"""What is known of every sample, by name and client of the stack, [n_k, ...] on the device: what the client remembers
+of it (:meth:`flcore.methods.base.Method.tables`), and what frozen models say of it."""
 
 
 @dataclass(frozen=True)
