@@ -23,10 +23,10 @@ in every mini-batch (Algorithm 2's indentation). Components: min(n, N/2), at lea
 variances (scikit-learn's ``reg_covar``). Components of a class weigh π·N over clients (``use_counts``; without it
 nobody tells how many samples it has), normalised over the class at the end; of a merged covariance the diagonal is
 kept. ``retrain_source: own`` draws from the client's own mixtures, and nothing is sent at all. Where there is nothing
-to draw from the retraining changes nothing. It takes fresh SGD at ``retrain_lr`` with ``retrain_momentum``, whatever
-trains on images; without a rate of its own it is optimised as ``local`` says, which in the paper is the same.
-ImageNet weights (``pretrained``) are a matter of the model, not of the method. Without ``use_ce`` the dot regression is
-all that is minimised (Fig. 2a and c); the linear head stays as it began, and the frame has to answer.
+to draw from the retraining has no steps. It takes fresh SGD at ``retrain_lr`` with ``retrain_momentum``, whatever
+trains on images; without that rate it is optimised as ``local`` says, which in the paper is the same. ImageNet weights
+are a matter of the model (``pretrained``). Without ``use_ce`` the dot regression is all that is minimised (Fig. 2a and
+c); the linear head stays as it began, and the frame has to answer.
 
 Traffic per exchange, d the feature's length: up n·(2d + 1) scalars per (client, class), 404 for n = 4 and d = 50; down
 the same per fused component, to every client. The paper counts the way up alone (``scalars_up``), over S_T rounds.
@@ -222,20 +222,16 @@ class GFPL(ReleasesVectors, Method):
         return server.only(MIXTURES) if exchange.leg == RETRAIN_LEG else {}
 
     def context(self, turn: Turn) -> Context:
-        """The frame; for the retraining the pseudo-features and 1, or 0 where there are none, a factor of the loss."""
+        """The frame; for the retraining the pseudo-features, of which there may be none."""
         device = turn.setting.device
         context: dict[str, Context | Tensor] = {"frame": self.frame(turn.setting).to(device)} if self.dual else {}
         if turn.leg != RETRAIN_LEG:
             return context
-        mixtures = self.retraining_mixtures(turn)
-        if mixtures:
+        inputs, labels = torch.zeros(0, turn.setting.feature_dim), torch.zeros(0, dtype=torch.int64)
+        if mixtures := self.retraining_mixtures(turn):
             stream = turn.stream("pseudo-features")
             inputs, labels = sample_classes(mixtures, self.samples_per_class, stream, clip_nonnegative=self.clip_nonneg)
-        else:
-            inputs, labels = torch.zeros(1, turn.setting.feature_dim), torch.zeros(1, dtype=torch.int64)
-        pseudo = {"inputs": inputs.to(device), "labels": labels.to(device)}
-        factor = torch.tensor(1.0 if mixtures else 0.0, device=device)
-        return {**context, "pseudo": pseudo, "factor": factor}
+        return {**context, "pseudo": {"inputs": inputs.to(device), "labels": labels.to(device)}}
 
     def retraining_mixtures(self, turn: Turn) -> dict[int, Mixture]:
         """What a client draws from, by class."""
@@ -252,7 +248,7 @@ class GFPL(ReleasesVectors, Method):
     def retrain_loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """L on pseudo-features."""
         terms = self.both_heads(model, batch.images, batch, context)
-        return {f"retrain_{name}": context["factor"] * term for name, term in terms.items()}
+        return {f"retrain_{name}": term for name, term in terms.items()}
 
     def both_heads(self, model: LocalModel, features: Tensor, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Cross-entropy of the linear head and, with a second head, its dot regression."""

@@ -37,10 +37,10 @@ class StackedBatches:
         self._device = device
         self.steps = len(tapes[0])
         sizes = [list(tape.sizes) + [0] * (self.steps - len(tape)) for tape in tapes]
-        self._sizes = torch.tensor(sizes, dtype=torch.int64).reshape(len(tapes), -1)
+        self._sizes = torch.tensor(sizes, dtype=torch.int64).reshape(len(tapes), self.steps)
         self._noted_from = torch.tensor([tape.noted_from for tape in tapes])
         numbers = [list(tape.pass_numbers) + [0] * (self.steps - len(tape)) for tape in tapes]
-        self._pass_numbers = torch.tensor(numbers, dtype=torch.int64).reshape(len(tapes), -1).to(self._device)
+        self._pass_numbers = torch.tensor(numbers, dtype=torch.int64).reshape(len(tapes), self.steps).to(self._device)
         self.passes = 1 + max((tape.pass_numbers[-1] for tape in tapes if len(tape)), default=-1)
 
         def together(parts: Sequence[Tensor]) -> Tensor:

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flcore.engine.client import TurnRunner
+from flcore.engine.local.compiled import CompiledTrainer
+from flcore.engine.local.program import DirectMaker
 from flcore.errors import ConfigError
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays, Mixtures, Size, Weights
@@ -426,7 +428,7 @@ def test_where_there_is_nothing_to_draw_from_the_retraining_changes_nothing(lab:
     experiment = toy(lab, [[0, 4]], [1], [[0]], method=EXCHANGING)
     reply, memory = lab.train(experiment, leg=1, server={})
     assert same(memory["model"], experiment.setting.initial)
-    assert reply.losses == {"retrain_cross_entropy": 0.0, "retrain_dot_regression": 0.0}
+    assert (reply.losses, reply.steps) == ({}, 0)
 
 
 # ---- what is withheld, clipped and noisy --------------------------------------------------------------------------
@@ -447,12 +449,13 @@ def test_small_classes_are_withheld(lab: Any, tmp_path: Path) -> None:
         assert found.classes.tolist() == classes
         assert found.counts is not None and found.counts.tolist() == [3, 1][: len(classes)]
         assert found.means.shape == (len(classes), 2)
-    run = lab.run(lab.experiment(method={**EXCHANGING, "min_count": 1000}), tmp_path / "nobody")
-    without = lab.run(lab.experiment(method={**EXCHANGING, "use_pfg": False}), tmp_path / "without")
+    decaying = {"lr": 0.1, "weight_decay": 0.1}
+    run = lab.run(lab.experiment(method={**EXCHANGING, "min_count": 1000}, local=decaying), tmp_path / "nobody")
+    without = lab.run(lab.experiment(method={**EXCHANGING, "use_pfg": False}, local=decaying), tmp_path / "without")
     assert run.history[-1]["server"] == {"components_uploaded": 0, "components": 0, "classes": 0}
     assert sum(run.history[-1]["bytes_up"].values()) == sum(run.history[-1]["bytes_down"].values()) == 0
     assert all(same(run.memory(client)["model"], without.memory(client)["model"]) for client in range(4))
-    assert run.state.steps > without.state.steps  # it was carried out, with a factor of 0
+    assert run.state.steps == without.state.steps
 
 
 def test_own_mixtures_are_not_withheld(lab: Any) -> None:
@@ -598,6 +601,36 @@ def test_retraining_of_a_stack(lab: Any, classes: str) -> None:
             assert torch.allclose(other_memory["model"].values[name], value, atol=far), name
             moves = name.startswith(("head.", "extra.projection."))
             assert torch.equal(value, before[name]) != moves, name  # fact 9: the body to the bit
+
+
+ENGINES = {
+    "serial": {},
+    "stacked": {"engine__stack": True},
+    "compiled": {"engine__compile": "default"},
+    "compiled stack": {"engine__stack": True, "engine__compile": "default"},
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("holders", [(1, 2), ()])
+def test_who_has_nothing_to_draw_from_takes_no_step(lab: Any, engine: str, holders: tuple[int, ...]) -> None:
+    """Not even one of weight decay, beside clients that retrain: 16 pseudo-features of one class, in a mini-batch."""
+    method = {**EXCHANGING, "retrain_source": "own"}
+    local = {"lr": 0.1, "batch_size": 16, "weight_decay": 0.1}
+    experiment = lab.experiment(method=method, model={"name": "fedproto_cnn"}, local=local, **ENGINES[engine])
+    dim = experiment.setting.feature_dim
+    own = packed({0: Mixture(torch.ones(1), torch.ones(1, dim), torch.ones(1, dim))}, None, dim)
+    start: Payloads = {"model": experiment.setting.initial}
+    memories = {client: Record({**start, MIXTURES: own} if client in holders else start) for client in range(4)}
+    trainer = CompiledTrainer(experiment, DirectMaker()) if "compiled" in engine else None
+    worker = TurnRunner(experiment, trainer)
+    found = lab.train_stack(experiment, range(4), memories, leg=1, worker=worker)
+    assert {client: reply.steps for client, (reply, _) in found.items()} == {k: int(k in holders) for k in range(4)}
+    for client, (reply, memory) in found.items():
+        assert same(memory["model"], experiment.setting.initial) == (client not in holders)
+        assert set(reply.losses) == (
+            {"retrain_cross_entropy", "retrain_dot_regression"} if client in holders else set()
+        )
 
 
 @pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
