@@ -21,7 +21,6 @@ from flcore.losses.vectors import safe_root
 DivMask = Literal["intra", "inter", "all"]
 DivMetric = Literal["code", "norms"]
 FidelityForm = Literal["element_wise", "authors_broadcast"]
-PullForm = Literal["mse", "l2"]
 
 
 def qualified_labels(counts: Tensor) -> Tensor:
@@ -118,40 +117,6 @@ def weighted_client_mean(losses: Tensor, weights: Tensor, form: FidelityForm = "
     if form == "authors_broadcast":
         return (weights.mean(dim=1) * losses.mean(dim=1)).sum()
     return (weights * losses).sum(dim=0).mean()
-
-
-def prototype_pull(
-    features: Tensor,
-    labels: Tensor,
-    prototypes: Tensor,
-    present: Tensor,
-    form: PullForm = "mse",
-    *,
-    cap: float | None = None,
-    weight: Tensor | None = None,
-) -> Tensor:
-    """Mean distance of features to the prototype of their label: FedPA's L_po (clients) and L_ad (server).
-
-    A sample whose class has no prototype contributes 0, has no gradient and still counts in the mean. Prototypes
-    receive no gradient.
-
-    Args:
-        features: ``[B, d]``.
-        labels: int64 ``[B]``.
-        prototypes: ``[K, d]``; rows of missing classes are ignored whatever stands in them.
-        present: bool ``[K]``.
-        form: ``mse``: the mean of squares over d (the public code); ``l2``: the un-squared norm (the paper).
-        cap: clamps the distance of a single sample, in the unit of ``form``; beyond it a sample has no gradient. Keeps
-            the generator, which *maximises* this term, from running away (``ad_cap``, fedpa.md section 5.2).
-        weight: ``[B]``, 1 for real samples and 0 for padding; None: all are real.
-    """
-    known = present[labels]
-    difference = torch.where(known.unsqueeze(1), features - prototypes.detach()[labels], 0.0)
-    squares = difference.square()
-    distance = squares.mean(dim=1) if form == "mse" else safe_root(squares.sum(dim=1))
-    if cap is not None:
-        distance = distance.clamp_max(cap)
-    return weighted_mean(distance, weight)
 
 
 def teacher_divergence(logits: Tensor, teacher: Tensor, weight: Tensor | None = None) -> Tensor:

@@ -1,8 +1,8 @@
 """Loss terms that pull features or predictions towards given targets: prototypes, geometry, another model's output.
 
-Shared by FedCSPC (angles, edges, hinge), FedMLP (smooth L1, KL), FedHKD (distances), FedNTD (not-true distillation),
-GFPL (dot regression) and CReFF (gradient matching). Targets are constants: no gradient reaches them. Shape-stable: what
-does not count is masked, nothing branches on a tensor's value, and an empty mask gives 0 with gradient 0.
+Shared by FedCSPC (angles, edges, hinge), FedProto and FedPA (distances), FedMLP (smooth L1, KL), FedHKD (distances),
+FedNTD (not-true distillation) and GFPL (dot regression). Targets are constants: no gradient reaches them. Shape-stable:
+what does not count is masked, nothing branches on a tensor's value, and an empty mask gives 0 with gradient 0.
 """
 
 from __future__ import annotations
@@ -149,6 +149,37 @@ def triplet_hinge(
     """
     gap = euclidean_norm(anchor - positive) - euclidean_norm(anchor - negative) + margin
     return weighted_mean(gap.relu(), weight)
+
+
+def prototype_pull(
+    features: Tensor,
+    labels: Tensor,
+    prototypes: Tensor,
+    present: Tensor,
+    form: DistanceForm = "mse",
+    *,
+    cap: float | None = None,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """Mean distance of features to the prototype of their label: FedProto's alignment, FedPA's L_po and L_ad.
+
+    A sample whose class has no prototype contributes 0, has no gradient and still counts in the mean (baselines.md
+    section 15). Prototypes receive no gradient.
+
+    Args:
+        features: ``[B, d]``.
+        labels: int64 ``[B]``.
+        prototypes: ``[K, d]``; rows of missing classes are ignored whatever stands in them.
+        present: bool ``[K]``.
+        form: ``mse``: the mean of squares over d (the public codes); ``l2``: the un-squared norm (FedPA's paper).
+        cap: clamps the distance of a single sample, in the unit of ``form``; beyond it a sample has no gradient. Keeps
+            FedPA's generator, which *maximises* this term, from running away (``ad_cap``, fedpa.md section 5.2).
+        weight: ``[B]``, 1 for samples, 0 for padding; None for all.
+    """
+    known = present[labels]
+    difference = torch.where(known.unsqueeze(1), features - prototypes.detach()[labels], 0.0)
+    apart = difference.square().mean(1) if form == "mse" else euclidean_norm(difference)
+    return weighted_mean(apart if cap is None else apart.clamp_max(cap), weight)
 
 
 def smooth_l1_to_prototypes(
@@ -306,40 +337,3 @@ def dot_regression(projections: Tensor, labels: Tensor, frame: Tensor, weight: T
     """
     dots = (unit_vectors(projections) * frame.detach().mT[labels]).sum(1)
     return weighted_mean(0.5 * (dots - 1).square(), weight)
-
-
-def linear_gradient(
-    features: Tensor, labels: Tensor, classifier: Tensor, bias: Tensor, weight: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Gradient of the mean cross-entropy with respect to a linear classifier, in closed form (CReFF).
-
-    Differentiable with respect to ``features``, without a graph of a graph.
-
-    Args:
-        features: ``[B, d]``.
-        labels: int64 ``[B]``.
-        classifier: ``[K, d]``.
-        bias: ``[K]``.
-        weight: ``[B]``, 1 for samples, 0 for padding; None for all.
-
-    Returns:
-        Gradients ``[K, d]`` and ``[K]``.
-    """
-    classes = torch.arange(len(bias), device=labels.device)  # not F.one_hot, which looks at values and stops vmap
-    errors = (features @ classifier.mT + bias).softmax(1) - (labels.unsqueeze(1) == classes).to(features.dtype)
-    share = features.new_ones(len(labels)) if weight is None else weight
-    errors = errors * (share / share.sum().clamp_min(1e-12)).unsqueeze(1)
-    return errors.mT @ features, errors.sum(0)
-
-
-def gradient_distance(found: Tensor, wanted: Tensor, guard: float = 1e-6) -> Tensor:
-    """CReFF's distance of two gradients: sum over output rows of 1 - cosine (Shang et al., IJCAI 2022).
-
-    Args:
-        found: ``[K, d]``; a bias ``[K]`` is passed as ``[1, K]``, one row.
-        wanted: same shape, constant.
-        guard: added to the product of the norms; a zero row counts 1 and has a finite gradient.
-    """
-    wanted = wanted.detach()
-    cosines = (found * wanted).sum(1) / (euclidean_norm(found) * euclidean_norm(wanted) + guard)
-    return (1 - cosines).sum()

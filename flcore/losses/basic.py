@@ -46,15 +46,3 @@ def anchor_distance(features: Tensor, labels: Tensor, anchors: Tensor, weight: T
     same = (labels.unsqueeze(1) == labels.unsqueeze(0)).to(features.dtype)
     squared = (features - anchors[labels]).square().sum(1)
     return (squared * counted / (same @ counted).clamp_min(1)).sum() / len(anchors)
-
-
-def prototype_distance(
-    features: Tensor, labels: Tensor, means: Tensor, present: Tensor, weight: Tensor | None = None
-) -> Tensor:
-    """Mean squared distance of features [B, d] to the prototype of their label: a mean over the batch *and* over d.
-
-    ``means`` [K, d] are the prototypes of the classes that are ``present``, bool [K]. Samples whose class has no
-    prototype contribute 0 and still count in the mean (baselines.md section 15).
-    """
-    squared = (features - means[labels]).square().mean(dim=1)
-    return weighted_mean(squared * present[labels], weight)

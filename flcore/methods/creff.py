@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 
 from flcore.conditions import above
-from flcore.losses.alignment import gradient_distance, linear_gradient
 from flcore.losses.basic import cross_entropy
+from flcore.losses.gradient_matching import gradient_distance, linear_gradient
 from flcore.messages import Arrays, Weights
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.server_training import Moving, Terms, fit, leaves

@@ -46,7 +46,8 @@ import torch
 from torch import Tensor
 
 from flcore.conditions import Condition, above, on
-from flcore.generators.features import diversity_loss, fidelity_loss, frozen_head_logits, prototype_pull
+from flcore.generators.features import diversity_loss, fidelity_loss, frozen_head_logits
+from flcore.losses.alignment import prototype_pull
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays
 from flcore.methods.class_prototypes import (

@@ -20,7 +20,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.losses.basic import cross_entropy, prototype_distance
+from flcore.losses.alignment import prototype_pull
+from flcore.losses.basic import cross_entropy
 from flcore.losses.vectors import distances
 from flcore.methods.base import Method
 from flcore.methods.class_prototypes import (
@@ -97,8 +98,8 @@ class FedProto(AuthorsPreset, ReleasesPrototypes, Method):
         model.note(features)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if self.weight > 0:
-            distance = prototype_distance(features, batch.labels, context["means"], context["present"], batch.weight)
-            terms["alignment"] = self.weight * distance
+            known = context["means"], context["present"]
+            terms["alignment"] = self.weight * prototype_pull(features, batch.labels, *known, weight=batch.weight)
         return terms
 
     def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:

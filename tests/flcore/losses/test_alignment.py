@@ -19,8 +19,6 @@ from flcore.losses.alignment import (
     dot_regression,
     edge_loss,
     extrapolate,
-    gradient_distance,
-    linear_gradient,
     memory_divergence,
     nearest_centres,
     not_true_distillation,
@@ -32,6 +30,7 @@ from flcore.losses.alignment import (
 )
 from flcore.losses.basic import cross_entropy
 from flcore.losses.contrastive import prototype_contrast
+from flcore.losses.gradient_matching import gradient_distance, linear_gradient
 from flcore.losses.vectors import distances
 from flcore.prototypes.etf import frame_of_basis
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flcore.losses.basic import cross_entropy, prototype_distance, proximal, weighted_mean
-from flcore.messages import Prototypes
+from flcore.losses.alignment import prototype_pull
+from flcore.losses.basic import cross_entropy, proximal, weighted_mean
 
 
 def test_cross_entropy() -> None:
@@ -48,29 +48,6 @@ def test_proximal_sums_over_all_parameters() -> None:
     assert proximal(params, params, 2.0).item() == 0.0
 
 
-def test_prototype_distance() -> None:
-    """Features (1,2), (3,4), prototypes (0,0), (3,0): ((1 + 4)/2 + (0 + 16)/2)/2 = (2.5 + 8)/2 = 5.25."""
-    means, present = torch.tensor([[0.0, 0.0], [3.0, 0.0]]), torch.tensor([True, True])
-    features = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert prototype_distance(features, torch.tensor([0, 1]), means, present).item() == pytest.approx(5.25)
-
-
-def test_a_class_without_prototype_adds_nothing_and_still_counts() -> None:
-    """As above with class 1 missing: (2.5 + 0)/2 = 1.25, not 2.5; its samples get no gradient."""
-    means, present = torch.zeros(2, 2), torch.tensor([True, False])
-    features = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
-    distance = prototype_distance(features, torch.tensor([0, 1]), means, present)
-    assert distance.item() == pytest.approx(1.25)
-    (gradient,) = torch.autograd.grad(distance, features)
-    # d/df of mean over 2 samples and 2 dimensions of (f - 0)²: 2f/4 for the first row, zero for the second.
-    assert gradient.tolist() == [[0.5, 1.0], [0.0, 0.0]]
-
-
-def test_no_prototypes_no_distance() -> None:
-    none = Prototypes.empty(2, 3)
-    assert prototype_distance(torch.ones(2, 3), torch.tensor([0, 1]), none.means, none.present).item() == 0.0
-
-
 @given(
     real=st.integers(1, 6),
     padding=st.integers(0, 4),
@@ -91,8 +68,8 @@ def test_padding_with_weight_zero_changes_nothing(real: int, padding: int, class
     assert cross_entropy(logits, labels, weight).item() == pytest.approx(
         cross_entropy(logits[:real], labels[:real]).item(), abs=1e-6
     )
-    assert prototype_distance(features, labels, means, present, weight).item() == pytest.approx(
-        prototype_distance(features[:real], labels[:real], means, present).item(), abs=1e-6
+    assert prototype_pull(features, labels, means, present, weight=weight).item() == pytest.approx(
+        prototype_pull(features[:real], labels[:real], means, present).item(), abs=1e-6
     )
 
 

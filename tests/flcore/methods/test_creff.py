@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flcore.engine.client import TurnRunner
-from flcore.losses.alignment import gradient_distance
 from flcore.losses.basic import cross_entropy
+from flcore.losses.gradient_matching import gradient_distance
 from flcore.messages import Arrays, Count, Weights
 from flcore.methods.creff import CLASSIFIER, FEATURES, GRADIENTS, CReFF, mean_gradients
 from flcore.methods.vocabulary import MODEL, NUM_SAMPLES, Exchange, Leg, Replies
