@@ -18,7 +18,7 @@ from torch import Tensor
 from flcore.aggregation.prototypes import fold_prototypes
 from flcore.messages import Arrays, Prototypes
 from flcore.methods.base import Checked
-from flcore.methods.vocabulary import PROTOTYPES, Context, Exchange, Facts, Replies, Setting, TrainedClient, Turn
+from flcore.methods.vocabulary import PROTOTYPES, Context, Exchange, Facts, Phase, Replies, Setting, TrainedClient, Turn
 from flcore.params import param
 from flcore.prototypes.class_means import class_means
 from flcore.prototypes.release import Unit, clip_to_norm, frequent_classes, noisy_means, noisy_vectors, privacy_spent
@@ -104,16 +104,13 @@ class ReleasesPrototypes(ReleasesVectors):
         """As configured."""
         return self.proto_unit
 
-    def own_prototypes(self, turn: Turn, trained: TrainedClient, *, running: bool = False) -> Prototypes:
-        """A client's class means as they leave it.
+    def own_prototypes(self, turn: Turn, trained: TrainedClient) -> Prototypes:
+        """A client's class means as they leave it."""
+        return self.release(turn, self.made_prototypes(turn, trained), turn.counts)
 
-        Args:
-            turn: its turn. trained: the client after it.
-            running: of the mini-batches that the turn's phases noted, instead of one pass after training.
-        """
-        if running:
-            return self.release(turn, trained.noted_means(), turn.counts)
-        return self.release(turn, self.means_of(turn, *trained.features()), turn.counts)
+    def made_prototypes(self, turn: Turn, trained: TrainedClient) -> Prototypes:
+        """A client's class means as :meth:`release` takes them: here in one pass after training."""
+        return self.means_of(turn, *trained.features())
 
     def means_of(self, turn: Turn, features: Tensor, labels: Tensor) -> Prototypes:
         """Class means of features [n, d] with labels int64 [n], made as their release assumes."""
@@ -142,17 +139,36 @@ class ReleasesPrototypes(ReleasesVectors):
         return Prototypes(means, released)
 
 
-def refuse_running_samples(method: ReleasesPrototypes, *, running: bool) -> None:
-    """Running prototypes hold a sample several times, in versions of different models: no bound for one sample.
+@dataclass(frozen=True)
+class RunningPrototypes(ReleasesPrototypes):
+    """For who may also average the features that training computes anyway, as authors' codes do; to be mixed in.
 
-    Raises:
-        ValueError: such a bound is asked for.
+    Attributes:
+        RUNNING: the mini-batches whose features these are: all, or as many as the last local epoch has.
     """
-    if running and method.bound is not None and method.protected == "sample":
-        raise ValueError(
-            "proto_unit = sample clips the features of single samples once, which running prototypes have several "
-            "times; set proto_mode = final or proto_unit = client"
-        )
+
+    RUNNING: ClassVar[Literal["all", "last_pass"]] = "last_pass"
+
+    proto_mode: Literal["final", "running"] = param(
+        "final", "class means of the trained model, or of mini-batches' features during training"
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse a bound for one sample, which running prototypes hold several times, by different models."""
+        super().__post_init__()
+        if self.proto_mode == "running" and self.bound is not None and self.protected == "sample":
+            raise ValueError(
+                "proto_unit = sample clips the features of single samples once, which running prototypes have several "
+                "times; set proto_mode = final or proto_unit = client"
+            )
+
+    def phases(self) -> tuple[Phase, ...]:
+        """One, whose features are noted where prototypes are made of them."""
+        return (Phase(note=self.RUNNING if self.proto_mode == "running" and self.sends_prototypes else "none"),)
+
+    def made_prototypes(self, turn: Turn, trained: TrainedClient) -> Prototypes:
+        """Of what was noted, or in one pass after training."""
+        return trained.noted_means() if self.proto_mode == "running" else super().made_prototypes(turn, trained)
 
 
 def no_prototypes(setting: Setting) -> dict[str, Prototypes]:

@@ -48,11 +48,10 @@ from flcore.losses.basic import cross_entropy
 from flcore.losses.vectors import distances
 from flcore.messages import Arrays, Count, Payload, Prototypes, Weights
 from flcore.methods.class_prototypes import (
-    ReleasesPrototypes,
+    RunningPrototypes,
     fused_prototypes,
     no_prototypes,
     received_prototypes,
-    refuse_running_samples,
 )
 from flcore.methods.fedavg import FedAvg, aggregate
 from flcore.methods.fedper import FedPer
@@ -65,7 +64,6 @@ from flcore.methods.vocabulary import (
     Facts,
     Leg,
     LocalModel,
-    Phase,
     Predict,
     Replies,
     Setting,
@@ -104,7 +102,7 @@ _PARTS = FedPer(head_from="head")  # what is shared and what is personal with sh
 
 
 @dataclass(frozen=True)
-class FedMLP(ReleasesPrototypes, FedAvg):
+class FedMLP(RunningPrototypes, FedAvg):
     """FedAvg whose features are drawn to class prototypes, to their clusters' centres and to the client's own past."""
 
     name: ClassVar[str] = "fedmlp"
@@ -156,16 +154,8 @@ class FedMLP(ReleasesPrototypes, FedAvg):
     counts: Literal["full", "running"] = param(
         "full", "samples per class that decide on minorities: of all tasks, or of those begun"
     )
-    proto_mode: Literal["final", "running"] = param(
-        "final", "class means of the trained model, or of the last local epoch's mini-batches during training"
-    )
     share: Literal["all", "extractor"] = param("all", "what travels: all weights, or all but the head's")
     mask_absent: bool = param(False, "leave classes that the task does not have out of the local softmax")
-
-    def __post_init__(self) -> None:
-        """Refuse a bound for single samples on running prototypes."""
-        super().__post_init__()
-        refuse_running_samples(self, running=self.proto_mode == "running")
 
     @property
     def draws_to_prototypes(self) -> bool:
@@ -210,7 +200,7 @@ class FedMLP(ReleasesPrototypes, FedAvg):
 
     def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
         """Local training; before that of the first round perhaps the report of all clients' counts."""
-        phases = (Phase(note="last_pass" if self.proto_mode == "running" else "none"),)
+        phases = self.phases()
         if not self.draws_to_clusters or self.counts == "running":
             return (Leg(phases=phases, stages=tuple(self.stages())),)
         told, *others = self.stages()
@@ -307,8 +297,7 @@ class FedMLP(ReleasesPrototypes, FedAvg):
         message: dict[str, Payload] = {**sent}
         memory: dict[str, Payload] = {**kept}
         if self.sends_prototypes:
-            running = self.proto_mode == "running"
-            own = trained.noted_means() if running else self.means_of(turn, *trained.features())
+            own = self.made_prototypes(turn, trained)
             message[PROTOTYPES] = self.release(turn, own, turn.counts)
             if self.remembers:
                 memory |= {EARLIER: recall(turn), NEWEST: own, STRETCH: Count(turn.stretch)}

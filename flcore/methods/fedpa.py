@@ -51,11 +51,10 @@ from flcore.losses.alignment import prototype_pull
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays
 from flcore.methods.class_prototypes import (
-    ReleasesPrototypes,
+    RunningPrototypes,
     fused_prototypes,
     no_prototypes,
     received_prototypes,
-    refuse_running_samples,
 )
 from flcore.methods.feature_generator import (
     FLOOR,
@@ -77,7 +76,6 @@ from flcore.methods.vocabulary import (
     Exchange,
     Facts,
     LocalModel,
-    Phase,
     Replies,
     Setting,
     Stage,
@@ -94,7 +92,7 @@ KNOWN_COUNTS = Slot("known_counts", Arrays)
 
 
 @dataclass(frozen=True)
-class FedPA(ReleasesPrototypes, FeatureGeneratorMethod):
+class FedPA(RunningPrototypes, FeatureGeneratorMethod):
     """FedAvg with generated features for the head and prototypes for the encoder."""
 
     name: ClassVar[str] = "fedpa"
@@ -112,6 +110,7 @@ class FedPA(ReleasesPrototypes, FeatureGeneratorMethod):
         "fidelity": "authors_broadcast",
         "proto_mode": "running",
     }
+    RUNNING: ClassVar[Literal["all", "last_pass"]] = "all"
     GENERATES: ClassVar[Condition] = on("use_ge") & above("lambda_ge0")
     PULLS: ClassVar[Condition] = on("use_po") & above("lambda_po0")
     PUSHES: ClassVar[Condition] = GENERATES & on("use_ad") & above("gamma_ad")
@@ -159,19 +158,6 @@ class FedPA(ReleasesPrototypes, FeatureGeneratorMethod):
         "both",
         "label counts sent: of samples held, for prototypes, and drawn, for heads; or held ones for both (paper)",
     )
-    proto_mode: Literal["final", "running"] = param(
-        "final", "class means of the trained model, or of all mini-batches' features during training"
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse what preset and prototypes do not allow."""
-        super().__post_init__()
-        refuse_running_samples(self, running=self.running)
-
-    @property
-    def running(self) -> bool:
-        """Whether prototypes are made during training."""
-        return self.proto_mode == "running"
 
     @property
     def pulls(self) -> bool:
@@ -187,10 +173,6 @@ class FedPA(ReleasesPrototypes, FeatureGeneratorMethod):
     def sends_prototypes(self) -> bool:
         """Whether anybody looks at prototypes."""
         return self.pulls or self.pushes
-
-    def phases(self) -> tuple[Phase, ...]:
-        """One, whose features are averaged where prototypes are running ones."""
-        return (Phase(note="all" if self.running and self.sends_prototypes else "none"),)
 
     def start_server(self, setting: Setting) -> Payloads:
         """The initial model, an untrained generator and no prototypes, each if it is used."""
@@ -239,7 +221,7 @@ class FedPA(ReleasesPrototypes, FeatureGeneratorMethod):
         message, memory = super().reply(turn, trained)
         counts: dict[str, Tensor] = {}
         if self.sends_prototypes:
-            message = {**message, PROTOTYPES: self.own_prototypes(turn, trained, running=self.running)}
+            message = {**message, PROTOTYPES: self.own_prototypes(turn, trained)}
             counts["held"] = turn.counts
         if self.generates:
             counts["held"] = turn.counts

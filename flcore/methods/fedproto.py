@@ -25,11 +25,10 @@ from flcore.losses.basic import cross_entropy
 from flcore.losses.vectors import distances
 from flcore.methods.base import Method
 from flcore.methods.class_prototypes import (
-    ReleasesPrototypes,
+    RunningPrototypes,
     fused_prototypes,
     no_prototypes,
     received_prototypes,
-    refuse_running_samples,
 )
 from flcore.methods.preset import AuthorsPreset
 from flcore.methods.vocabulary import (
@@ -40,7 +39,6 @@ from flcore.methods.vocabulary import (
     Exchange,
     Facts,
     LocalModel,
-    Phase,
     Replies,
     Setting,
     Stage,
@@ -53,7 +51,7 @@ from flcore.records import Payloads, Record
 
 
 @dataclass(frozen=True)
-class FedProto(AuthorsPreset, ReleasesPrototypes, Method):
+class FedProto(AuthorsPreset, RunningPrototypes, Method):
     """Personal models aligned by shared class prototypes."""
 
     name: ClassVar[str] = "fedproto"
@@ -67,18 +65,6 @@ class FedProto(AuthorsPreset, ReleasesPrototypes, Method):
     inference: Literal["classifier", "prototypes"] = param(
         "classifier", "answer with the own head, or with the nearest prototype among the client's own classes"
     )
-    proto_mode: Literal["final", "running"] = param(
-        "final", "class means of the trained model, or of the last local epoch's mini-batches during training"
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse a bound for single samples on running prototypes."""
-        super().__post_init__()
-        refuse_running_samples(self, running=self.proto_mode == "running")
-
-    def phases(self) -> tuple[Phase, ...]:
-        """One, whose features are averaged where prototypes are running ones."""
-        return (Phase(note="last_pass" if self.proto_mode == "running" else "none"),)
 
     def start_server(self, setting: Setting) -> Payloads:
         """No prototypes yet."""
@@ -104,8 +90,7 @@ class FedProto(AuthorsPreset, ReleasesPrototypes, Method):
 
     def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The client's class means; its model stays with it."""
-        own = self.own_prototypes(turn, trained, running=self.proto_mode == "running")
-        return {PROTOTYPES: own}, {MODEL: trained.weights}
+        return {PROTOTYPES: self.own_prototypes(turn, trained)}, {MODEL: trained.weights}
 
     def stages(self) -> Mapping[str, Stage]:
         """One stage: the prototypes' mean over clients."""
