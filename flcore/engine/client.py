@@ -19,7 +19,7 @@ from flcore.engine.client_data import ClientData
 from flcore.engine.energy import Clock
 from flcore.engine.failures import TurnError, turn_part
 from flcore.engine.local.compiled import CompiledTrainer
-from flcore.engine.local.serial import Outcome, SerialTrainer, Trainer
+from flcore.engine.local.serial import Outcome, SerialTrainer, Trainer, Training
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.local.step import learning_rate
 from flcore.engine.local.tape import planned_steps
@@ -146,7 +146,7 @@ class TurnRunner:
             nothing = torch.zeros(self.experiment.setting.num_classes, dtype=torch.int64)
             return [Outcome(start, {}, 0, nothing) for start in starts]
         tables = self.tables(turns, data, leg)
-        return self._trainer.train(turns, data, starts, leg.phases, first_phase, tables)
+        return self._trainer.train(Training(turns, data, starts, leg.phases, first_phase, tables))
 
     def tables(self, turns: Sequence[Turn], data: Sequence[ClientData], leg: Leg) -> Mapping[str, list[Tensor]]:
         """What is known of all samples: what clients remember, and what frozen models say.

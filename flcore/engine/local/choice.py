@@ -28,13 +28,13 @@ from flcore.engine.client_data import ClientData
 from flcore.engine.cohort import leg_steps, select_cohort, stacks, taking_part
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.program import Compiler, NotThereError, compiler_missing, default_folder
-from flcore.engine.local.serial import SerialTrainer, Trainer
+from flcore.engine.local.serial import SerialTrainer, Trainer, Training
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.errors import ConfigError, DataError, RunError
 from flcore.experiment import EngineChoice, Experiment
 from flcore.files import read_json, write_json
 from flcore.locks import take_lock
-from flcore.methods.vocabulary import Leg, Turn
+from flcore.methods.vocabulary import Leg
 from flcore.provenance import code_fingerprint
 from flcore.records import Record
 from flcore.wording import brief
@@ -169,17 +169,17 @@ class _Probe:
         """Receive as the clients would."""
         runner = TurnRunner(replace(self.experiment, choice=EngineChoice(False, False)))
         server = Record(self.experiment.method.start_server(self.experiment.setting))
-        self.turns: list[Turn] = [runner.receive(1, self.leg, client, server, Record()) for client in self.clients]
-        self.starts = [turn.with_statistics(self.experiment.method.begin(turn)) for turn in self.turns]
-        self.data = ClientData.of(self.experiment, self.clients, 1)
-        self.tables = runner.tables(self.turns, self.data, self.leg)
+        turns = [runner.receive(1, self.leg, client, server, Record()) for client in self.clients]
+        starts = [turn.with_statistics(self.experiment.method.begin(turn)) for turn in turns]
+        data = ClientData.of(self.experiment, self.clients, 1)
+        self.training = Training(turns, data, starts, self.leg.phases, 0, runner.tables(turns, data, self.leg))
 
     def seconds(self, trainer: Trainer, count: int, steps: int) -> float:
         """Of so many steps of the first ``count`` clients."""
         phases = [replace(self.leg.phases[0], steps=steps, epochs=None)]
-        tables = {name: values[:count] for name, values in self.tables.items()}
+        training = replace(self.training.of(range(count)), phases=phases)
         begin = self.clock()
-        trainer.train(self.turns[:count], self.data[:count], self.starts[:count], phases, 0, tables)
+        trainer.train(training)
         return self.clock() - begin
 
 

@@ -20,18 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from flcore.data.images import scale_and_shift
-from flcore.engine.client_data import ClientData
 from flcore.engine.local.convolution import by_columns
 from flcore.engine.local.program import Compiler, Maker, NotCompilableError, Program, default_folder
 from flcore.engine.local.recorded import Recorder
-from flcore.engine.local.serial import Outcome, SerialTrainer, Tables
+from flcore.engine.local.serial import Outcome, SerialTrainer, Training
 from flcore.engine.local.stacked import Noted, StackedTrainer
 from flcore.engine.local.stacked_inputs import Path, StackedBatches, StackedContext
 from flcore.engine.local.step import Move, added, augmented, in_its_pass, name_of, phase_moves
 from flcore.engine.local.step_function import StepFunction
 from flcore.experiment import Experiment
-from flcore.messages import Weights
-from flcore.methods.vocabulary import Phase, Turn
+from flcore.methods.vocabulary import Phase
 from flcore.prototypes.class_means import class_sums
 from flcore.provenance import step_fingerprint
 
@@ -63,35 +61,15 @@ class CompiledTrainer(StackedTrainer):
             zip((("scale",), ("shift",)), scale_and_shift(meta.mean, meta.std, device), strict=True)
         )
 
-    def train(
-        self,
-        turns: Sequence[Turn],
-        data: Sequence[ClientData],
-        starts: Sequence[Weights],
-        phases: Sequence[Phase],
-        first_phase: int,
-        tables: Tables,
-    ) -> list[Outcome]:
+    def train(self, training: Training) -> list[Outcome]:
         """One outcome per turn, in order."""
         if self.experiment.stacked:
-            return self._train(turns, data, starts, phases, first_phase, tables)
-        outcomes: list[Outcome] = []
-        for index, (turn, own, start) in enumerate(zip(turns, data, starts, strict=True)):
-            looked_up = {name: [values[index]] for name, values in tables.items()}
-            outcomes += self._train([turn], [own], [start], phases, first_phase, looked_up)
-        return outcomes
+            return self._train(training)
+        return [outcome for place in range(len(training.turns)) for outcome in self._train(training.of([place]))]
 
-    def _train(
-        self,
-        turns: Sequence[Turn],
-        data: Sequence[ClientData],
-        starts: Sequence[Weights],
-        phases: Sequence[Phase],
-        first_phase: int,
-        tables: Tables,
-    ) -> list[Outcome]:
+    def _train(self, training: Training) -> list[Outcome]:
         try:
-            return super().train(turns, data, starts, phases, first_phase, tables)
+            return super().train(training)
         except NotCompilableError as error:
             # Nothing of the turn is kept: all its phases are done again in the other way, which depends on the
             # method's code alone and so is the same in every process.
@@ -99,7 +77,7 @@ class CompiledTrainer(StackedTrainer):
             if reason not in self.refused:
                 self.refused.add(reason)
                 logger.warning("engine.compile: %s is not compiled (%s)", self.experiment.method.name, reason)
-            return self._otherwise.train(turns, data, starts, phases, first_phase, tables)
+            return self._otherwise.train(training)
 
     def _run_phase(
         self,

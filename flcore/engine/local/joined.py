@@ -20,11 +20,10 @@ from torch import Tensor
 from flcore.engine.client import make_trainer
 from flcore.engine.client_data import ClientData
 from flcore.engine.cohort import stack_limit
-from flcore.engine.local.serial import Outcome, Tables, Trainer
+from flcore.engine.local.serial import Outcome, Trainer, Training
 from flcore.engine.local.step import name_of
 from flcore.experiment import Experiment
-from flcore.messages import Weights
-from flcore.methods.vocabulary import Phase, Setting, Turn, Update
+from flcore.methods.vocabulary import Setting, Update
 from flcore.models.base import Backbone
 from flcore.models.network import Network, Values
 
@@ -40,22 +39,17 @@ class Call:
 
     Attributes:
         experiment: the run. trainer: its own, which trains what can be trained with nobody.
-        turns, data, starts, phases, first_phase, tables: as the trainer is given them.
+        training: as the trainer is given it.
     """
 
     experiment: Experiment
     trainer: Trainer
-    turns: Sequence[Turn]
-    data: Sequence[ClientData]
-    starts: Sequence[Weights]
-    phases: Sequence[Phase]
-    first_phase: int
-    tables: Tables
+    training: Training
 
     def alone(self) -> Answer:
         """Trained by the run's own trainer."""
         try:
-            return self.trainer.train(self.turns, self.data, self.starts, self.phases, self.first_phase, self.tables)
+            return self.trainer.train(self.training)
         except Exception as error:  # it is for the run whose call this is
             return error
 
@@ -66,18 +60,18 @@ class Call:
         Contexts are not among it: they are made once, in the training itself, which refuses those that do not go
         together.
         """
-        experiment, first = self.experiment, self.starts[0]
+        experiment, training, first = self.experiment, self.training, self.training.starts[0]
         phases = [
             (
                 *(phase.trainable, phase.epochs, phase.steps, phase.source, phase.note, _known(phase.loss)),
                 *((update.trainable, *map(_known, _functions(update))) for update in phase.updates),
             )
-            for phase in self.phases
+            for phase in training.phases
         ]
         return (
             (experiment.config.kin(), experiment.dataset.meta.fingerprint, experiment.chosen),
-            (self.turns[0].round, self.turns[0].leg, self.first_phase, tuple(phases)),
-            tuple((name, values[0].shape[1:], values[0].dtype) for name, values in sorted(self.tables.items())),
+            (training.turns[0].round, training.turns[0].leg, training.first_phase, tuple(phases)),
+            tuple((name, values[0].shape[1:], values[0].dtype) for name, values in sorted(training.tables.items())),
             tuple((name, tensor.shape, tensor.dtype) for name, tensor in sorted(first.values.items())),
         )
 
@@ -124,23 +118,25 @@ class JoinedTrainer:
 
     def _joined(self, calls: Sequence[Call]) -> list[list[Outcome]]:
         """Outcomes by call. Clients in order of their samples, then of run and client, are cut into stacks."""
-        first = calls[0]
-        members = [(number, index) for number, call in enumerate(calls) for index in range(len(call.turns))]
-        members.sort(key=lambda member: -len(calls[member[0]].data[member[1]]))
-        trainer = self._trainer(first)
+        asked, trainer = [call.training for call in calls], self._trainer(calls[0])
+        members = [(number, place) for number, own in enumerate(asked) for place in range(len(own.turns))]
+        members.sort(key=lambda member: -len(asked[member[0]].data[member[1]]))
         found: dict[tuple[int, int], Outcome] = {}
-        for part in np.array_split(np.arange(len(members)), -(-len(members) // stack_limit(first.experiment))):
+        for part in np.array_split(np.arange(len(members)), -(-len(members) // stack_limit(calls[0].experiment))):
             stack = [members[position] for position in part]
             outcomes = trainer.train(
-                [calls[number].turns[index] for number, index in stack],
-                ClientData.together([calls[number].data[index] for number, index in stack]),
-                [calls[number].starts[index] for number, index in stack],
-                first.phases,
-                first.first_phase,
-                {name: [calls[number].tables[name][index] for number, index in stack] for name in first.tables},
+                replace(
+                    asked[0],
+                    turns=[asked[number].turns[place] for number, place in stack],
+                    data=ClientData.together([asked[number].data[place] for number, place in stack]),
+                    starts=[asked[number].starts[place] for number, place in stack],
+                    tables={
+                        name: [asked[number].tables[name][place] for number, place in stack] for name in asked[0].tables
+                    },
+                )
             )
             found |= zip(stack, outcomes, strict=True)
-        return [[found[number, index] for index in range(len(call.turns))] for number, call in enumerate(calls)]
+        return [[found[number, place] for place in range(len(own.turns))] for number, own in enumerate(asked)]
 
     def _trainer(self, call: Call) -> Trainer:
         name = call.experiment.config.kin()

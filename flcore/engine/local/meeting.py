@@ -25,13 +25,10 @@ from typing import TypeVar
 import torch
 
 from flcore.engine.client import make_trainer
-from flcore.engine.client_data import ClientData
 from flcore.engine.local.joined import Answer, Call, JoinedTrainer
-from flcore.engine.local.serial import Outcome, Tables, Trainer
+from flcore.engine.local.serial import Outcome, Trainer, Training
 from flcore.engine.pool.groups import StoppedError
 from flcore.experiment import Experiment
-from flcore.messages import Weights
-from flcore.methods.vocabulary import Phase, Turn
 
 Result = TypeVar("Result")
 
@@ -162,17 +159,8 @@ class _Attending:
         self._own = make_trainer(experiment)
         self._place: _Place = (0, 0, 0)
 
-    def train(
-        self,
-        turns: Sequence[Turn],
-        data: Sequence[ClientData],
-        starts: Sequence[Weights],
-        phases: Sequence[Phase],
-        first_phase: int,
-        tables: Tables,
-    ) -> list[Outcome]:
+    def train(self, training: Training) -> list[Outcome]:
         """One outcome per turn, in order."""
-        leg = (turns[0].round, first_phase)
+        leg = (training.turns[0].round, training.first_phase)
         self._place = (*leg, self._place[2] + 1 if self._place[:2] == leg else 0)
-        call = Call(self._experiment, self._own, turns, data, starts, phases, first_phase, tables)
-        return self._meeting.bring(self._number, self._place, call)
+        return self._meeting.bring(self._number, self._place, Call(self._experiment, self._own, training))

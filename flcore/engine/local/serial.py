@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -41,6 +41,36 @@ of it (:meth:`flcore.methods.base.Method.tables`), and what frozen models say of
 
 
 @dataclass(frozen=True)
+class Training:
+    """What clients of one leg are to be trained in, and from what; of one client or more, in order.
+
+    Attributes:
+        turns: of the clients. data: their samples. starts: the weights they begin with, buffers included.
+        phases: of the leg.
+        first_phase: number of the leg's first phase within the round.
+        tables: see :data:`Tables`; empty for none.
+    """
+
+    turns: Sequence[Turn]
+    data: Sequence[ClientData]
+    starts: Sequence[Weights]
+    phases: Sequence[Phase]
+    first_phase: int
+    tables: Tables = field(default_factory=dict)
+
+    def of(self, clients: Iterable[int]) -> Training:
+        """That of some of the clients alone, by their places."""
+        chosen = list(clients)
+        return replace(
+            self,
+            turns=[self.turns[place] for place in chosen],
+            data=[self.data[place] for place in chosen],
+            starts=[self.starts[place] for place in chosen],
+            tables={name: [own[place] for place in chosen] for name, own in self.tables.items()},
+        )
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What local training leaves.
 
@@ -67,23 +97,8 @@ class Outcome:
 class Trainer(Protocol):
     """Trains some clients of one leg from given weights."""
 
-    def train(
-        self,
-        turns: Sequence[Turn],
-        data: Sequence[ClientData],
-        starts: Sequence[Weights],
-        phases: Sequence[Phase],
-        first_phase: int,
-        tables: Tables,
-    ) -> list[Outcome]:
-        """One outcome per turn, in order.
-
-        Args:
-            turns: of the clients. data: their samples. starts: the weights they begin with, buffers included.
-            phases: of the leg.
-            first_phase: number of the leg's first phase within the round.
-            tables: see :data:`Tables`; empty for none.
-        """
+    def train(self, training: Training) -> list[Outcome]:
+        """One outcome per turn, in order."""
 
 
 @dataclass
@@ -105,38 +120,19 @@ class SerialTrainer:
         self.model = ModuleView(self.module, experiment.setting.network, dict(self.module.named_parameters()))
         refuse_single_batches(experiment, self.module)
 
-    def train(
-        self,
-        turns: Sequence[Turn],
-        data: Sequence[ClientData],
-        starts: Sequence[Weights],
-        phases: Sequence[Phase],
-        first_phase: int,
-        tables: Tables,
-    ) -> list[Outcome]:
+    def train(self, training: Training) -> list[Outcome]:
         """One outcome per turn, in order."""
-        outcomes = []
-        for index, (turn, own, start) in enumerate(zip(turns, data, starts, strict=True)):
-            looked_up = {name: [values[index]] for name, values in tables.items()}
-            outcomes.append(self._train_client(turn, own, start, phases, first_phase, looked_up))
-        return outcomes
+        return [self._train_client(training.of([place])) for place in range(len(training.turns))]
 
-    def _train_client(
-        self,
-        turn: Turn,
-        data: ClientData,
-        start: Weights,
-        phases: Sequence[Phase],
-        first_phase: int,
-        tables: Tables,
-    ) -> Outcome:
+    def _train_client(self, training: Training) -> Outcome:
+        (turn,), (start,), phases = training.turns, training.starts, training.phases
         load_weights(self.module, start)
         num_classes = turn.setting.num_classes
         context = self.experiment.method.context(turn) if phases else {}
         totals, drawn, steps = _Totals(), torch.zeros(num_classes, dtype=torch.int64), 0
-        for number, phase in enumerate(phases, start=first_phase):
+        for number, phase in enumerate(phases, start=training.first_phase):
             set_mode(self.module, phase, self.experiment.batchnorm)
-            samples, (size,) = phase_samples(phase, [data], [context], tables)
+            samples, (size,) = phase_samples(phase, training.data, [context], training.tables)
             skip = uses_batch_statistics(self.module)
             tape = record_tape(self.experiment, self.module, turn, phase, number, size, skip_single=skip)
             tape = tape.on(self.experiment.config.engine.device)

@@ -18,11 +18,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flcore.engine.client_data import ClientData
 from flcore.engine.local.batchnorm import refuse_single_batches, uses_batch_statistics
 from flcore.engine.local.client_loss import ClientLoss
 from flcore.engine.local.samples import phase_samples
-from flcore.engine.local.serial import Outcome, Tables
+from flcore.engine.local.serial import Outcome, Training
 from flcore.engine.local.stacked_inputs import StackedBatch, StackedBatches, StackedContext
 from flcore.engine.local.step import (
     Asked,
@@ -36,11 +35,11 @@ from flcore.engine.local.step import (
     set_mode,
     together,
 )
-from flcore.engine.local.tape import record_tape
+from flcore.engine.local.tape import Tape, record_tape
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
 from flcore.messages import Weights, rows_finite
-from flcore.methods.vocabulary import Loss, Phase, Turn
+from flcore.methods.vocabulary import Context, Loss, Phase
 from flcore.optim import clip_gradients
 from flcore.prototypes.class_means import class_sums
 from flcore.twins import on_the_cpu, pair
@@ -64,56 +63,34 @@ class StackedTrainer:
         self.module = self.loss.module
         refuse_single_batches(experiment, self.module)
 
-    def train(
-        self,
-        turns: Sequence[Turn],
-        data: Sequence[ClientData],
-        starts: Sequence[Weights],
-        phases: Sequence[Phase],
-        first_phase: int,
-        tables: Tables,
-    ) -> list[Outcome]:
+    def train(self, training: Training) -> list[Outcome]:
         """One outcome per turn, in the order given.
 
         Raises:
             ConfigError: the method cannot be stacked; says why.
         """
+        turns, phases = training.turns, training.phases
         contexts = [self.experiment.method.context(turn) if phases else {} for turn in turns]
-        params = self._stacked([start.params for start in starts])
-        buffers = self._stacked([start.buffers for start in starts])
+        params = self._stacked([start.params for start in training.starts])
+        buffers = self._stacked([start.buffers for start in training.starts])
         sums: list[dict[str, float]] = [{} for _ in turns]
         counts: list[Counter[str]] = [Counter() for _ in turns]
         steps = [0] * len(turns)
         num_classes = turns[0].setting.num_classes
         drawn = [torch.zeros(num_classes, dtype=torch.int64) for _ in turns]
         noted: list[tuple[Tensor, Tensor] | None] = [None for _ in turns]
-        for number, phase in enumerate(phases, start=first_phase):
+        for number, phase in enumerate(phases, start=training.first_phase):
             set_mode(self.module, phase, self.experiment.batchnorm)
-            samples, lengths = phase_samples(phase, data, contexts, tables)
-            skip = uses_batch_statistics(self.module)
-            tapes = [
-                record_tape(self.experiment, self.module, turn, phase, number, length, skip_single=skip)
-                for turn, length in zip(turns, lengths, strict=True)
-            ]
-            offsets = [sum(lengths[:position]) for position in range(len(lengths))]
-            order = sorted(range(len(turns)), key=lambda position: -len(tapes[position]))
-            in_order = order == list(range(len(turns)))
-            place = torch.tensor(order, device=self.experiment.config.engine.device)
-            arranged = {
-                name: value if in_order else value.index_select(0, place)
-                for name, value in {**params, **buffers}.items()
-            }
+            order, tapes, batches = self._batches(training, contexts, number, phase)
             context = StackedContext(
                 [loss_context(contexts[position], phases) for position in order],
                 [turns[position] for position in order],
                 self.experiment.method.name,
             )
-            batches = StackedBatches(
-                [tapes[position] for position in order],
-                [offsets[position] for position in order],
-                samples,
-                self.experiment.config.engine.device,
-            )
+            in_order = order == list(range(len(turns)))
+            place = torch.tensor(order, device=self.experiment.config.engine.device)
+            values = {**params, **buffers}
+            arranged = values if in_order else {name: own.index_select(0, place) for name, own in values.items()}
             labels = batches.drawn(num_classes)
             terms, found = self._run_phase(phase, turns[0].round, arranged, batches, context)
             back = torch.argsort(place)
@@ -145,6 +122,33 @@ class StackedTrainer:
             )
             for index in range(len(turns))
         ]
+
+    def _batches(
+        self, training: Training, contexts: Sequence[Context], number: int, phase: Phase
+    ) -> tuple[list[int], list[Tape], StackedBatches]:
+        """What a phase goes through, for a module that has been prepared for it.
+
+        Args:
+            training: of the stack. contexts: of its clients. number: of the phase within the round. phase: itself.
+
+        Returns:
+            The clients' places, those with most steps first; their tapes, by place; and the batches, in that order.
+        """
+        samples, lengths = phase_samples(phase, training.data, contexts, training.tables)
+        skip = uses_batch_statistics(self.module)
+        tapes = [
+            record_tape(self.experiment, self.module, turn, phase, number, length, skip_single=skip)
+            for turn, length in zip(training.turns, lengths, strict=True)
+        ]
+        offsets = [sum(lengths[:position]) for position in range(len(lengths))]
+        order = sorted(range(len(tapes)), key=lambda position: -len(tapes[position]))
+        batches = StackedBatches(
+            [tapes[position] for position in order],
+            [offsets[position] for position in order],
+            samples,
+            self.experiment.config.engine.device,
+        )
+        return order, tapes, batches
 
     def _rows(self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> tuple[list[Weights], bool]:
         """Each client's weights, rows of the stack as they are, with twins on the CPU where they lie elsewhere.

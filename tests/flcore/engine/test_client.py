@@ -11,7 +11,7 @@ import torch
 
 from flcore.engine.client import TurnRunner
 from flcore.engine.client_data import ClientData
-from flcore.engine.local.serial import SerialTrainer
+from flcore.engine.local.serial import SerialTrainer, Training
 from flcore.engine.turns import Failure
 from flcore.evaluation.forward import Forward
 from flcore.messages import Weights
@@ -95,7 +95,7 @@ def test_frozen_statistics_never_change(lab: Any, method: str, tmp_path: Path) -
     leg = next(leg for leg in experiment.method.legs(1, experiment.setting) if leg.phases)
     server = Record(experiment.method.start_server(experiment.setting))
     turns, data = [turn.receive(1, leg, 0, server, Record())], ClientData.of(experiment, [0], 1)
-    (outcome,) = trainer.train(turns, data, [experiment.setting.initial], leg.phases, 0, {})
+    (outcome,) = trainer.train(Training(turns, data, [experiment.setting.initial], leg.phases, 0))
     initial = experiment.setting.initial
     assert all(torch.equal(outcome.weights.buffers[name], tensor) for name, tensor in initial.buffers.items())
     assert not any(torch.equal(outcome.weights.params[name], tensor) for name, tensor in initial.params.items())

@@ -18,6 +18,7 @@ from flcore.engine.client import TurnRunner
 from flcore.engine.local import compiled
 from flcore.engine.local.meeting import Meeting, Seat, meet
 from flcore.engine.local.program import DirectMaker
+from flcore.engine.local.serial import Training
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.pool.groups import StoppedError
@@ -56,9 +57,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Stack]:
     found: list[Stack] = []
     train = StackedTrainer.train
 
-    def noted(self: StackedTrainer, turns: Sequence[Turn], *rest: Any) -> Any:
-        outcomes = train(self, turns, *rest)
-        found.append([(turn.setting.seed, turn.client) for turn in turns])
+    def noted(self: StackedTrainer, training: Training) -> Any:
+        outcomes = train(self, training)
+        found.append([(turn.setting.seed, turn.client) for turn in training.turns])
         return outcomes
 
     monkeypatch.setattr(StackedTrainer, "train", noted)

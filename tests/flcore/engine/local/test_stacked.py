@@ -23,6 +23,7 @@ from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
 from flcore.engine.local.program import DirectMaker
 from flcore.engine.local.recorded import Recorder
 from flcore.engine.local.samples import GivenSamples
+from flcore.engine.local.serial import Training
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.turns import Failure
 from flcore.errors import ConfigError
@@ -598,7 +599,7 @@ def test_a_trainer_without_phases_gives_back_what_it_was_given(lab: Any) -> None
     leg = experiment.method.legs(1, experiment.setting)[0]
     turns = [worker.receive(1, leg, client, server, {}) for client in (0, 1)]
     data = ClientData.of(experiment, [0, 1], 1)
-    outcomes = StackedTrainer(experiment).train(turns, data, [experiment.setting.initial] * 2, [], 0, {})
+    outcomes = StackedTrainer(experiment).train(Training(turns, data, [experiment.setting.initial] * 2, [], 0))
     for outcome in outcomes:
         assert serialise({"m": outcome.weights}) == serialise({"m": experiment.setting.initial})
         assert (outcome.steps, dict(outcome.losses), outcome.drawn.sum()) == (0, {}, 0)
