@@ -22,13 +22,15 @@ from typing import Any, Literal
 from pipelines.reporting.formats import format_difference, format_number_difference
 from pipelines.reporting.statistics import PairedDifference, is_share, lower_is_better, paired_difference
 from pipelines.reporting.tables import WORDS, Column, Table
-from pipelines.runs.record import RunRecord, score
+from pipelines.runs.record import Pair, RunRecord, score
 
-Judgement = Literal["holds", "does not hold", "undecided", "not run"]
+Judgement = Literal[
+    "holds", "holds on one division", "does not hold", "does not hold on one division", "undecided", "not run"
+]
 _MEANING = (
     "holds: the 95 % interval of the difference, paired as in the table of differences, lies above the lead that is "
     "claimed; does not hold: below it; undecided: it contains it, or there is no interval; not run: no common seed has "
-    "the figure."
+    "the figure. On one division: all seeds share it, and the interval over them says nothing of other divisions."
 )
 
 
@@ -67,9 +69,12 @@ def judgement(difference: PairedDifference, by: float = 0.0) -> Judgement:
     """
     if difference.n == 0:
         return "not run"
+    shared = difference.divisions == 1
     if difference.low is not None and difference.low > by:
-        return "holds"
-    return "does not hold" if difference.high is not None and difference.high < by else "undecided"
+        return "holds on one division" if shared else "holds"
+    if difference.high is not None and difference.high < by:
+        return "does not hold on one division" if shared else "does not hold"
+    return "undecided"
 
 
 def claims_of(entries: Mapping[str, Mapping[str, Any]]) -> tuple[RowClaim, ...]:
@@ -85,10 +90,20 @@ def claims_of(entries: Mapping[str, Mapping[str, Any]]) -> tuple[RowClaim, ...]:
 
 
 def judge(claims: Sequence[RowClaim], runs: Sequence[RunRecord]) -> tuple[JudgedRow, ...]:
-    """Each claim by the runs of its two rows."""
+    """Each claim by the runs of its two rows.
 
-    def scores(row: str, metric: str) -> dict[Any, float | None]:
-        return {run.pair: score(run, metric) for run in runs if run.method == row}
+    Runs are paired by division and seed, divisions told apart by their fingerprints: whether ``partition.seed`` or
+    ``compare.partition_seeds`` asked for a division, its runs say the same.
+    """
+    divisions: dict[str, int] = {}
+
+    def pair(run: RunRecord) -> Pair:
+        if run.partition_fingerprint is None:
+            return run.pair
+        return divisions.setdefault(run.partition_fingerprint, len(divisions)), run.seed
+
+    def scores(row: str, metric: str) -> dict[Pair, float | None]:
+        return {pair(run): score(run, metric) for run in runs if run.method == row}
 
     judged = []
     for claim in claims:

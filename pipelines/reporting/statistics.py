@@ -10,7 +10,8 @@ less than it says, and Wilcoxon's test cannot reach 5 % below six.
 
 Where each seed is run on several divisions of the data, a run's partner is that of its division and seed. Runs on one
 division are no independent evidence: one draw decides several points. So the interval is over divisions, each with the
-mean over its seeds, and is as wide as few divisions make it.
+mean over its seeds, and is as wide as few divisions make it. Of runs that all lie on one division it is over seeds,
+which is all that there is, and says nothing of other divisions: whoever draws a conclusion says so (`divisions` is 1).
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Summary:
 class PairedDifference:
     """Method minus baseline over the n common seeds; `low` and `high` bound the 95 % interval, None for n < 2.
 
-    Of runs on several divisions n counts runs, and the interval is over divisions.
+    Of runs on several divisions n counts runs, and the interval is over divisions; on one it is over its seeds.
+    ``divisions`` is their number; None where pairs are seeds alone, which do not say how the data were divided.
     """
 
     mean: float | None
@@ -61,6 +63,11 @@ class PairedDifference:
     high: float | None
     n: int
     by_seed: Mapping[Pair, float] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def divisions(self) -> int | None:
+        """How many divisions the pairs lie on."""
+        return len({pair[0] for pair in self.by_seed if isinstance(pair, tuple)}) or None
 
 
 def summarise(by_seed: Mapping[Pair, float | None]) -> Summary:
@@ -80,7 +87,7 @@ def paired_difference(values: Mapping[Pair, float | None], baseline: Mapping[Pai
 
     Returns:
         mean ± t(0.975, n - 1) * std / sqrt(n) over the n common seeds, or over n divisions, of each the mean over its
-        seeds; no interval for n < 2.
+        seeds, or over the n seeds of the only division; no interval for n < 2.
     """
     differences: dict[Pair, float] = {}
     for seed in in_order(values.keys() & baseline.keys()):
@@ -88,7 +95,7 @@ def paired_difference(values: Mapping[Pair, float | None], baseline: Mapping[Pai
         if value is not None and reference is not None:
             differences[seed] = value - reference
     summary = summarise(dict(differences))
-    independent = list(_by_division(differences).values())
+    independent = _independent(differences)
     if summary.mean is None or len(independent) < 2:
         return PairedDifference(summary.mean, summary.std, None, None, summary.n, differences)
     n = len(independent)
@@ -98,12 +105,14 @@ def paired_difference(values: Mapping[Pair, float | None], baseline: Mapping[Pai
     return PairedDifference(mean, summary.std, mean - half_width, mean + half_width, summary.n, differences)
 
 
-def _by_division(differences: Mapping[Pair, float]) -> dict[Pair, float]:
-    """What is independent of one another: seeds, or the means over the seeds of each division."""
+def _independent(differences: Mapping[Pair, float]) -> list[float]:
+    """What an interval is over: seeds, or the means over the seeds of each of several divisions."""
     groups: dict[Pair, list[float]] = {}
     for pair, difference in differences.items():
         groups.setdefault(pair[0] if isinstance(pair, tuple) else pair, []).append(difference)
-    return {group: fmean(members) for group, members in groups.items()}
+    if len(groups) == 1:
+        return list(differences.values())
+    return [fmean(members) for members in groups.values()]
 
 
 def verdict(difference: PairedDifference) -> Verdict:

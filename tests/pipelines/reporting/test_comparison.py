@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from flcore.errors import ConfigError, DataError, ProtoflError
-from pipelines.reporting.claims import claims_of
+from pipelines.reporting.claims import claims_of, judge
 from pipelines.reporting.comparison import compare
 from pipelines.reporting.comparison_files import markdown, print_table, write
 from pipelines.reporting.comparison_tables import comparison_tables
@@ -319,6 +319,17 @@ def test_claims_are_judged_by_their_runs(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "out" / "comparison.json").read_text(encoding="utf-8"))
     assert document["claims"][1]["verdict"] == "does not hold" and document["claims"][1]["by"] == 5
     assert "claims" not in comparison_tables(compare(three_seeds(tmp_path / "without")))
+
+
+def test_a_claim_over_seeds_of_one_division_says_so(tmp_path: Path) -> None:
+    """2 ± 2.48 as above, whether the division was asked for by partition.seed or by compare.partition_seeds."""
+    entries = {name: {"better": "moon", "than": "fedavg", "by": by} for name, by in (("close", -1), ("far", 5))}
+    fixed = [replace(run, partition_fingerprint="one") for run in three_seeds(tmp_path)]
+    asked = [replace(run, draw=7) for run in fixed]
+    for runs in (fixed, asked):
+        found = judge(claims_of(entries), runs)
+        assert [one.verdict for one in found] == ["holds on one division", "does not hold on one division"]
+        assert found[0].difference.low == pytest.approx(0.02 - 0.02484138)
 
 
 def test_written_files(tmp_path: Path) -> None:

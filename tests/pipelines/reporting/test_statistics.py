@@ -117,9 +117,20 @@ def test_divisions_are_what_is_independent() -> None:
     assert (result.mean, result.n) == (4, 4)
     assert result.high == pytest.approx(4 + 25.41241, abs=1e-4)
     assert list(result.by_seed) == [(7, 0), (7, 1), (8, 0), (8, 1)]
-    # Two seeds on one division say nothing of another.
-    one = paired_difference({(7, 0): 11.0, (7, 1): 13.0}, baseline)
-    assert (one.mean, one.n, one.low, one.high) == (2, 2, None, None)
+    assert result.divisions == 2
+
+
+def test_on_one_division_the_interval_is_over_its_seeds() -> None:
+    """Differences 1 and 3 of seeds 0 and 1: mean 2, std √2, half-width 12.706205 · √2 / √2 = 12.706205.
+
+    The same runs have the same interval whether their division is told or not; how many there are, only if it is.
+    """
+    values, baseline = {0: 11.0, 1: 13.0}, {0: 10.0, 1: 10.0}
+    asked = paired_difference({(7, s): v for s, v in values.items()}, {(7, s): v for s, v in baseline.items()})
+    plain = paired_difference(values, baseline)
+    assert (asked.mean, asked.n, asked.low) == (2, 2, pytest.approx(2 - 12.706205, abs=1e-5))
+    assert (plain.low, plain.high) == (asked.low, asked.high)
+    assert (asked.divisions, plain.divisions) == (1, None)
 
 
 def test_a_division_with_fewer_seeds_counts_as_much_as_another() -> None:
