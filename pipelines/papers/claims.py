@@ -16,7 +16,8 @@ from pipelines.papers.catalogue import table_named
 from pipelines.papers.claim_files import Claim, claims, difference_of
 from pipelines.papers.keeping import HERE, kept_tables, made_by
 from pipelines.papers.plan import plan
-from pipelines.papers.results import TableResults, asked_of, lead, paper_tables, results, title
+from pipelines.papers.results import TableResults, lead, paper_tables, results, title
+from pipelines.papers.runs import asked_of
 from pipelines.reporting.claims import Judgement, judgement
 from pipelines.reporting.statistics import PairedDifference, paired_difference
 from pipelines.reporting.tables import markdown_table
@@ -28,7 +29,7 @@ class Judged:
 
     Attributes:
         claim: which. verdict: of it. difference: of ``better`` to ``than``; of costs the other way round.
-        seeds: over which. divisions: over which, by their seeds; where the table gives none each seed divides anew.
+        seeds: over which. divisions: over which, by the seeds that drew them; runs' fingerprints tell them apart.
         rounds_scale: of the paper's rounds.
     """
 
@@ -43,13 +44,8 @@ class Judged:
 def judge(claim: Claim, found: TableResults) -> Judged:
     """A claim by the results of its table."""
     difference = difference_of(claim, found)
-    pairs = difference.by_seed
-    seeds = tuple(sorted({pair[1] if isinstance(pair, tuple) else pair for pair in pairs}))
-    divisions = tuple(sorted({pair[0] for pair in pairs if isinstance(pair, tuple)}))
-    if not divisions:
-        table = found.plan.table
-        fixed = {**table.common, **table.column(claim.column[0]).values}.get("partition.seed")
-        divisions = seeds if fixed is None else (fixed,)
+    pairs = [pair for pair in difference.by_seed if isinstance(pair, tuple)]
+    divisions, seeds = (tuple(sorted({pair[place] for pair in pairs})) for place in (0, 1))
     return Judged(claim, judgement(difference, claim.by), difference, seeds, divisions, found.plan.asked.rounds_scale)
 
 

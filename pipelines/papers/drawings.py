@@ -10,7 +10,8 @@ from flcore.errors import DataError
 from flcore.evaluation.analyses import without_round
 from pipelines.papers.catalogue import DIVISION, Column, PaperTable
 from pipelines.papers.formulas import spoken_of
-from pipelines.papers.results import Cell, MeasuredRun, TableResults
+from pipelines.papers.results import Cell, TableResults
+from pipelines.papers.runs import MeasuredRun
 from pipelines.reporting.figures.analyses import CAPTIONS, draw_analysis, heading, subject_of
 from pipelines.reporting.figures.partition import draw_partition, load_partition
 from pipelines.reporting.figures.parts import panel
@@ -105,7 +106,7 @@ def pictures(found: TableResults) -> Iterator[Section]:
         for row in table.rows:
             own = [run for run in found.runs if (run.row, run.setting) == (row.key, columns[0].key)]
             if own and table.pictures:
-                run = min(own, key=lambda run: run.pair if isinstance(run.pair, tuple) else (-1, run.pair))
+                run = min(own, key=lambda run: run.pair)
                 where = f"{columns[0].title}, {row.title}" if len(table.settings()) > 1 else row.title
                 yield from _of_run(run, where, table.pictures)
 

@@ -24,12 +24,13 @@ from flcore.run_folder import RunFiles, described
 from pipelines.execution.bodies import comparison_runs
 from pipelines.papers.catalogue import PaperTable, table_named
 from pipelines.papers.plan import Asked, plan
-from pipelines.papers.results import MeasuredRun, TableResults, asked_of, assembled, measured_runs
+from pipelines.papers.results import TableResults, assembled
+from pipelines.papers.runs import MeasuredRun, asked_of, runs_of
 from pipelines.reporting.formats import plural
 from pipelines.runs.compared import flatten
 from pipelines.runs.layout import read_json, write_text
 from pipelines.runs.provenance import processor_of
-from pipelines.runs.record import Pair
+from pipelines.runs.record import pair_name
 
 HERE = Path(str(files("pipelines.papers"))) / "measured"
 """What this project measured itself."""
@@ -44,7 +45,7 @@ class KeptRun:
 
     Attributes:
         setting: key of the first column that is read from it. row: its key.
-        division: seed of its division where it has one of its own, else None. seed: of all else.
+        division: the seed that divided the data, whoever gave it: the table, a command, or the run. seed: of all else.
         figures: by key of the columns, in their units; None where the run has none.
         settings: digest of everything that can change a result but data and division.
         besides: what was set beside the table's own values, as dotted keys with text.
@@ -54,7 +55,7 @@ class KeptRun:
 
     setting: str
     row: str
-    division: int | None
+    division: int
     seed: int
     figures: Mapping[str, float | None]
     settings: str
@@ -66,14 +67,14 @@ class KeptRun:
     torch: str
 
     @property
-    def pair(self) -> Pair:
-        """Its seed, or division and seed."""
-        return self.seed if self.division is None else (self.division, self.seed)
+    def pair(self) -> tuple[int, int]:
+        """Division and seed."""
+        return self.division, self.seed
 
     @property
     def place(self) -> tuple[str, str, int, int]:
         """Of which there is one run; files are in this order."""
-        return self.setting, self.row, -1 if self.division is None else self.division, self.seed
+        return self.setting, self.row, self.division, self.seed
 
 
 @dataclass(frozen=True)
@@ -92,15 +93,17 @@ class KeptTable:
     def asked(self, runs: Sequence[KeptRun] | None = None) -> Asked:
         """What would measure these runs, or all."""
         of = self.runs if runs is None else runs
-        draws = sorted({run.division for run in of if run.division is not None})
+        draws = sorted({run.division for run in of})
         seeds = sorted({run.seed for run in of}) or [0]
         return Asked(seeds=tuple(seeds), partition_seeds=tuple(draws) or None, rounds_scale=self.rounds_scale)
 
     def results(self) -> TableResults:
         """The table, as far as it is kept."""
         found = plan(self.table, self.asked(), look_at_data=False)
-        measured = (MeasuredRun(run.row, run.pair, run.figures, run.setting, Path()) for run in self.runs)
-        return assembled(found, measured, {})
+        measured = (
+            MeasuredRun(run.row, run.pair, run.figures, run.setting, Path(), run.partition) for run in self.runs
+        )
+        return assembled(found, measured)
 
 
 def kept_tables(folder: Path = HERE) -> list[KeptTable]:
@@ -150,7 +153,7 @@ def keep(out: Path, into: Path = HERE, *, again: bool = False) -> str:
     """
     asked = asked_of(out)
     table = table_named(read_json(out / "table.json")["id"])
-    new = KeptTable(table, asked.rounds_scale, tuple(_kept(table, asked, run) for run in measured_runs(table, out)))
+    new = KeptTable(table, asked.rounds_scale, tuple(_kept(table, asked, run) for run in runs_of(table, out)[0]))
     if not new.runs:
         raise RunError(f"{out}: no run of it has finished")
     path = into / f"{new.name}.json"
@@ -179,10 +182,10 @@ def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
             f"{run.folder.name}: was made by code that is in no commit, and could not be made again; "
             "run the table from a clean checkout"
         )
-    division, seed = run.pair if isinstance(run.pair, tuple) else (None, run.pair)
-    draws = None if division is None else (division,)
-    planned = _planned(table, run.setting, replace(asked, rows=(run.row,), seeds=(seed,), partition_seeds=draws))
-    identity = _identity(header)
+    division, seed = run.pair
+    alone = replace(asked, rows=(run.row,), seeds=(seed,), partition_seeds=(division,))
+    planned = _planned(table, run.setting, alone)
+    identity = _with_division(_identity(header), division)
     own = flatten(identity)
     usual = flatten(planned[run.row, run.pair].identity()) if planned else {}
     values = flatten(header["config"])
@@ -216,6 +219,11 @@ def _identity(header: Mapping[str, Any]) -> Mapping[str, Any]:
         return identity
 
 
+def _with_division(identity: Mapping[str, Any], division: int) -> Mapping[str, Any]:
+    """Settings with the seed that divided: a run has the same ones whoever gave it that seed."""
+    return {**identity, "partition": {**identity["partition"], "seed": division}}
+
+
 def _same(table: PaperTable, path: Path, before: KeptRun, now: KeptRun) -> None:
     """Refuse a run that has other figures than when it was kept; of seconds and joules nothing else is expected."""
     for key, value in now.figures.items():
@@ -223,7 +231,7 @@ def _same(table: PaperTable, path: Path, before: KeptRun, now: KeptRun) -> None:
         alike = was == value or (was is not None and value is not None and abs(was - value) < _ALIKE)
         if not alike and not table.column(key).metric.startswith("timing."):
             raise RunError(
-                f"{path}: {now.row} on {key}, {now.pair}: {was} was kept (commit {before.commit[:12]}, "
+                f"{path}: {now.row} on {key}, {pair_name(now.pair)}: {was} was kept (commit {before.commit[:12]}, "
                 f"{before.processor}), {value} was found now ({now.commit[:12]}, {now.processor}); "
                 "--again keeps what was found now"
             )
@@ -246,16 +254,17 @@ def _assignments(run: KeptRun) -> tuple[str, ...]:
     return tuple(f"{key}={value}" for key, value in run.besides.items())
 
 
-def _planned(table: PaperTable, setting: str, asked: Asked) -> dict[tuple[str, Pair], Config]:
-    """The configuration of every run of a setting, by row and pair; empty where none can be configured."""
+def _planned(table: PaperTable, setting: str, asked: Asked) -> dict[tuple[str, tuple[int, int]], Config]:
+    """The configuration of every run of a setting, by row, division and seed; empty where none can be configured.
+
+    ``asked`` names the divisions.
+    """
     try:
         settings = plan(table, replace(asked, columns=(setting,)), look_at_data=False).settings
     except ConfigError:  # no such row or column any more
         return {}
     runs = comparison_runs(settings[0].parameters, None, None) if settings else []
-    return {
-        (run.name, run.config.seed if run.draw is None else (run.draw, run.config.seed)): run.config for run in runs
-    }
+    return {(run.name, (run.config.partition_seed, run.config.seed)): run.config for run in runs}
 
 
 def _digest(identity: Mapping[str, Any]) -> str:

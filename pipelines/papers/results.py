@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,13 @@ from typing import Any
 from markupsafe import Markup
 
 from pipelines.papers.catalogue import Column, PaperTable, Printed, Row
-from pipelines.papers.figures_of_a_run import figure
-from pipelines.papers.plan import Asked, TablePlan, cells, refused_by_reason
+from pipelines.papers.plan import TablePlan, cells, refused_by_reason
+from pipelines.papers.runs import INTERRUPTED, FailedRun, MeasuredRun, runs_of, told_pairs
 from pipelines.reporting import tables
 from pipelines.reporting.formats import MISSING, format_number, format_number_difference, listed
 from pipelines.reporting.html import Notes, Rows, Section, Words, write_page
 from pipelines.reporting.statistics import PairedDifference, Summary, paired_difference, summarise
 from pipelines.reporting.tables import WORDS, Format, Table, csv_text, json_text, markdown_table, write_texts
-from pipelines.runs.layout import read_json
 from pipelines.runs.record import Pair
 
 
@@ -31,6 +30,7 @@ class Cell:
         ours: in the table's unit, over runs; without values where nothing has been run.
         difference: of ours to the row that is the baseline, run by run.
         refused: why it is not run; None where it is, or may be.
+        failed: why runs of it have no result, a reason each; those that were interrupted do not count.
     """
 
     row: Row
@@ -39,23 +39,21 @@ class Cell:
     ours: Summary
     difference: PairedDifference
     refused: str | None = None
+    failed: tuple[str, ...] = ()
 
+    @property
+    def pairs(self) -> frozenset[tuple[int, int]]:
+        """Division and seed of the runs that have a figure."""
+        pairs = self.ours.by_seed.items()
+        return frozenset(pair for pair, value in pairs if value is not None and isinstance(pair, tuple))
 
-@dataclass(frozen=True)
-class MeasuredRun:
-    """What a finished run says of a table.
-
-    Attributes:
-        row: its key. pair: its seed, or division and seed.
-        figures: by key of the columns that are read from it, in their units; None where the run has none.
-        setting: key of the first of these columns, which its comparison's folder is called by. folder: of the run.
-    """
-
-    row: str
-    pair: Pair
-    figures: Mapping[str, float | None]
-    setting: str
-    folder: Path
+    @property
+    def lost(self) -> str:
+        """How many of its runs have no result, in words: ``4 of 5 diverged``; empty where all have one."""
+        if not self.failed:
+            return ""
+        how = "diverged" if all("diverged" in reason for reason in self.failed) else "failed"
+        return f"{len(self.failed)} of {len(self.failed) + len(self.ours.by_seed)} {how}"
 
 
 @dataclass(frozen=True)
@@ -64,14 +62,18 @@ class TableResults:
 
     Attributes:
         plan: of it. cells: by row and column.
-        failed: runs without a result, by setting and label, with the reason.
-        runs: that the figures are of.
+        runs: that the figures are of, one of each division and seed. failures: runs without a result.
     """
 
     plan: TablePlan
     cells: Mapping[tuple[str, str], Cell]
-    failed: Mapping[str, str]
     runs: tuple[MeasuredRun, ...] = ()
+    failures: tuple[FailedRun, ...] = ()
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """Runs without a result, by label, with the reason."""
+        return {run.label: run.reason for run in self.failures}
 
     @property
     def num_measured(self) -> int:
@@ -89,74 +91,40 @@ def results(plan: TablePlan, out: Path) -> TableResults:
     Raises:
         DataError: a file there is damaged.
     """
-    failed = {
-        f"{place.name}: {label}": reason
-        for place, document, _ in _comparisons(plan.table, out)
-        for label, reason in document["failed"].items()
-    }
-    return assembled(plan, measured_runs(plan.table, out), failed)
+    return assembled(plan, *runs_of(plan.table, out))
 
 
-def measured_runs(table: PaperTable, out: Path) -> Iterator[MeasuredRun]:
-    """The finished runs of a table's comparisons, with their figures.
+def assembled(plan: TablePlan, runs: Iterable[MeasuredRun], failures: Iterable[FailedRun] = ()) -> TableResults:
+    """A table from the figures of its runs, in whatever order they come.
 
-    Raises:
-        DataError: a file there is damaged.
+    Of one division and seed a cell has one run, whichever command asked for it: a division that the table fixes is the
+    same as that of ``--partition-seeds`` with this seed, as its fingerprint says.
     """
-    reference = table.row(table.baseline)
-    for place, document, columns in _comparisons(table, out):
-        runs: list[tuple[Row, Pair, Path]] = []
-        for run in document["runs"]:
-            row = table.row(run["method"])
-            pair: Pair = run["seed"] if run.get("division") is None else (run["division"], run["seed"])
-            runs.append((row, pair, place / "runs" / f"{row.method}-s{run['seed']}-{run['config_hash'][:8]}"))
-        baselines = {pair: folder for row, pair, folder in runs if row.key == table.baseline}
-        for row, pair, folder in runs:
-            found = {}
-            for column in columns:
-                if table.why_missing(row, column) is None:  # else such as a figure that is not what the paper's is
-                    metric, usual = (one.metrics.get(column.metric, column.metric) for one in (row, reference))
-                    value = figure(folder, metric, (baselines[pair], usual) if pair in baselines else None)
-                    found[column.key] = None if value is None else column.scale * value
-            yield MeasuredRun(row.key, pair, found, columns[0].key, folder)
-
-
-def _comparisons(table: PaperTable, out: Path) -> Iterator[tuple[Path, Any, tuple[Column, ...]]]:
-    """Of every setting that has been carried out: its folder, what is written there, the columns read from it."""
-    for columns in table.settings():
-        place = out / columns[0].key
-        if (place / "comparison.json").exists():
-            yield place, read_json(place / "comparison.json"), columns
-
-
-def asked_of(folder: Path) -> Asked:
-    """What a finished table was asked for, as far as its figures depend on it.
-
-    Raises:
-        DataError: the folder is none of a table.
-    """
-    said = read_json(folder / "table.json")
-    draws = said["partition_seeds"]
-    return Asked(
-        seeds=tuple(said["seeds"]),
-        partition_seeds=None if draws is None else tuple(draws),
-        rounds_scale=said["rounds_scale"],
-    )
-
-
-def assembled(plan: TablePlan, runs: Iterable[MeasuredRun], failed: Mapping[str, str]) -> TableResults:
-    """A table from the figures of its runs, in whatever order they come."""
-    table, runs = plan.table, tuple(runs)
+    table = plan.table
+    divided: dict[tuple[str, str], int] = {}  # by setting and fingerprint, the seed that is told of a division
     values: dict[tuple[str, str], dict[Pair, float | None]] = {}
+    measured: dict[tuple[str, str, Pair], MeasuredRun] = {}
     for run in runs:
+        pair = divided.setdefault((run.setting, run.partition), run.pair[0]), run.pair[1]
+        measured[run.setting, run.row, pair] = replace(run, pair=pair)
         for read, value in run.figures.items():
-            values.setdefault((run.row, read), {})[run.pair] = value
+            values.setdefault((run.row, read), {})[pair] = value
+    lost = {
+        (run.setting, run.row, run.pair): run
+        for run in failures
+        if run.reason != INTERRUPTED and (run.setting, run.row, run.pair) not in measured
+    }
+    setting_of = {column.key: group[0].key for group in table.settings() for column in group}
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for (setting, whose, _), failure in lost.items():
+        reasons.setdefault((setting, whose), []).append(failure.reason)
     found = {}
     for row in table.rows:
         for column in table.columns:
             key = row.key, column.key
             own = values.get(key, {})
             reference = {} if row.key == table.baseline else values.get((table.baseline, column.key), {})
+            here = reasons.get((setting_of[column.key], row.key), ())
             found[key] = Cell(
                 row,
                 column,
@@ -164,8 +132,9 @@ def assembled(plan: TablePlan, runs: Iterable[MeasuredRun], failed: Mapping[str,
                 summarise(own),
                 paired_difference(own, reference),
                 plan.refused.get(key),
+                tuple(here) if table.why_missing(row, column) is None else (),
             )
-    return TableResults(plan, found, failed, runs)
+    return TableResults(plan, found, tuple(measured.values()), tuple(failures))
 
 
 # ---- for people and machines -------------------------------------------------------------------------------------
@@ -230,38 +199,51 @@ def budget(plan: TablePlan) -> str:
 
 
 def lead(found: TableResults) -> list[str]:
-    """What the figures are, in sentences."""
-    asked = found.plan.asked
-    several = "s" if len(asked.partition_seeds or ()) > 1 else ""
-    draws = f" on division{several} {listed(asked.partition_seeds)}" if asked.partition_seeds else ""
+    """What the figures are, in sentences; of which runs, by column, as they were measured."""
     printed = sum(1 for _ in cells(found.plan.table))
     measured = f"{found.num_measured} of {printed} printed figures are measured" if printed else "nothing is printed"
     return [
         found.plan.table.about,
-        f"Ours are mean ± sample standard deviation over seeds {listed(asked.seeds)}{draws}; {measured}"
-        f"{budget(found.plan)}.",
+        f"Ours are mean ± sample standard deviation over n runs; {measured}{budget(found.plan)}.",
+        *_runs_by_column(found),
     ]
+
+
+def _runs_by_column(found: TableResults) -> list[str]:
+    """Which runs the figures of a column are over, columns of the same runs together; rows that have others apart."""
+    told: dict[str, list[str]] = {}
+    for column in found.plan.table.columns:
+        rows: dict[frozenset[tuple[int, int]], list[str]] = {}
+        for row in found.plan.table.rows:
+            if pairs := found.cells[row.key, column.key].pairs:
+                rows.setdefault(pairs, []).append(row.title)
+        if rows:
+            usual = max(rows, key=lambda pairs: (len(rows[pairs]), len(pairs)))
+            others = [f"{listed(names)}: {told_pairs(pairs)}" for pairs, names in rows.items() if pairs != usual]
+            told.setdefault("; ".join([told_pairs(usual), *others]), []).append(column.title)
+    return [f"{', '.join(columns)}: {words}." for words, columns in told.items()]
 
 
 def paper_tables(found: TableResults, *, measured: bool = False) -> list[Table]:
     """Our figures beside the printed ones, then the differences to the baseline.
 
     Args:
-        found: a table as it stands. measured: leave out rows and columns without a figure of ours.
+        found: a table as it stands. measured: leave out rows and columns of which we have run nothing.
     """
     table = found.plan.table
-    columns = [c for c in table.columns if not measured or any(found.cells[r.key, c.key].ours.n for r in table.rows)]
-    rows = [r for r in table.rows if not measured or any(found.cells[r.key, c.key].ours.n for c in columns)]
+    tried = {key for key, cell in found.cells.items() if not measured or cell.ours.n or cell.failed}
+    columns = [column for column in table.columns if any((row.key, column.key) in tried for row in table.rows)]
+    rows = [row for row in table.rows if any((row.key, column.key) in tried for column in columns)]
     names = tables.Column("row", "method", [row.title for row in rows], WORDS)
     figures, differences = [names], [names]
     for column in columns:
         of = [found.cells[row.key, column.key] for row in rows]
-        if not any(cell.ours.n or cell.printed for cell in of):
+        if not any(cell.ours.n or cell.failed or cell.printed for cell in of):
             continue
-        beside, here = any(cell.printed for cell in of), any(cell.ours.n for cell in of)
+        beside, here = any(cell.printed for cell in of), any(cell.ours.n or cell.failed for cell in of)
         heading = f"{column.title}, ours" if beside else column.title
         if here:
-            figures.append(tables.Column(f"{column.key}_ours", heading, [cell.ours for cell in of], _OURS))
+            figures.append(tables.Column(f"{column.key}_ours", heading, of, _OURS))
         if beside:  # a column that nobody has run takes no room for figures that are not there
             given, named = [cell.printed for cell in of], "printed" if here else f"{column.title}, printed"
             figures.append(tables.Column(f"{column.key}_printed", named, given, _PRINTED))
@@ -297,6 +279,8 @@ def records(found: TableResults) -> list[dict[str, Any]]:
             "ours": cell.ours.mean,
             "ours_std": cell.ours.std,
             "n": cell.ours.n,
+            "divisions": len({division for division, _ in cell.pairs}),
+            "failed": len(cell.failed),
             "difference": cell.difference.mean,
             "difference_low": cell.difference.low,
             "difference_high": cell.difference.high,
@@ -329,8 +313,12 @@ def _printed_text(printed: Printed | None) -> str:
     return f"{printed.value:.2f}" + ("" if printed.spread is None else f" ± {printed.spread:.2f}")
 
 
+def _ours_text(cell: Cell) -> str:
+    return format_number(cell.ours, ".2f") + (f" ({cell.lost})" if cell.failed else "")
+
+
 _LINK = Markup('<a href="{href}">{title}</a>')
-_OURS = Format(partial(format_number, spec=".2f"))
+_OURS = Format(_ours_text)
 _PRINTED = Format(_printed_text)
 _DIFFERENCE = Format(partial(format_number_difference, spec=".2f"))
 _GAP = Format(lambda value: MISSING if value is None else f"{value:+.2f}")

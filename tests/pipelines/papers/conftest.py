@@ -69,14 +69,17 @@ Values = Mapping[str, Mapping[Pair, Mapping[str, float]]]
 
 
 @pytest.fixture
-def compared(tmp_path: Path) -> Callable[[str, Values], Path]:
+def compared(tmp_path: Path) -> Callable[..., Path]:
     """Leaves a setting's comparison as a finished one does.
 
     Given are figures of ``metrics.json`` by row and by seed, or by division and seed. The method of a row is
-    that of :data:`TINY`. Returns the table's folder.
+    that of :data:`TINY`, and a division's fingerprint says the seed that drew it. Without a division each seed
+    divides anew, or ``fixed`` did for all. ``failed`` are reasons by name. Returns the table's folder.
     """
 
-    def leave(setting: str, values: Values) -> Path:
+    def leave(
+        setting: str, values: Values, *, fixed: int | None = None, failed: Mapping[str, str] | None = None
+    ) -> Path:
         place = tmp_path / "table" / setting
         runs = []
         for row, by_pair in values.items():
@@ -86,10 +89,14 @@ def compared(tmp_path: Path) -> Callable[[str, Values], Path]:
                 method = TINY["rows"][row]["method"]
                 files = RunFiles(place / "runs" / f"{method}-s{seed}-{hash}")
                 files.metrics.parent.mkdir(parents=True)
-                files.metrics.write_text(json.dumps({"method": method, **figures}))
+                draw = fixed if division is None else division
+                divided = {"partition_fingerprint": f"division of {seed if draw is None else draw}"}
+                header = {"data": {}, "partition": {"seed": draw}}
+                files.config.write_text(json.dumps({"config": header, "identity": {}, "config_hash": hash}))
+                files.metrics.write_text(json.dumps({"method": method, **divided, **figures}))
                 files.history.write_text(json.dumps({"round": 1, **dict.fromkeys(PER_ROUND), **figures}) + "\n")
                 runs.append({"method": row, "seed": seed, "division": division, "config_hash": hash + "0" * 56})
-        (place / "comparison.json").write_text(json.dumps({"failed": {}, "runs": runs}))
+        (place / "comparison.json").write_text(json.dumps({"failed": failed or {}, "runs": runs}))
         return place.parent
 
     return leave

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from pipelines.tuning.metrics import PER_ROUND
 
 from .conftest import tiny
 
-Compared = Callable[[str, Any], Path]
+Compared = Callable[..., Path]
 
 
 def test_every_claim_names_rows_and_a_column_and_has_an_id_of_its_own() -> None:
@@ -159,13 +160,15 @@ def test_a_lead_is_a_sum_of_cells_with_weights() -> None:
     assert (alone[0].weights, alone[0].by) == ({("fedpa", "celeba"): 1}, 80.0)
 
 
-def found(compared: Compared, leads: Mapping[Pair, float], figure: str = "top1_global") -> TableResults:
-    """FedAvg has 0.5 everywhere, FedProx these points more."""
+def found(
+    compared: Compared, leads: Mapping[Pair, float], figure: str = "top1_global", fixed: int | None = None
+) -> TableResults:
+    """FedAvg has 0.5 everywhere, FedProx these points more; ``fixed`` divides for all seeds."""
     runs = {
         "fedavg": {pair: {figure: 0.5} for pair in leads},
         "near": {pair: {figure: 0.5 + lead / 100} for pair, lead in leads.items()},
     }
-    return results(plan(tiny(missing=[]), Asked(), look_at_data=False), compared("even", runs))
+    return results(plan(tiny(missing=[]), Asked(), look_at_data=False), compared("even", runs, fixed=fixed))
 
 
 def claim(by: float = 0.0, **changes: Any) -> Claim:
@@ -262,6 +265,21 @@ def test_the_interval_over_seeds_decides(compared: Compared, by: float, verdict:
     assert judged.verdict == verdict
     assert judged.difference.low == pytest.approx(5 - 4.302653 / 3**0.5, abs=1e-5)
     assert (judged.seeds, judged.divisions) == ((0, 1, 2), (0, 1, 2))  # each seed divides anew
+
+
+@pytest.mark.parametrize(("by", "verdict"), [(2.5, "holds"), (7.5, "does not hold"), (5.0, "undecided")])
+def test_seeds_that_share_a_division_have_a_verdict_on_one_division(
+    compared: Compared, tmp_path: Path, by: float, verdict: str
+) -> None:
+    """Leads and interval as above, whether the division of seed 7 was set for all seeds or asked for with each."""
+    leads = {0: 4.0, 1: 5.0, 2: 6.0}
+    judged = judge(claim(by), found(compared, leads, fixed=7))
+    rmtree(tmp_path / "table")
+    asked = judge(claim(by), found(compared, {(7, seed): lead for seed, lead in leads.items()}))
+    assert judged.verdict == (verdict if verdict == "undecided" else f"{verdict} on one division")
+    assert judged.difference.low == pytest.approx(5 - 4.302653 / 3**0.5, abs=1e-5)
+    assert (judged.seeds, judged.divisions) == ((0, 1, 2), (7,))
+    assert (asked, asked.difference.by_seed) == (judged, judged.difference.by_seed)
 
 
 def test_of_several_divisions_the_interval_is_over_them(compared: Compared) -> None:

@@ -49,13 +49,10 @@ def test_pictures_are_those_of_the_first_run_of_each_row(compared: Compared) -> 
     place = compared("even", RUNS)
     for seed in (0, 1):
         files = RunFiles(place / "even" / "runs" / f"fedavg-s{seed}-fedavgNo")
-        files.config.write_text(json.dumps({"config_hash": "x"}))
         files.analyses.mkdir()
         reason = f"seed {seed} has no features"
         index = {name: {"skipped": reason, "notes": []} for name in ("tsne_round_5", "class_heatmap")}
-        (files.analyses / "index.json").write_text(json.dumps({"run": "x", "analyses": index}))
-        near = RunFiles(place / "even" / "runs" / f"fedprox-s{seed}-nearNone")
-        near.config.write_text(json.dumps({"config_hash": "x"}))
+        (files.analyses / "index.json").write_text(json.dumps({"run": "fedavgNo", "analyses": index}))
     found = results(plan(table, Asked(seeds=(0, 1)), look_at_data=False), place)
     shown = [one for one in sections(found) if one.name.startswith("picture")]
     assert [one.name for one in shown] == ["pictures", "picture-even-fedavg-tsne_round_5"]
@@ -66,12 +63,11 @@ def test_pictures_are_those_of_the_first_run_of_each_row(compared: Compared) -> 
 def test_a_division_is_a_picture_of_every_run(compared: Compared) -> None:
     """Two clients with 3 and 0, 1 and 2 samples of two classes; of a run whose division is gone, why there is none."""
     table, place = tiny(pictures=["partition"]), compared("even", RUNS)
-    for row in ("fedavg-s0-fedavgNo", "fedprox-s0-nearNone"):
-        RunFiles(place / "even" / "runs" / row).config.write_text(json.dumps({"config_hash": "x"}))
     files = RunFiles(place / "even" / "runs" / "fedavg-s0-fedavgNo")
+    clients = [{"id": 0, "class_counts": [3, 0]}, {"class_counts": [1, 2]}]
     for folder, name, content in (
         (files.prepared, "meta.json", {}),
-        (files.partition, "manifest.json", {"clients": [{"id": 0, "class_counts": [3, 0]}, {"class_counts": [1, 2]}]}),
+        (files.partition, "manifest.json", {"clients": clients, "fingerprint": "division of 0"}),
     ):
         folder.mkdir()
         (folder / name).write_text(json.dumps(content))

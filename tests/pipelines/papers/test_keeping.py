@@ -44,14 +44,18 @@ def leave(
     rows = []
     place = out / planned.settings[0].name
     for run in comparison_runs(planned.settings[0].parameters, None, None):
-        seed, hash = run.config.seed, run.config.hash("data", f"division {run.draw}")
+        seed, hash = run.config.seed, run.config.hash("data", f"division {run.config.partition_seed}")
         files = RunFiles(place / "runs" / f"{run.config.method.name}-s{seed}-{hash[:8]}")
         files.directory.mkdir(parents=True, exist_ok=True)
         made = {"code_version": commit, "processor": PROCESSOR, "device": "cpu", "versions": {"torch": "2.15.0"}}
         header = {"config": run.config.to_mapping(), "identity": run.config.identity(), "config_hash": hash}
         files.config.write_text(json.dumps(header | {"environment": made}))
         figure = {"top5_pooled_local": (points[run.name] + seed) / 100, "top1_global": 0.5}
-        printed = {"data_fingerprint": "data", "partition_fingerprint": f"division {run.draw}", **figure}
+        printed = {
+            "data_fingerprint": "data",
+            "partition_fingerprint": f"division {run.config.partition_seed}",
+            **figure,
+        }
         files.metrics.write_text(json.dumps({"method": run.config.method.name, **printed}))
         files.history.write_text(json.dumps({"round": 1, **dict.fromkeys(PER_ROUND)}) + "\n")
         rows.append({"method": run.name, "seed": seed, "division": run.draw, "config_hash": hash})
@@ -85,6 +89,21 @@ def test_several_machines_fill_one_file(tmp_path: Path) -> None:
         files.append((into / "fedpa.table2.json").read_bytes())
     assert files[0] == files[1]
     assert [run.seed for run in read_kept(tmp_path / "0" / "fedpa.table2.json").runs] == [0, 1, 2]
+
+
+def test_a_division_is_kept_once_however_it_was_asked_for(tmp_path: Path) -> None:
+    """The table divides by seed 42: the same runs asked for by --partition-seeds 42 are no more runs.
+
+    By --set partition.seed=43 they are those of division 43: two seeds on two divisions, four runs.
+    """
+    keep(leave(tmp_path / "fixed", {"fedavg": 90}, seeds=(0, 1)), tmp_path)
+    assert keep(leave(tmp_path / "asked", {"fedavg": 90}, seeds=(0, 1), divisions=(42,)), tmp_path).endswith(
+        "0 of them new"
+    )
+    keep(leave(tmp_path / "set", {"fedavg": 90}, seeds=(0, 1), assignments=("partition.seed=43",)), tmp_path)
+    kept = read_kept(tmp_path / "fedpa.table2.json")
+    assert [(run.pair, run.besides) for run in kept.runs] == [((d, s), {}) for d in (42, 43) for s in (0, 1)]
+    assert (outdated(kept), kept.results().cells["fedavg", "mnist_0.1"].ours.n) == ([], 4)
 
 
 def test_a_reduced_budget_has_a_file_of_its_own(tmp_path: Path) -> None:
@@ -121,7 +140,10 @@ def test_other_figures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     held = file.read_bytes()
     assert main(["paper", "keep", str(other), "--into", str(tmp_path)]) != 0
     said = capsys.readouterr().err
-    assert f"fedavg on mnist_0.1, 0: 90.0 was kept (commit 0123456789ab, {PROCESSOR}), 90.5 was found now" in said
+    assert (
+        f"fedavg on mnist_0.1, 0 on division 42: 90.0 was kept (commit 0123456789ab, {PROCESSOR}), 90.5 was found now"
+        in said
+    )
     assert f"now (ffffffffffff, {PROCESSOR})" in said
     assert file.read_bytes() == held
     assert main(["paper", "keep", str(other), "--into", str(tmp_path), "--again"]) == 0
@@ -157,7 +179,8 @@ def test_what_was_run_here_stands_above_what_is_kept(tmp_path: Path) -> None:
     home = leave(tmp_path / "home" / TABLE, {"fedavg": 90, "fedpa": 97}, seeds=(0, 1, 2)).parent
     places = [(None, None), (None, tmp_path), (home, None), (home, tmp_path)]
     verdicts = [judged([claim], *place)[0].verdict for place in places]
-    assert verdicts == ["not run", "does not hold", "holds", "holds"]
+    shared = "on one division"
+    assert verdicts == ["not run", f"does not hold {shared}", f"holds {shared}", f"holds {shared}"]
 
 
 def test_what_this_project_keeps_is_what_its_tables_ask_for() -> None:

@@ -17,11 +17,12 @@ from pipelines.papers.drawings import formula_of
 from pipelines.papers.figures_of_a_run import figure, figures
 from pipelines.papers.formulas import mixtures_up
 from pipelines.papers.plan import Asked, plan
-from pipelines.papers.results import results, write
+from pipelines.papers.results import lead, results, write
+from pipelines.papers.runs import told_pairs
 
 from .conftest import RUNS, tiny
 
-Compared = Callable[[str, Any], Path]
+Compared = Callable[..., Path]
 
 
 def test_figures_stand_beside_the_printed_ones(compared: Compared) -> None:
@@ -67,6 +68,27 @@ def test_a_row_may_be_read_from_another_figure(compared: Compared) -> None:
     )
     assert found.cells["near", "even"].ours.mean == pytest.approx(25.0)
     assert found.cells["fedavg", "even"].ours.mean is None
+
+
+def test_the_lead_tells_of_every_column_the_runs_that_it_is_over(compared: Compared) -> None:
+    """One column on divisions 42 and 43, the other on 42, where FedProx has seed 1 only; asked for are others."""
+    same = {(draw, seed): {"top1_global": 0.5} for draw in (42, 43) for seed in (0, 1)}
+    out = compared("even", {"fedavg": same, "near": same})
+    one = {seed: {"top1_global": 0.5} for seed in (0, 1, 2)}
+    compared("skewed", {"fedavg": one, "near": {1: {"top1_global": 0.5}}}, fixed=42)
+    said = lead(results(plan(tiny(), Asked(seeds=(7, 8)), look_at_data=False), out))
+    assert said[2:] == [
+        "even: n = 4, seeds 0, 1 on each of divisions 42, 43.",
+        "skewed: n = 3, seeds 0, 1, 2 on one division (42); FedProx: n = 1, seed 1 on one division (42).",
+    ]
+    assert "seeds 7" not in " ".join(said)
+
+
+def test_what_pairs_say() -> None:
+    """Every seed on a division of its own; every division with every seed; neither."""
+    assert told_pairs(frozenset({(0, 0), (4, 4)})) == "n = 2, seeds 0, 4, each on a division of its own"
+    assert told_pairs(frozenset({(42, 0), (43, 0)})) == "n = 2, seed 0 on each of divisions 42, 43"
+    assert told_pairs(frozenset({(42, 0), (42, 1), (43, 2)})) == "n = 3, seeds by division: 0, 1 on 42; 2 on 43"
 
 
 def test_what_is_written_says_budget_and_refusals(compared: Compared) -> None:
