@@ -5,7 +5,8 @@ per column. ``protofl paper keep`` writes these down, so that a table can be fin
 what this project says of the papers' claims can be read, and repeated, by whoever has nothing but its code.
 
 Of each run it is kept which commit made it, on what kind of processor, and by their fingerprints on which data and
-which division. And a digest of its settings: :func:`outdated` finds runs whose table asks for others by now.
+which division. And a digest of its settings: :func:`outdated` finds runs whose table asks for others by now. Of a run
+that failed it is kept why, so that nobody takes the figures of those that did not for all.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pipelines.execution.bodies import comparison_runs
 from pipelines.papers.catalogue import PaperTable, table_named
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import TableResults, assembled
-from pipelines.papers.runs import MeasuredRun, asked_of, runs_of
+from pipelines.papers.runs import INTERRUPTED, FailedRun, MeasuredRun, asked_of, runs_of
 from pipelines.reporting.formats import plural
 from pipelines.runs.compared import flatten
 from pipelines.runs.layout import read_json, write_text
@@ -35,6 +36,8 @@ from pipelines.runs.record import pair_name
 HERE = Path(str(files("pipelines.papers"))) / "measured"
 """What this project measured itself."""
 
+_MAY_BE_SET = {"data.name": "imagefolder", "data.image_size": None}
+"""Beside ``engine.*``, what may differ from a table's values, and as what: its images in another form."""
 _ALIKE = 1e-9
 """Figures that differ by less are the same; they are kept with twelve decimals."""
 
@@ -79,11 +82,12 @@ class KeptRun:
 
 @dataclass(frozen=True)
 class KeptTable:
-    """A file of kept runs: of which table, at which share of its rounds."""
+    """A file of kept runs: of which table, at which share of its rounds; ``failed`` are those without figures."""
 
     table: PaperTable
     rounds_scale: float
     runs: tuple[KeptRun, ...]
+    failed: tuple[FailedRun, ...] = ()
 
     @property
     def name(self) -> str:
@@ -103,7 +107,7 @@ class KeptTable:
         measured = (
             MeasuredRun(run.row, run.pair, run.figures, run.setting, Path(), run.partition) for run in self.runs
         )
-        return assembled(found, measured)
+        return assembled(found, measured, self.failed)
 
 
 def kept_tables(folder: Path = HERE) -> list[KeptTable]:
@@ -127,50 +131,73 @@ def read_kept(path: Path) -> KeptTable:
         id, scale, entries = document["id"], float(document["rounds_scale"]), list(document["runs"])
         wrong = next((n for n, entry in enumerate(entries, 1) if set(entry) != known), None)
         runs = () if wrong else tuple(KeptRun(**entry) for entry in entries)
+        failed = tuple(
+            FailedRun(one["row"], (one["division"], one["seed"]), one["setting"], one["reason"])
+            for one in document.get("failed", ())
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{path}: not a file of kept runs; delete it and keep the table again") from error
     if wrong:
         raise DataError(f"{path}: run {wrong}: expected {', '.join(sorted(known))}")
-    return KeptTable(table_named(id), scale, runs)
+    return KeptTable(table_named(id), scale, runs, failed)
 
 
 def keep(out: Path, into: Path = HERE, *, again: bool = False) -> str:
-    """Keep the finished runs of a table.
+    """Keep the finished runs of a table, and why others failed.
 
     Runs that are kept already stay as they are; those of other settings than the table's by now are replaced.
 
     Args:
         out: the table's folder. into: folder of the file.
-        again: replace runs that now have other figures.
+        again: replace runs that now have other figures, or were made with another engine.
 
     Returns:
         What was done, in a sentence.
 
     Raises:
-        RunError: there is no finished run; or one was made by code that is in no commit, or has other figures than
-            those that are kept.
+        RunError: there is no finished run; or one was made by code that is in no commit, or with other values than the
+            table's, or has other figures or another engine than when it was kept, or is of other images.
         DataError: a file is damaged.
     """
     asked = asked_of(out)
     table = table_named(read_json(out / "table.json")["id"])
-    new = KeptTable(table, asked.rounds_scale, tuple(_kept(table, asked, run) for run in runs_of(table, out)[0]))
+    measured, failed = runs_of(table, out)
+    new = KeptTable(table, asked.rounds_scale, tuple(_kept(table, asked, run) for run in measured))
     if not new.runs:
         raise RunError(f"{out}: no run of it has finished")
     path = into / f"{new.name}.json"
-    known = {run.place: run for run in read_kept(path).runs} if path.exists() else {}
-    whole = dict(known)
+    known = read_kept(path) if path.exists() else replace(new, runs=())
+    before = {run.place: run for run in known.runs}
+    stale = {run.place for run in outdated(known)} if before else set()
+    whole = dict(before)
     for run in new.runs:
-        before = known.get(run.place)
-        if before is None or before.settings != run.settings or again:
+        was = before.get(run.place)
+        if was is None or run.place in stale or again:
             whole[run.place] = run
         else:
-            _same(table, path, before, run)
-            if set(run.figures) > set(before.figures):
+            _same(table, path, was, run)
+            if set(run.figures) > set(was.figures):
                 whole[run.place] = run
     runs = tuple(whole[place] for place in sorted(whole))
-    write_text(path, _text(replace(new, runs=runs)))
-    changed = sum(known.get(run.place) != run for run in runs)
-    return f"{path}: {plural(len(runs), 'run')}, {changed} of them new"
+    _check_divisions(path, [run for run in runs if run != before.get(run.place) or run.place not in stale])
+    lost = {(one.setting, one.row, *one.pair): one for one in (*known.failed, *failed) if one.reason != INTERRUPTED}
+    without = tuple(lost[place] for place in sorted(lost.keys() - whole.keys()))
+    write_text(path, _text(replace(new, runs=runs, failed=without)))
+    changed = sum(before.get(run.place) != run for run in runs)
+    told = f"; {plural(len(without), 'other')} failed" if without else ""
+    return f"{path}: {plural(len(runs), 'run')}, {changed} of them new{told}"
+
+
+def _check_divisions(path: Path, runs: Sequence[KeptRun]) -> None:
+    """Refuse runs of a setting that one seed divided in two ways: they are of other images, or of another table."""
+    first: dict[tuple[str, int], KeptRun] = {}
+    for run in runs:
+        other = first.setdefault((run.setting, run.division), run)
+        if other.partition != run.partition:
+            raise RunError(
+                f"{path}: {run.row} on {run.setting}, {pair_name(run.pair)}: its clients do not hold what those of "
+                f"{other.row}, {pair_name(other.pair)}, hold; run both on the same images"
+            )
 
 
 def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
@@ -190,6 +217,13 @@ def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
     usual = flatten(planned[run.row, run.pair].identity()) if planned else {}
     values = flatten(header["config"])
     differing = sorted(key for key in own.keys() | usual.keys() if own.get(key) != usual.get(key))
+    foreign = [key for key in differing if not _may_differ(key, values.get(key))]
+    if foreign:
+        said = ", ".join(f"{key}={values.get(key)}" for key in foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise RunError(
+            f"{run.row} on {run.setting}, {pair_name(run.pair)}: was made with {said}, which is not the table's "
+            "setting; run it without (engine.*, data.root and data.name=imagefolder may be set)"
+        )
     return KeptRun(
         run.setting,
         run.row,
@@ -204,6 +238,11 @@ def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
         (processor_of(made) or "unknown") if made["device"] == "cpu" else made["device"],
         made["versions"]["torch"],
     )
+
+
+def _may_differ(key: str, value: object) -> bool:
+    """Whether a run is one of its table's although it has another value than the table says."""
+    return key.startswith("engine.") or (key in _MAY_BE_SET and _MAY_BE_SET[key] in (None, value))
 
 
 def _identity(header: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -225,7 +264,13 @@ def _with_division(identity: Mapping[str, Any], division: int) -> Mapping[str, A
 
 
 def _same(table: PaperTable, path: Path, before: KeptRun, now: KeptRun) -> None:
-    """Refuse a run that has other figures than when it was kept; of seconds and joules nothing else is expected."""
+    """Refuse a run with another engine or other figures than when it was kept; seconds and joules always differ."""
+    if before.settings != now.settings:
+        had, has = (", ".join(_assignments(run)) or "the table's own values" for run in (before, now))
+        raise RunError(
+            f"{path}: {now.row} on {now.setting}, {pair_name(now.pair)}: was kept with {had}, and was found now with "
+            f"{has}; --again keeps what was found now"
+        )
     for key, value in now.figures.items():
         was = before.figures.get(key, value)
         alike = was == value or (was is not None and value is not None and abs(was - value) < _ALIKE)
@@ -273,9 +318,13 @@ def _digest(identity: Mapping[str, Any]) -> str:
 
 def _text(kept: KeptTable) -> str:
     """A run per line, so that a difference shows runs."""
-    lines = ",\n".join(json.dumps(asdict(run)) for run in kept.runs)
+    failed = (
+        {"setting": one.setting, "row": one.row, "division": one.pair[0], "seed": one.pair[1], "reason": one.reason}
+        for one in kept.failed
+    )
+    runs, lost = (",\n".join(map(json.dumps, entries)) for entries in (map(asdict, kept.runs), failed))
     head = f'"id": {json.dumps(kept.table.id)},\n"rounds_scale": {json.dumps(kept.rounds_scale)},\n'
-    return f'{{\n{head}"runs": [\n{lines}\n]\n}}\n'
+    return f'{{\n{head}"runs": [\n{runs}\n],\n"failed": [' + (f"\n{lost}\n" if lost else "") + "]\n}\n"
 
 
 def made_by(tables: Iterable[KeptTable]) -> str:

@@ -22,6 +22,7 @@ from pipelines.papers.claims import judged
 from pipelines.papers.keeping import keep, kept_tables, outdated, read_kept
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import results, write
+from pipelines.papers.runs import FailedRun
 from pipelines.tuning.metrics import PER_ROUND
 
 TABLE = "fedpa.table2"
@@ -127,10 +128,74 @@ def test_what_was_set_beside_the_table_is_said(tmp_path: Path) -> None:
     assert [run.row for run in outdated(replace(kept, table=gone))] == ["fedpa"]
 
 
-def test_runs_of_other_settings_are_replaced(tmp_path: Path) -> None:
-    keep(leave(tmp_path / "before", {"fedavg": 80}, assignments=("local.lr=0.5",)), tmp_path)
+def test_kept_runs_of_another_setting_than_the_tables_are_replaced(tmp_path: Path) -> None:
+    """The kept run's digest is no longer the one that its table asks for: whoever ran it anew keeps that."""
+    file = tmp_path / "fedpa.table2.json"
+    keep(leave(tmp_path / "before", {"fedavg": 80}), tmp_path)
+    file.write_text(file.read_text().replace(read_kept(file).runs[0].settings, "0" * 16))
     assert keep(leave(tmp_path / "now", {"fedavg": 90}), tmp_path).endswith("1 run, 1 of them new")
-    assert read_kept(tmp_path / "fedpa.table2.json").runs[0].figures["mnist_0.1"] == 90.0
+    assert read_kept(file).runs[0].figures["mnist_0.1"] == 90.0
+
+
+@pytest.mark.parametrize("assignment", ["federation.rounds=2", "local.lr=0.5", "data.name=fashionmnist"])
+def test_runs_of_another_setting_than_the_tables_are_not_kept(tmp_path: Path, assignment: str) -> None:
+    """Not in place of a run of the table's own, nor where there is none, nor with --again."""
+    keep(leave(tmp_path / "before", {"fedavg": 90}), tmp_path / "kept")
+    held = (tmp_path / "kept" / "fedpa.table2.json").read_bytes()
+    other = leave(tmp_path / "now", {"fedavg": 60}, assignments=(assignment,))
+    for into, again in ((tmp_path / "kept", False), (tmp_path / "kept", True), (tmp_path / "empty", False)):
+        with pytest.raises(
+            RunError, match=rf"fedavg on mnist_0.1, 0 on division 42: was made with {assignment}, which"
+        ):
+            keep(other, into, again=again)
+    assert (tmp_path / "kept" / "fedpa.table2.json").read_bytes() == held
+    assert not (tmp_path / "empty").exists()
+
+
+def test_another_engine_is_kept_only_when_asked_for(tmp_path: Path) -> None:
+    keep(leave(tmp_path / "before", {"fedavg": 90}, assignments=("engine.compile=default",)), tmp_path)
+    other = leave(tmp_path / "now", {"fedavg": 90})
+    with pytest.raises(RunError, match=r"was kept with engine.compile=default, and was found now with the table's own"):
+        keep(other, tmp_path)
+    keep(other, tmp_path, again=True)
+    assert read_kept(tmp_path / "fedpa.table2.json").runs[0].besides == {}
+
+
+def test_images_in_another_form_are_the_tables(tmp_path: Path) -> None:
+    images = ("data.name=imagefolder", f"data.root={tmp_path}")
+    keep(leave(tmp_path / "table", {"fedavg": 90}, assignments=images), tmp_path)
+    kept = read_kept(tmp_path / "fedpa.table2.json")
+    assert kept.runs[0].besides == {"data.name": "imagefolder", "data.image_size": "null"}
+    assert outdated(kept) == []
+
+
+def test_one_seed_cannot_have_divided_in_two_ways(tmp_path: Path) -> None:
+    """FedPA's clients hold other images than FedAvg's: pairs of the two are none."""
+    keep(leave(tmp_path / "one", {"fedavg": 90}), tmp_path)
+    other = leave(tmp_path / "other", {"fedpa": 93})
+    for metrics in other.glob("**/metrics.json"):
+        metrics.write_text(metrics.read_text().replace("division 42", "another"))
+    with pytest.raises(
+        RunError, match=r"fedpa on mnist_0.1, 0 on division 42: its clients do not hold what those of fed"
+    ):
+        keep(other, tmp_path)
+
+
+def test_failed_runs_are_kept_with_their_reason_until_one_ends(tmp_path: Path) -> None:
+    """Of FedPA's three seeds one ended, one diverged, one was interrupted, which says nothing: 1 of 2 diverged."""
+    out = leave(tmp_path / "table", {"fedavg": 90, "fedpa": 93}, seeds=(2,))
+    file = out / "mnist_0.1" / "comparison.json"
+    failed = {"fedpa seed 0": "round 3: training diverged (nan)", "fedpa seed 1": "interrupted"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"failed": failed}))
+    assert keep(out, tmp_path).endswith("2 runs, 2 of them new; 1 other failed")
+    kept = read_kept(tmp_path / "fedpa.table2.json")
+    assert kept.failed == (FailedRun("fedpa", (42, 0), "mnist_0.1", "round 3: training diverged (nan)"),)
+    cells = kept.results().cells
+    assert [cells[row, "mnist_0.1"].lost for row in ("fedavg", "fedpa")] == ["", "1 of 2 diverged"]
+    assert cells["fedpa", "mnist_1"].lost == ""
+    assert keep(out, tmp_path).endswith("0 of them new; 1 other failed")
+    assert keep(leave(tmp_path / "later", {"fedpa": 93}), tmp_path).endswith("3 runs, 1 of them new")
+    assert read_kept(tmp_path / "fedpa.table2.json").failed == ()
 
 
 def test_other_figures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

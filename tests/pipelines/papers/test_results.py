@@ -91,6 +91,29 @@ def test_what_pairs_say() -> None:
     assert told_pairs(frozenset({(42, 0), (42, 1), (43, 2)})) == "n = 3, seeds by division: 0, 1 on 42; 2 on 43"
 
 
+def test_runs_that_failed_stand_beside_the_figures_of_those_that_did_not(compared: Compared) -> None:
+    """Of FedProx's four seeds two diverged; one was interrupted, and can be gone on with. Its row is not its method."""
+    failed = {
+        "fedprox seed 2, near": "training diverged",
+        "fedprox seed 3, near": "training diverged",
+        "fedprox seed 4, near": "interrupted",
+        "fedavg seed 2": "no memory",
+    }
+    out = compared("even", RUNS, failed=failed)
+    found = results(plan(tiny(), Asked(seeds=(0, 1)), look_at_data=False), out)
+    lost = {key: cell.lost for key, cell in found.cells.items() if cell.lost}
+    assert lost == {
+        ("near", "even"): "2 of 4 diverged",
+        ("fedavg", "even"): "1 of 3 failed",
+        ("fedavg", "sent"): "1 of 3 failed",
+    }
+    assert found.failed["even: near, seed 2 on division 2"] == "training diverged"
+    write(found, out)
+    text = (out / "table.md").read_text(encoding="utf-8")
+    assert "| FedProx | 76.00 ± 2.83 (2 of 4 diverged) | 71.25 |" in text
+    assert "- Failed: even: near, seed 4 on division 4: interrupted" in text
+
+
 def test_what_is_written_says_budget_and_refusals(compared: Compared) -> None:
     """A smaller budget is marked in the title; refused cells stand with their reason."""
     out = compared("even", RUNS)
