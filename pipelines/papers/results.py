@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -248,8 +247,7 @@ def paper_tables(found: TableResults, *, measured: bool = False) -> list[Table]:
             given, named = [cell.printed for cell in of], "printed" if here else f"{column.title}, printed"
             figures.append(tables.Column(f"{column.key}_printed", named, given, _PRINTED))
         if any(cell.difference.n for cell in of):
-            gaps = [cell.difference for cell in of]
-            differences.append(tables.Column(column.key, heading, gaps, _DIFFERENCE))
+            differences.append(tables.Column(column.key, heading, of, _DIFFERENCE))
             if beside:
                 printed = [_printed_difference(table, row, column) for row in rows]
                 differences.append(tables.Column(f"{column.key}_printed", "printed", printed, _GAP))
@@ -314,11 +312,21 @@ def _printed_text(printed: Printed | None) -> str:
 
 
 def _ours_text(cell: Cell) -> str:
-    return format_number(cell.ours, ".2f") + (f" ({cell.lost})" if cell.failed else "")
+    return _with_lost(format_number(cell.ours, ".2f"), cell)
+
+
+def _difference_text(cell: Cell) -> str:
+    text = format_number_difference(cell.difference, ".2f")
+    return text if text == MISSING else _with_lost(text, cell)
+
+
+def _with_lost(text: str, cell: Cell) -> str:
+    """What those of its runs say that did not fail, with how many did."""
+    return f"{text} ({cell.lost})" if cell.failed else text
 
 
 _LINK = Markup('<a href="{href}">{title}</a>')
 _OURS = Format(_ours_text)
 _PRINTED = Format(_printed_text)
-_DIFFERENCE = Format(partial(format_number_difference, spec=".2f"))
+_DIFFERENCE = Format(_difference_text)
 _GAP = Format(lambda value: MISSING if value is None else f"{value:+.2f}")

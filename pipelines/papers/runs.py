@@ -134,6 +134,8 @@ def told_pairs(pairs: frozenset[tuple[int, int]]) -> str:
     seeds, divisions = (_listed(pair[place] for pair in pairs) for place in (1, 0))
     many, n = len({pair[1] for pair in pairs}), len({pair[0] for pair in pairs})
     said = f"n = {len(pairs)}, seed{'s' if many > 1 else ''} {seeds}"
+    if len(pairs) == 1:
+        return f"{said} on division {divisions}"
     if n == 1:
         return f"{said} on one division ({divisions})"
     if many == n == len(pairs) and all(draw == seed for draw, seed in pairs):

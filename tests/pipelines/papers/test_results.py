@@ -79,7 +79,7 @@ def test_the_lead_tells_of_every_column_the_runs_that_it_is_over(compared: Compa
     said = lead(results(plan(tiny(), Asked(seeds=(7, 8)), look_at_data=False), out))
     assert said[2:] == [
         "even: n = 4, seeds 0, 1 on each of divisions 42, 43.",
-        "skewed: n = 3, seeds 0, 1, 2 on one division (42); FedProx: n = 1, seed 1 on one division (42).",
+        "skewed: n = 3, seeds 0, 1, 2 on one division (42); FedProx: n = 1, seed 1 on division 42.",
     ]
     assert "seeds 7" not in " ".join(said)
 
@@ -111,6 +111,7 @@ def test_runs_that_failed_stand_beside_the_figures_of_those_that_did_not(compare
     write(found, out)
     text = (out / "table.md").read_text(encoding="utf-8")
     assert "| FedProx | 76.00 ± 2.83 (2 of 4 diverged) | 71.25 |" in text
+    assert "| FedProx | +5.00 [-7.71, +17.71] (2 of 4 diverged) |" in text
     assert "- Failed: even: near, seed 4 on division 4: interrupted" in text
 
 
