@@ -172,7 +172,8 @@ def keep_(arguments: argparse.Namespace) -> int:
 def claims_(arguments: argparse.Namespace) -> int:
     """``protofl paper claims``."""
     from pipelines.papers.claim_files import claims
-    from pipelines.papers.claims import counts, judged, markdown
+    from pipelines.papers.claims import judged
+    from pipelines.papers.claims_page import counts, markdown
     from pipelines.papers.keeping import HERE
     from pipelines.runs.layout import write_text
 

@@ -24,6 +24,7 @@ One YAML file per table or figure in ``tables/``, of this form::
     missing:
       - {row: moon, column: mnist_0.1, why: the paper does not say which model}    # either may be left out
     notes: [...]
+    beside: what somebody else measured of it, and by what the two differ    # for docs/claims.md
 
 A metric is a dotted name of a run's ``metrics.json``; ``timing.<...>``, ``analyses.<name>.<...>``,
 ``history.<round>.<...>`` and ``rounds_to_target.<...>`` are read from its other files, and ``formula.<name>`` is what a
@@ -46,6 +47,7 @@ import yaml
 from flcore.errors import ConfigError
 from flcore.evaluation.analyses import SUMMARIES, without_round
 from flcore.methods import METHODS
+from pipelines.papers.forms import mapping, needed, number, only
 
 _Entry = TypeVar("_Entry", "Row", "Column")
 DIVISION = "partition"  # the picture that every run has: who holds what
@@ -116,6 +118,7 @@ class PaperTable:
         missing: by row and column, None for all, why cells cannot be run.
         notes: what a reader of the figures should know.
         pictures: of every cell's first run, on the page: analyses (``NAME_round_N`` too), :data:`DIVISION`.
+        beside: what the independent run of the method's specification gave, and by what it differs; empty: nothing.
     """
 
     id: str
@@ -130,6 +133,7 @@ class PaperTable:
     missing: tuple[tuple[str | None, str | None, str], ...] = ()
     notes: tuple[str, ...] = ()
     pictures: tuple[str, ...] = ()
+    beside: str = ""
 
     @property
     def paper(self) -> str:
@@ -218,28 +222,28 @@ def table_of(values: Any, place: str) -> PaperTable:
     Raises:
         ConfigError: a key is missing, unknown or does not fit the others.
     """
-    given = _mapping(values, place)
-    _only(given, place, _TABLE)
-    id = str(_needed(given, "id", place))
+    given = mapping(values, place)
+    only(given, place, _TABLE)
+    id = str(needed(given, "id", place))
     if id.partition(".")[0] not in PAPERS:
         raise ConfigError(f"{place}: id = {id}: must begin with one of {', '.join(PAPERS)}")
     metric = str(given.get("metric", ""))
-    scale = _number(given.get("scale", 100.0), f"{place}: scale")
+    scale = number(given.get("scale", 100.0), f"{place}: scale")
     columns = tuple(
         _column(key, own, metric, scale, f"{place}: columns.{key}")
-        for key, own in _mapping(_needed(given, "columns", place), f"{place}: columns").items()
+        for key, own in mapping(needed(given, "columns", place), f"{place}: columns").items()
     )
     rows = tuple(
         _row(key, own, f"{place}: rows.{key}")
-        for key, own in _mapping(_needed(given, "rows", place), f"{place}: rows").items()
+        for key, own in mapping(needed(given, "rows", place), f"{place}: rows").items()
     )
     baseline = str(given.get("baseline", rows[0].key))
     known_rows, known_columns = {row.key for row in rows}, {column.key for column in columns}
     if baseline not in known_rows:
         raise ConfigError(f"{place}: baseline = {baseline}: is no row")
     printed = {}
-    for row, cells in _mapping(given.get("printed") or {}, f"{place}: printed").items():
-        for column, value in _mapping(cells, f"{place}: printed.{row}").items():
+    for row, cells in mapping(given.get("printed") or {}, f"{place}: printed").items():
+        for column, value in mapping(cells, f"{place}: printed.{row}").items():
             if row not in known_rows or column not in known_columns:
                 raise ConfigError(f"{place}: printed.{row}.{column}: no such row or column")
             if value is not None:
@@ -261,10 +265,10 @@ def table_of(values: Any, place: str) -> PaperTable:
             )
     return PaperTable(
         id,
-        str(_needed(given, "title", place)),
+        str(needed(given, "title", place)),
         str(given.get("about", "")),
         baseline,
-        _mapping(given.get("common") or {}, f"{place}: common"),
+        mapping(given.get("common") or {}, f"{place}: common"),
         columns,
         rows,
         printed,
@@ -272,35 +276,36 @@ def table_of(values: Any, place: str) -> PaperTable:
         missing,
         tuple(map(str, given.get("notes") or ())),
         pictures,
+        str(given.get("beside") or "").strip(),
     )
 
 
 _TABLE = (
     *("id", "title", "about", "metric", "baseline", "common", "columns", "rows"),
-    *("cells", "printed", "scale", "missing", "notes", "pictures"),
+    *("cells", "printed", "scale", "missing", "notes", "pictures", "beside"),
 )
 
 
 def _column(key: str, own: Any, metric: str, scale: float, place: str) -> Column:
-    given = _mapping(own, place)
-    _only(given, place, ["title", "values", "metric", "scale"])
+    given = mapping(own, place)
+    only(given, place, ["title", "values", "metric", "scale"])
     asked = str(given.get("metric", metric))
     if not asked:
         raise ConfigError(f"{place}: has no metric, and the table has none")
-    values = _mapping(given.get("values") or {}, f"{place}.values")
-    own_scale = _number(given.get("scale", scale), f"{place}.scale")
+    values = mapping(given.get("values") or {}, f"{place}.values")
+    own_scale = number(given.get("scale", scale), f"{place}.scale")
     return Column(key, str(given.get("title", key)), values, asked, own_scale)
 
 
 def _row(key: str, own: Any, place: str) -> Row:
-    given = _mapping(own, place)
-    _only(given, place, ["title", "method", "values", "metrics"])
+    given = mapping(own, place)
+    only(given, place, ["title", "method", "values", "metrics"])
     method = given.get("method")
     if method is not None and method not in METHODS:
         raise ConfigError(f"{place}: method = {method}: is not known")
     if key in METHODS and method is not None and key != method:
         raise ConfigError(f"{place}: is the name of another method than {method}; choose another key")
-    values, metrics = (_mapping(given.get(name) or {}, f"{place}.{name}") for name in ("values", "metrics"))
+    values, metrics = (mapping(given.get(name) or {}, f"{place}.{name}") for name in ("values", "metrics"))
     return Row(key, str(given.get("title", key)), method, values, metrics)
 
 
@@ -312,45 +317,21 @@ def _printed(value: Any, place: str) -> Printed:
 
 
 def _exceptional(entry: Any, rows: set[str], columns: set[str], place: str) -> Exceptional:
-    given = _mapping(entry, f"{place}: cells")
-    _only(given, f"{place}: cells", ["rows", "columns", "values"])
+    given = mapping(entry, f"{place}: cells")
+    only(given, f"{place}: cells", ["rows", "columns", "values"])
     whose = [frozenset(map(str, given.get(name) or ())) for name in ("rows", "columns")]
     for unknown in (whose[0] - rows) | (whose[1] - columns):
         raise ConfigError(f"{place}: cells: {unknown}: no such row or column")
-    return Exceptional(whose[0], whose[1], _mapping(_needed(given, "values", f"{place}: cells"), f"{place}: cells"))
+    return Exceptional(whose[0], whose[1], mapping(needed(given, "values", f"{place}: cells"), f"{place}: cells"))
 
 
 def _missing(entry: Any, rows: set[str], columns: set[str], place: str) -> tuple[str | None, str | None, str]:
-    given = _mapping(entry, f"{place}: missing")
-    _only(given, f"{place}: missing", ["row", "column", "why"])
+    given = mapping(entry, f"{place}: missing")
+    only(given, f"{place}: missing", ["row", "column", "why"])
     row, column = given.get("row"), given.get("column")
     if (row is not None and row not in rows) or (column is not None and column not in columns):
         raise ConfigError(f"{place}: missing: no row {row} or column {column}")
-    return row, column, str(_needed(given, "why", f"{place}: missing"))
-
-
-def _number(value: Any, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{place} = {value}: expected a number")
-    return float(value)
-
-
-def _mapping(value: Any, place: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{place}: expected keys with values")
-    return {str(key): own for key, own in value.items()}
-
-
-def _only(given: Mapping[str, Any], place: str, known: Sequence[str]) -> None:
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"{place}: {key} is not known; one of {', '.join(known)}")
-
-
-def _needed(given: Mapping[str, Any], key: str, place: str) -> Any:
-    if given.get(key) is None:
-        raise ConfigError(f"{place}: {key} is not given")
-    return given[key]
+    return row, column, str(needed(given, "why", f"{place}: missing"))
 
 
 def _named(key: str, among: Sequence[_Entry], what: str) -> _Entry:

@@ -13,15 +13,18 @@ import pytest
 
 from flcore.errors import ConfigError
 from flcore.run_folder import RunFiles
+from pipelines.papers import claims_page
 from pipelines.papers.catalogue import PAPERS, table_named
 from pipelines.papers.claim_files import Claim, claims, claims_of
-from pipelines.papers.claims import judge, markdown
+from pipelines.papers.claims import judge, judged
+from pipelines.papers.claims_page import counts, markdown
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import TableResults, results
 from pipelines.runs.record import Pair
 from pipelines.tuning.metrics import PER_ROUND
 
 from .conftest import tiny
+from .test_keeping import TABLE, leave
 
 Compared = Callable[..., Path]
 
@@ -176,6 +179,11 @@ def claim(by: float = 0.0, **changes: Any) -> Claim:
     return Claim("fedpa.tiny", "", "", "fedpa.tiny", by=by, **{**rows, **changes})
 
 
+def own(by_seed: Mapping[int, float | None]) -> dict[Pair, float | None]:
+    """By division and seed, where each seed has a division of its own."""
+    return {(seed, seed): value for seed, value in by_seed.items()}
+
+
 def skewed(compared: Compared) -> TableResults:
     """Seeds 0, 1, 2: FedProx leads FedAvg by 4, 5, 6 points; on the skewed setting by 1, 3, 2, and has seed 3 alone.
 
@@ -192,7 +200,7 @@ def skewed(compared: Compared) -> TableResults:
 def test_a_mean_over_columns_is_of_every_seed_its_own(compared: Compared) -> None:
     """(4 + 1) / 2, (5 + 3) / 2, (6 + 2) / 2: 2.5, 4, 4, mean 3.5, of the seeds that both settings have."""
     judged = judge(claim(column=("even", "skewed")), skewed(compared))
-    assert dict(judged.difference.by_seed) == pytest.approx({0: 2.5, 1: 4.0, 2: 4.0})
+    assert dict(judged.difference.by_seed) == pytest.approx(own({0: 2.5, 1: 4.0, 2: 4.0}))
     assert (judged.difference.mean, judged.seeds) == (pytest.approx(3.5), (0, 1, 2))
     assert judged.difference.low == pytest.approx(3.5 - 4.302653 * 0.75**0.5 / 3**0.5, abs=1e-5)
     assert judged.verdict == "holds"
@@ -202,7 +210,7 @@ def test_a_gap_may_be_wider_than_another(compared: Compared) -> None:
     """4 - 1, 5 - 3, 6 - 2: 3, 2, 4, mean 3, 3 ± t(0.975, 2) * 1 / √3 = 3 ± 2.484; the other way round it is not."""
     measured = skewed(compared)
     judged = judge(claim(wider_than=("skewed",)), measured)
-    assert dict(judged.difference.by_seed) == pytest.approx({0: 3.0, 1: 2.0, 2: 4.0})
+    assert dict(judged.difference.by_seed) == pytest.approx(own({0: 3.0, 1: 2.0, 2: 4.0}))
     assert judged.difference.low == pytest.approx(3 - 4.302653 / 3**0.5, abs=1e-5)
     assert judged.verdict == "holds"
     assert judge(claim(column=("skewed",), wider_than=("even",)), measured).verdict == "does not hold"
@@ -250,12 +258,12 @@ def test_rounds_to_a_target_are_a_cost(compared: Compared) -> None:
             "near": {0: [0.76, 0.7, 0.8, 0.9], 1: [0.5, 0.57, 0.5, 0.5], 2: [0.1, 0.7, 0.75, 0.7]},
         },
     )
-    assert measured.cells["near", "rounds"].ours.by_seed == {0: 1, 1: 2, 2: None}
-    assert measured.cells["near", "second"].ours.by_seed == pytest.approx({0: 70.0, 1: 57.0, 2: 70.0})
+    assert measured.cells["near", "rounds"].ours.by_seed == own({0: 1, 1: 2, 2: None})
+    assert measured.cells["near", "second"].ours.by_seed == pytest.approx(own({0: 70.0, 1: 57.0, 2: 70.0}))
     fewer = judge(claim(column=("rounds",), lower=True), measured)
-    assert dict(fewer.difference.by_seed) == {0: 3, 1: 2}
+    assert dict(fewer.difference.by_seed) == own({0: 3, 1: 2})
     halved = judge(claim(column=("rounds",), lower=True, times=2.0), measured)
-    assert (dict(halved.difference.by_seed), halved.difference.mean) == ({0: 2, 1: 0}, 1.0)
+    assert (dict(halved.difference.by_seed), halved.difference.mean) == (own({0: 2, 1: 0}), 1.0)
 
 
 @pytest.mark.parametrize(("by", "verdict"), [(2.5, "holds"), (7.5, "does not hold"), (5.0, "undecided")])
@@ -305,6 +313,42 @@ def test_one_run_decides_nothing_and_none_is_not_run(compared: Compared) -> None
     measured = found(compared, {0: 4.0})
     one, none = judge(claim(), measured), judge(claim(better=("other",)), measured)
     assert (one.verdict, none.verdict) == ("undecided", "not run")
-    page = markdown([one, none])
-    assert "2 claims: 0 hold, 0 do not hold, 1 undecided, 1 not run." in page
-    assert page.count("**undecided**") == 1 and "Not run: 1 of `fedpa.tiny`." in page
+    assert counts([one, none]).endswith(
+        "claims: 0 hold, 0 hold on one division, 0 do not hold, 0 do not hold on one division, 1 undecided, 1 not run."
+    )
+
+
+def test_the_page_says_how_to_go_on_and_what_cannot_be_run(compared: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of FedProx's runs one ended and one diverged. Nobody ran the skewed setting; two claims can never be decided."""
+    table = tiny(beside="Somebody else found 3 points, on a division of their own.")
+    monkeypatch.setattr(claims_page, "table_named", lambda id: table)
+    runs = {"fedavg": {0: {"top1_global": 0.5}}, "near": {0: {"top1_global": 0.54}}}
+    out = compared("even", runs, failed={"fedprox seed 1, near": "training diverged"})
+    measured = results(plan(table, Asked(), look_at_data=False), out)
+    which = [claim(), claim(better=("other",)), claim(column=("skewed",)), claim(column=("sent",))]
+    page = markdown([judge(one, measured) for one in which])
+    assert "|  |  | **undecided** | +4.00 (FedProx: 1 of 2 diverged) | 1 | 1 | 1 | 1 |" in page
+    assert "Beside `fedpa.tiny`: Somebody else found 3 points, on a division of their own." in page
+    assert page.endswith(
+        "Not run:\n\n"
+        "- 1 of `fedpa.tiny`: `protofl paper run fedpa.tiny --columns skewed`\n"
+        "- 1 of `fedpa.tiny` cannot be run: Unheard-of is not built\n"
+        "- 1 of `fedpa.tiny` cannot be run: its bytes are not told\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("scales", "first"),
+    [((2.0, 1.0, 0.5), 1.0), ((2.0, 0.5, 0.1), 0.5), ((3.0, 2.0), 2.0), ((1e-05,), 1e-05)],
+)
+def test_the_papers_budget_counts_then_the_nearest_below(
+    tmp_path: Path, scales: tuple[float, ...], first: float
+) -> None:
+    """Twice the paper's rounds say less of its claim than half of them; folders as the command names them."""
+    for scale in scales:
+        name = TABLE + ("" if scale == 1 else f"-x{scale:g}")
+        leave(tmp_path / name, {"fedavg": 90, "fedpa": 93}, rounds_scale=scale)
+    leave(tmp_path / f"{TABLE}0", {"fedavg": 90, "fedpa": 93})  # another table's
+    at = (TABLE, ("mnist_0.1",), ("fedpa",), ("fedavg",))
+    which = next(one for one in claims() if (one.table, one.column, one.better, one.than) == at)
+    assert judged([which], tmp_path)[0].rounds_scale == first

@@ -1,0 +1,117 @@
+"""What the papers claim and what holds, as a page: ``docs/claims.md``, and ``protofl paper claims --write``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pipelines.papers.catalogue import PaperTable, table_named
+from pipelines.papers.claim_files import Claim, claims
+from pipelines.papers.claims import Judged, judged
+from pipelines.papers.keeping import HERE, kept_tables, made_by
+from pipelines.papers.results import lead, notes, paper_tables, title
+from pipelines.reporting.claims import Judgement
+from pipelines.reporting.tables import markdown_table
+
+_VERDICTS: Mapping[Judgement, str] = {
+    "holds": "hold",
+    "holds on one division": "hold on one division",
+    "does not hold": "do not hold",
+    "does not hold on one division": "do not hold on one division",
+    "undecided": "undecided",
+    "not run": "not run",
+}
+_HEAD = """\
+# What the papers claim, and what holds
+
+Written from figures of finished tables (`protofl paper run`). A claim holds if the 95 % interval of the difference lies
+above the lead that is claimed, does not hold if it lies below it, and is undecided if it contains it, or where there is
+none. Differences are paired by seed and division, divisions told apart by what their clients hold; n is the number of
+pairs. Where there are several divisions, the interval is over them, of each the mean over its seeds. Where all seeds
+share one, it is over the seeds, and the claim holds, or does not hold, **on one division**: an interval over seeds of
+one division says nothing of other divisions. Budget: share of the paper's rounds.
+
+What has not been run waits for hours of a machine, or for images; the command beside it goes on with it
+(`--set data.root=DIR` says where images lie)."""
+
+
+def counts(found: Sequence[Judged]) -> str:
+    """How many there are of each verdict, in a sentence."""
+    words = (f"{sum(one.verdict == verdict for one in found)} {word}" for verdict, word in _VERDICTS.items())
+    return f"{len(found)} claims: {', '.join(words)}."
+
+
+def kept_page() -> str:
+    """``docs/claims.md``: of the figures that this project measured itself, and keeps with its code."""
+    stored = kept_tables()
+    lines = [markdown(judged(claims(), None, HERE)), "# The figures", "", made_by(stored) if stored else "None.", ""]
+    for one in stored:
+        found = one.results()
+        besides = sorted({f"`{key}={value}`" for run in one.runs for key, value in run.besides.items()})
+        about, *told = lead(found)
+        lines += [f"## {title(found)}", "", about, "", *(f"- {sentence}" for sentence in told), ""]
+        lines += [f"Set beside the table's own values: {', '.join(besides)}.", ""] if besides else []
+        for table in paper_tables(found, measured=True):
+            lines += [f"### {table.title}", *markdown_table(table)[1:]]
+        if noted := notes(found):
+            lines += ["### Notes", "", *(f"- {note}" for note in noted), ""]
+    return "\n".join(lines)
+
+
+def markdown(found: Sequence[Judged]) -> str:
+    """By paper every claim that runs say something of, what others measured, and how to go on with what is not run."""
+    lines = [_HEAD, "", counts(found), ""]
+    for paper in dict.fromkeys(one.claim.id.partition(".")[0] for one in found):
+        own = [one for one in found if one.claim.id.partition(".")[0] == paper]
+        measured = [one for one in own if one.verdict != "not run"]
+        lines += [f"## {paper}", ""]
+        if measured:
+            lines += ["| claim | where | verdict | difference [95 %] | n | seeds | divisions | budget |"]
+            lines += ["| :--- | :--- | :--- | ---: | ---: | ---: | ---: | ---: |", *map(_line, measured), ""]
+        for id in dict.fromkeys(one.claim.table for one in measured):
+            if beside := table_named(id).beside:
+                lines += [f"Beside `{id}`: {beside}", ""]
+        waiting = list(_not_run([one.claim for one in own if one.verdict == "not run"]))
+        lines += ["Not run:", "", *waiting, ""] if waiting else []
+    return "\n".join(lines)
+
+
+def _line(one: Judged) -> str:
+    difference, lost = one.difference, f" ({'; '.join(one.lost)})" if one.lost else ""
+    interval = "" if difference.low is None else f" [{difference.low:+.2f}, {difference.high:+.2f}]"
+    shown = "" if difference.mean is None else f"{difference.mean:+.2f}{interval}"
+    return (
+        f"| {one.claim.says} | {one.claim.where} | **{one.verdict}** | {shown}{lost} | {difference.n} | "
+        f"{len(one.seeds)} | {len(one.divisions)} | {one.rounds_scale:g} |"
+    )
+
+
+def _not_run(which: Sequence[Claim]) -> Iterator[str]:
+    """By table, how many wait and the command that goes on with them; apart those that cannot be run, and why."""
+    for id in dict.fromkeys(claim.table for claim in which):
+        table = table_named(id)
+        reasons: dict[str, int] = {}
+        columns: set[str] = set()
+        open_ = 0
+        for claim in which:
+            if claim.table == id:
+                if (why := _why_never(table, claim)) is None:
+                    open_ += 1
+                    columns |= {*claim.columns}
+                else:
+                    reasons[why] = reasons.get(why, 0) + 1
+        if open_:
+            asked = [column.key for column in table.columns if column.key in columns]
+            part = "" if len(asked) == len(table.columns) else f" --columns {','.join(asked)}"
+            yield f"- {open_} of `{id}`: `protofl paper run {id}{part}`"
+        for why, number in reasons.items():
+            yield f"- {number} of `{id}` cannot be run: {why}"
+
+
+def _why_never(table: PaperTable, claim: Claim) -> str | None:
+    """Why a claim cannot be decided here, as its table's file says of one of its cells; None where it can."""
+    for key, column in claim.weights:
+        row = table.row(key)
+        why = f"{row.title} is not built" if row.method is None else table.why_missing(row, table.column(column))
+        if why is not None:
+            return why
+    return None
