@@ -34,7 +34,8 @@ def run_paper(
         wait: for MLflow.
 
     Raises:
-        ConfigError: no such table, row or column. RunError: nothing can be run, or runs failed.
+        ConfigError: no such table, row or column, or an assignment with which no cell can be run.
+        DataError: no cell has its data here. RunError: nothing can be run for other reasons, or runs failed.
     """
     planned = plan(table_named(id), asked)
     folder = out or folder_of(planned)

@@ -45,11 +45,11 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
         With the table's page, and runs and settings that failed.
 
     Raises:
-        RunError: nothing can be run, or every setting failed.
+        ConfigError: nothing can be run as it is asked for. DataError: nothing can be run without data that are missing.
+        RunError: nothing can be run for other or several reasons, or every setting failed.
     """
     if not planned.settings:
-        reasons = sorted(set(planned.refused.values()))
-        raise RunError(f"{planned.table.id}: none of these cells can be run here: {'; '.join(reasons)}")
+        raise planned.nothing_to_run()
     operation.watcher.say(f"{planned.table.id}: {told_length(planned)}")
     failed: dict[str, str] = {}
     store = None

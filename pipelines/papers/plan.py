@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flcore.config import Config
-from flcore.errors import ConfigError, DataError
+from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import override, with_values
 from pipelines.execution.bodies import comparison_runs
@@ -61,18 +61,27 @@ class TablePlan:
     Attributes:
         table: planned. asked: how. settings: the comparisons.
         refused: by row and column, why a cell is not run.
+        at_fault: likewise, the error that this would be; not of cells that the table's file refuses.
     """
 
     table: PaperTable
     asked: Asked
     settings: tuple[Setting, ...]
     refused: Mapping[tuple[str, str], str]
+    at_fault: Mapping[tuple[str, str], type[ProtoflError]] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float | None:
         """Of all runs on one core, as far as it is known."""
         known = [setting.seconds for setting in self.settings if setting.seconds is not None]
         return sum(known) if known else None
+
+    def nothing_to_run(self) -> ProtoflError:
+        """Why there is no setting: an error of the kind that all refusals are, but for those of the table's file."""
+        kinds = set(self.at_fault.values())
+        kind = kinds.pop() if len(kinds) == 1 else RunError
+        reasons = sorted(set(self.refused.values()))
+        return kind(f"{self.table.id}: none of these cells can be run here: {'; '.join(reasons)}")
 
     @property
     def num_runs(self) -> int:
@@ -97,6 +106,7 @@ def plan(table: PaperTable, asked: Asked, *, look_at_data: bool = True) -> Table
     if asked.rounds_scale <= 0:
         raise ConfigError(f"--rounds-scale {asked.rounds_scale}: must be above 0")
     refused: dict[tuple[str, str], str] = {}
+    at_fault: dict[tuple[str, str], type[ProtoflError]] = {}
     settings = []
     for whole in table.settings():
         group = tuple(column for column in whole if column.key in wanted)
@@ -107,33 +117,36 @@ def plan(table: PaperTable, asked: Asked, *, look_at_data: bool = True) -> Table
         no_data = _missing_data(table, group[0], asked) if look_at_data else None
         configs = _configs(table, group[0], rows, asked)
         for row in rows:
-            why = {column.key: table.why_missing(row, column) or no_data for column in group}
-            readable = [key for key, reason in why.items() if reason is None]
-            if readable:
-                reason, took = _checked(configs[row.key], asked, look_at_data)
-                why |= dict.fromkeys(readable, reason)
-                if reason is None:
-                    usable.append(row)
-                    seconds.append(took)
-            refused.update({(row.key, key): reason for key, reason in why.items() if reason is not None})
+            missing = {column.key: table.why_missing(row, column) for column in group}
+            refused.update({(row.key, key): reason for key, reason in missing.items() if reason is not None})
+            readable = [(row.key, key) for key, reason in missing.items() if reason is None]
+            if not readable:
+                continue
+            took = _known_seconds(configs[row.key], asked, look_at_data, no_data)
+            if isinstance(took, ProtoflError):
+                refused.update(dict.fromkeys(readable, str(took)))
+                at_fault.update(dict.fromkeys(readable, type(took)) if row.method is not None else {})
+            else:
+                usable.append(row)
+                seconds.append(took)
         if usable:
             draws = len(asked.seeds) * len(asked.partition_seeds or (0,))
             known = [each for each in seconds if each is not None]
             told = sum(known) * draws if len(known) == len(seconds) else None
             parameters = _parameters(table, group[0], usable, asked)
             settings.append(Setting(whole[0].key, group, tuple(usable), parameters, told))
-    return TablePlan(table, asked, tuple(settings), refused)
+    return TablePlan(table, asked, tuple(settings), refused, at_fault)
 
 
-def _configs(table: PaperTable, column: Column, rows: Sequence[Row], asked: Asked) -> dict[str, Config | str]:
+def _configs(table: PaperTable, column: Column, rows: Sequence[Row], asked: Asked) -> dict[str, Config | ConfigError]:
     """Of a column's rows, with the first seed; of one that cannot be configured, why."""
-    found: dict[str, Config | str] = {row.key: f"{row.title} is not built" for row in rows}
+    found: dict[str, Config | ConfigError] = {row.key: ConfigError(f"{row.title} is not built") for row in rows}
     built = [row for row in rows if row.method is not None]
     try:
         runs = comparison_runs(_parameters(table, column, built, asked), None, asked.seeds[:1]) if built else []
     except ConfigError as error:
         if len(built) == 1:
-            return {**found, built[0].key: str(error)}
+            return {**found, built[0].key: error}
         for row in built:  # one of them is at fault
             found |= _configs(table, column, [row], asked)
         return found
@@ -145,14 +158,16 @@ def one_draw(runs: Sequence[PlannedRun], rows: Sequence[Row]) -> Sequence[Planne
     return runs[:: len(runs) // len(rows)] if rows else []
 
 
-def _checked(config: Config | str, asked: Asked, look_up: bool) -> tuple[str | None, float | None]:
-    """Why a row cannot be run, or None and the seconds of one of its runs, as far as they are looked up and known."""
-    if isinstance(config, str):
-        return config, None
+def _known_seconds(
+    config: Config | ConfigError, asked: Asked, look_up: bool, no_data: DataError | None
+) -> float | ProtoflError | None:
+    """The seconds of one of a row's runs, as far as they are looked up and known; or why it cannot be run."""
+    if no_data is not None or isinstance(config, ConfigError):
+        return no_data or config
     took = Cache.here().cost(kind_of(config)).seconds if look_up else None
     if asked.max_hours is not None and took is not None and took > 3600 * asked.max_hours:
-        return f"takes about {took / 3600:.1f} hours on one core, above --max-hours {asked.max_hours:g}", None
-    return None, took
+        return RunError(f"takes about {took / 3600:.1f} hours on one core, above --max-hours {asked.max_hours:g}")
+    return took
 
 
 def cells(table: PaperTable) -> Iterator[tuple[Row, Column]]:
@@ -209,14 +224,14 @@ def _scaled(rounds: int, asked: Asked) -> int:
 _ROUNDS = "federation.rounds"
 
 
-def _missing_data(table: PaperTable, column: Column, asked: Asked) -> str | None:
+def _missing_data(table: PaperTable, column: Column, asked: Asked) -> DataError | None:
     try:
         config = Config.from_mapping(_common(table, column, asked))
         Cache.here().prepared(config)
     except DataError as error:
-        return f"data: {str(error).replace(chr(10), '; ')}"
+        return DataError(f"data: {str(error).replace(chr(10), '; ')}")
     except ConfigError:  # which every row says with its own values
-        return None
+        pass
     return None
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import ConfigError
+from flcore.errors import ConfigError, DataError, ProtoflError, RunError
+from pipelines.papers.catalogue import table_named
 from pipelines.papers.plan import Asked, TablePlan, plan, refused_by_reason
 
-from .conftest import tiny
+from .conftest import TINY, tiny
 
 
 def planned(asked: Asked, **changes: Any) -> TablePlan:
@@ -79,3 +80,35 @@ def test_what_is_not_in_the_table_is_told() -> None:
         planned(Asked(rows=("moon",)))
     with pytest.raises(ConfigError, match=r"fedpa.tiny: no column odd; one of even, sent, skewed"):
         planned(Asked(columns=("odd",)))
+
+
+@pytest.mark.parametrize(
+    ("table", "asked", "kind", "about"),
+    [
+        ("fedpa.table2", Asked(assignments=("nonsense=3",)), ConfigError, "nonsense: unknown key"),
+        (
+            "fedpa.table2",
+            Asked(columns=("mnist_1",), assignments=("data.root=nowhere",)),
+            DataError,
+            "data.root = nowhere",
+        ),
+        ("fedpa.table2", Asked(columns=("mnist_1",)), DataError, "data.root is not set"),
+        # MNIST has no data here, and a run of FedPA cannot be configured: no one kind.
+        ("fedpa.tiny", Asked(columns=("mnist", "wrong")), RunError, "none of these cells can be run here"),
+        ("fedpa.tiny", Asked(rows=("other",)), RunError, "Unheard-of is not built"),
+    ],
+)
+def test_where_nothing_can_be_run_the_error_is_of_the_kind_of_all_refusals(
+    table: str, asked: Asked, kind: type[ProtoflError], about: str
+) -> None:
+    """What the table's file refuses counts for none: nobody can do anything about it."""
+    columns = {
+        **TINY["columns"],
+        "mnist": {"values": {"data.name": "mnist"}},
+        "wrong": {"values": {"local.lr": -1}},
+    }
+    found = plan(tiny(columns=columns) if table == "fedpa.tiny" else table_named(table), asked)
+    assert not found.settings
+    error = found.nothing_to_run()
+    assert type(error) is kind
+    assert about in str(error)
