@@ -5,7 +5,7 @@ A flow that a command starts is given its :class:`Operation` by the command; one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -90,13 +90,26 @@ def parameters(
     """
     if config is not None:
         return dict(config)
-    for assignment in overrides or ():
-        if assignment.startswith("tracking.uri"):
-            raise ConfigError(
-                "overrides: tracking.uri would be kept by Prefect, with a password that may be in it; put it into the "
-                "parameter file, or into MLFLOW_TRACKING_URI where the worker runs"
-            )
+    refuse_stores("overrides", overrides or (), "the parameter file, or into MLFLOW_TRACKING_URI where the worker runs")
     return override(read_params(None if params_file is None else Path(params_file)), overrides or ())
+
+
+def refuse_stores(parameter: str, assignments: Iterable[str], instead: str) -> None:
+    """Refuse assignments that name a store.
+
+    Args:
+        parameter: of the flow. assignments: its value.
+        instead: where the address belongs.
+
+    Raises:
+        ConfigError: there is one: Prefect keeps what a flow is given, and an address may hold a password.
+    """
+    for assignment in assignments:
+        if assignment.partition("=")[0].strip() in ("tracking", "tracking.uri"):
+            raise ConfigError(
+                f"{parameter}: tracking.uri would be kept by Prefect, with a password that may be in it; put it into "
+                f"{instead}"
+            )
 
 
 def dated(out: str) -> str:

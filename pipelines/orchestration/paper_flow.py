@@ -10,7 +10,7 @@ from pydantic import Field
 
 from flcore.config import Config
 from pipelines.orchestration.ended import HOOKS
-from pipelines.orchestration.flow_runs import Hours, Seed, dated, left, operation, show_table
+from pipelines.orchestration.flow_runs import Hours, Seed, dated, left, operation, refuse_stores, show_table
 from pipelines.papers.carry_out import folder_of, run_table
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.plan import Asked, plan
@@ -48,6 +48,7 @@ def paper_table(
     Returns:
         The table's folder.
     """
+    refuse_stores("assignments", assignments or (), "MLFLOW_TRACKING_URI where the worker runs")
     asked = Asked(
         rows,
         columns,

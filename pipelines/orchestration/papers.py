@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,16 @@ def run_paper(
         if uses_prefect(orchestrator, how):
             from pipelines.orchestration.paper_flow import paper_table
 
-            outcome = as_flow(how, paper_table, id=id, out=str(folder), restart=restart, **asdict(asked))
+            outcome = as_flow(how, paper_table, id=id, out=str(folder), restart=restart, **asdict(_to_be_kept(asked)))
         else:
             outcome = run_table(planned, folder, how, restart=restart)
     say_table(outcome, planned.num_runs)
+
+
+def _to_be_kept(asked: Asked) -> Asked:
+    """What Prefect may keep: the address of a store may hold a password, and the recorder has it already."""
+    kept = [one for one in asked.assignments if one.partition("=")[0].strip().partition(".")[0] != "tracking"]
+    return replace(asked, assignments=tuple(kept))
 
 
 def with_times(planned: TablePlan) -> TablePlan:
