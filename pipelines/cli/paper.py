@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flcore.errors import ConfigError, DataError
 from pipelines.cli import options
 from pipelines.cli.arguments import Parser, names, positive, whole_numbers
 
@@ -120,6 +122,8 @@ def list_(arguments: argparse.Namespace) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """``protofl paper show``."""
+    from pipelines.papers.listing import listing
+    from pipelines.papers.marks import budget, changed
     from pipelines.papers.plan import cells, plan, refused_by_reason, told_length
 
     found = plan(_table(arguments), _asked(arguments))
@@ -133,11 +137,11 @@ def show(arguments: argparse.Namespace) -> int:
         refused = [{"row": row, "column": column, "why": why} for (row, column), why in found.refused.items()]
         print(json.dumps({"id": table.id, "settings": settings, "refused": refused}, indent=2))
         return 0
-    print(f"{table.id}: {table.title}\n{table.about}\n")
-    print(f"rows     {', '.join(row.key for row in table.rows)}")
-    print(f"columns  {', '.join(column.key for column in table.columns)}\n")
+    print(f"{table.id}: {table.title}{budget(found)}\n{table.about}\n")
+    print(f"{listing(table, arguments.rows, arguments.columns)}\n")
     for setting in found.settings:
-        print(f"{', '.join(column.title for column in setting.columns)}: {', '.join(row.key for row in setting.rows)}")
+        titles = ", ".join(column.title for column in setting.columns)
+        print(f"{titles}: {', '.join(row.key for row in setting.rows)}{changed(setting.besides)}")
     print(f"{sum(1 for _ in cells(table))} printed cells; {told_length(found)}")
     for reason, where in refused_by_reason(found).items():
         print(f"not run here: {where}: {reason}")
@@ -165,18 +169,35 @@ def keep_(arguments: argparse.Namespace) -> int:
     """``protofl paper keep``."""
     from pipelines.papers.keeping import HERE, keep
 
-    print(keep(arguments.folder, arguments.into or HERE, again=arguments.again))
+    into = arguments.into or HERE
+    try:
+        print(keep(arguments.folder, into, again=arguments.again))
+    except OSError as error:
+        if error.filename is None or not _is_about(Path(os.fsdecode(error.filename)), into):
+            raise
+        raise ConfigError(f"--into {into}: cannot be written ({error.strerror}); name another folder") from error
     return 0
+
+
+def _is_about(path: Path, folder: Path) -> bool:
+    """Whether a path is a folder, within it, or on the way to it."""
+    return folder in (path, *path.parents) or path in folder.parents
 
 
 def claims_(arguments: argparse.Namespace) -> int:
     """``protofl paper claims``."""
+    from pipelines.papers.catalogue import PAPERS
     from pipelines.papers.claim_files import claims
     from pipelines.papers.claims import judged
     from pipelines.papers.claims_page import counts, markdown
     from pipelines.papers.keeping import HERE
     from pipelines.runs.layout import write_text
 
+    for paper in arguments.papers or ():
+        if paper not in PAPERS:
+            raise ConfigError(f"--papers {paper}: not known; one of {', '.join(PAPERS)}")
+    if arguments.kept and not any(Path(arguments.kept).glob("*.json")):
+        raise DataError(f"--kept {arguments.kept}: no kept figures there; `protofl paper keep` writes them")
     which = [claim for claim in claims() if arguments.papers is None or claim.id.partition(".")[0] in arguments.papers]
     found = judged(which, arguments.home, None if arguments.kept is None else Path(arguments.kept or HERE))
     if arguments.write is not None:
@@ -187,12 +208,22 @@ def claims_(arguments: argparse.Namespace) -> int:
     else:
         for one in found:
             if one.verdict != "not run":
-                mean = "" if one.difference.mean is None else f" ({one.difference.mean:+.2f})"
-                print(f"{one.claim.id:<14} {one.verdict:<14} {one.claim.says}{mean}")
+                print(f"{one.claim.id:<14} {one.verdict:<14} {one.claim.says} ({_measured(one)})")
         print(counts(found))
         if arguments.kept is None and all(one.verdict == "not run" for one in found):
             print(f"no table in {arguments.home}; --kept asks the figures that come with protofl")
     return 0
+
+
+def _measured(one: Any) -> str:
+    """By what a claim was judged: the difference and its interval, over how many runs, at which budget."""
+    from pipelines.papers.marks import changed
+    from pipelines.reporting.formats import format_number_difference, plural
+
+    counted = ((one.difference.n, "pair"), (len(one.seeds), "seed"), (len(one.divisions), "division"))
+    budget = "" if one.rounds_scale == 1 else f"; {one.rounds_scale:g} of the rounds"
+    over = ", ".join(plural(number, word) for number, word in counted)
+    return f"{format_number_difference(one.difference, '.2f')}; {over}{budget}{changed(one.besides)}"
 
 
 def _described(one: Any) -> dict[str, Any]:
@@ -204,9 +235,11 @@ def _described(one: Any) -> dict[str, Any]:
         "difference": difference.mean,
         "low": difference.low,
         "high": difference.high,
+        "n": difference.n,
         "seeds": list(one.seeds),
         "divisions": list(one.divisions),
         "rounds_scale": one.rounds_scale,
+        "assignments": list(one.besides),
     }
 
 

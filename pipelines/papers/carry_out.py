@@ -10,32 +10,40 @@ from typing import Any
 
 from rich.console import Console
 
-from flcore.errors import RunError
+from flcore.errors import ConfigError, RunError
+from flcore.run_folder import RunFiles, described
 from pipelines.config.grid import PlannedRun
-from pipelines.execution.bodies import RUNS, Operation, Outcome, comparison_runs
+from pipelines.config.params import without_tracking
+from pipelines.execution.bodies import RUNS, Operation, Outcome, comparison, comparison_runs
 from pipelines.execution.one_run import placed
 from pipelines.papers.plan import Setting, TablePlan, plan, told_length
 from pipelines.papers.results import TableResults, paper_tables, results, write
+from pipelines.papers.told import Told
+from pipelines.papers.verdicts import verdicts
+from pipelines.reporting.formats import plural
 from pipelines.reporting.tables import print_tables
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
-from pipelines.tuning.comparing import compare_methods
 
 HOME = Path("runs/papers")
 """Where tables go that nobody gives a place."""
 
 
 def folder_of(planned: TablePlan) -> Path:
-    """Where a table goes that nobody gives a place: one folder per table and budget."""
-    scale = planned.asked.rounds_scale
-    return HOME / (planned.table.id + ("" if scale == 1 else f"-x{scale:g}"))
+    """Where a table goes that nobody gives a place."""
+    return default_folder(planned.table.id, planned.asked.rounds_scale)
+
+
+def default_folder(id: str, rounds_scale: float) -> Path:
+    """One folder per table and budget."""
+    return HOME / (id + ("" if rounds_scale == 1 else f"-x{rounds_scale:g}"))
 
 
 def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: bool = False) -> Outcome:
     """Carry out what can be run; what has finished is found again, so that the same command goes on.
 
-    A setting that fails is told and does not stop the others. Rows that an earlier command finished there stay in its
-    comparison, whichever are asked for now.
+    A setting that fails is told and does not stop the others. What an earlier command finished there stays in its
+    comparison, whichever rows, seeds and divisions are asked for now.
 
     Args:
         planned: the table's plan. out: its folder. operation: how.
@@ -45,50 +53,94 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
         With the table's page, and runs and settings that failed.
 
     Raises:
-        ConfigError: nothing can be run as it is asked for. DataError: nothing can be run without data that are missing.
+        ConfigError: nothing can be run as it is asked for, or the folder holds another budget.
+        DataError: nothing can be run without data that are missing; or a file of the folder is damaged.
         RunError: nothing can be run for other or several reasons, or every setting failed.
     """
     if not planned.settings:
         raise planned.nothing_to_run()
+    _refuse_other_budget(planned, out)
     operation.watcher.say(f"{planned.table.id}: {told_length(planned)}")
     failed: dict[str, str] = {}
+    carried_out: list[str] = []
     store = None
     for number, setting in enumerate(planned.settings, 1):
         titles = ", ".join(column.title for column in setting.columns)
         operation.watcher.say(f"{planned.table.id}: {titles} (setting {number} of {len(planned.settings)})")
         whole = replace(operation, wait=True)  # the table is read from what the recorder writes
+        home = out / setting.name
         try:
-            parameters = _with_finished_rows(planned, setting, out)
-            outcome = compare_methods(parameters, None, None, out / setting.name, whole, restart=restart)
+            parameters, runs = _with_finished_runs(planned, setting, home, operation)
+            raw, facts = without_tracking(parameters), {"name": setting.name}
+            outcome = comparison("comparison", raw, runs, home, whole, facts, restart=restart)
         except RunError as error:
             failed[titles] = str(error)
             operation.watcher.say(f"{titles} failed: {error}")
         else:
             store = outcome.store
-        _write(results(planned, out), out)
+            carried_out.append(setting.name)
+        _write(results(planned, out, carried_out), out)
     if len(failed) == len(planned.settings):
         raise RunError(f"{planned.table.id}: every setting failed; the first: {next(iter(failed.values()))}")
-    found = results(planned, out)
+    found = results(planned, out, carried_out)
     page = _write(found, out)
     text = io.StringIO()
     width, terminal = operation.console["width"], operation.console["terminal"]
-    print_tables(paper_tables(found), Console(file=text, width=width, force_terminal=terminal))
+    said = verdicts(found)
+    print_tables(
+        [*paper_tables(found), *([said] if said else [])], Console(file=text, width=width, force_terminal=terminal)
+    )
     markdown = (out / "table.md").read_text(encoding="utf-8")
     return Outcome(out, page, store, table=text.getvalue(), markdown=markdown, failed={**found.failed, **failed})
 
 
-def _with_finished_rows(planned: TablePlan, setting: Setting, out: Path) -> Mapping[str, Any]:
-    """A setting's parameters, with the other rows all of whose runs this code has finished there."""
-    asked = replace(planned.asked, rows=None, columns=[column.key for column in setting.columns], max_hours=None)
-    rows = [row.key for row in setting.rows]
-    for whole in plan(planned.table, asked, look_at_data=False).settings:
-        runs = [run for run in comparison_runs(whole.parameters, None, None) if run.name not in rows]
-        names = dict.fromkeys(run.name for run in runs)
-        rows += [n for n in names if all(_has_finished(run, out / setting.name) for run in runs if run.name == n)]
-    if len(rows) == len(setting.rows):
-        return setting.parameters
-    in_order = [row.key for row in planned.table.rows if row.key in rows]
-    return plan(planned.table, replace(asked, rows=in_order), look_at_data=False).settings[0].parameters
+def _refuse_other_budget(planned: TablePlan, out: Path) -> None:
+    """Refuse a folder whose figures have other rounds: nothing in it would say which have which."""
+    scale = planned.asked.rounds_scale
+    there = Told.read(out).rounds_scale if (out / "table.json").exists() else scale
+    if there != scale:
+        raise ConfigError(f"{out}: holds the table at {there:g} of its rounds, not {scale:g}; choose another --out")
+
+
+def _with_finished_runs(
+    planned: TablePlan, setting: Setting, home: Path, operation: Operation
+) -> tuple[Mapping[str, Any], list[PlannedRun]]:
+    """A setting's parameters and runs, with what this code has finished there of other rows, seeds and divisions."""
+    own = comparison_runs(setting.parameters, None, None)
+    asked = planned.asked
+    there = _finished_pairs(home)
+    if not there:
+        return setting.parameters, own
+    draws = asked.partition_seeds
+    if draws is not None:  # else each run has the division that the table says
+        draws = tuple(sorted({*draws, *(draw for draw, _ in there if draw is not None)}))
+    seeds = tuple(sorted({*asked.seeds, *(seed for _, seed in there)}))
+    columns = [column.key for column in setting.columns]
+    wider = replace(asked, rows=None, columns=columns, max_hours=None, seeds=seeds, partition_seeds=draws)
+    known = {(run.name, run.config.seed, run.draw) for run in own}
+    runs = [
+        run
+        for whole in plan(planned.table, wider, look_at_data=False).settings
+        for run in comparison_runs(whole.parameters, None, None)
+        if (run.name, run.config.seed, run.draw) in known or _has_finished(run, home)
+    ]
+    names = {run.name for run in runs}
+    in_order = replace(wider, rows=[row.key for row in planned.table.rows if row.key in names])
+    taken = {run.config.to_mapping()["partition"]["seed"] for run in runs}
+    left_out = sum(draw not in taken for draw, _ in there)
+    if left_out:
+        operation.watcher.say(
+            f"{setting.name}: {plural(left_out, 'run')} of an earlier command {'with' if draws is None else 'without'} "
+            "--partition-seeds cannot be put together with these; its options bring them back to the table"
+        )
+    return plan(planned.table, in_order, look_at_data=False).settings[0].parameters, runs
+
+
+def _finished_pairs(home: Path) -> list[tuple[int | None, int]]:
+    """Of the finished runs of a setting's folder, seed of the division as it was given, and seed."""
+    folders = [folder for folder in sorted((home / RUNS).glob("*")) if RunFiles(folder).metrics.exists()]
+    configs = [described(folder)["config"] for folder in folders]
+    return [(config["partition"]["seed"], config["seed"]) for config in configs]
 
 
 def _has_finished(run: PlannedRun, home: Path) -> bool:
@@ -103,4 +155,4 @@ def _has_finished(run: PlannedRun, home: Path) -> bool:
 def _write(found: TableResults, out: Path) -> Path:
     from pipelines.papers.drawings import sections  # matplotlib, which takes a second to import
 
-    return write(found, out, sections(found))
+    return write(found, out, sections(found), verdicts(found))

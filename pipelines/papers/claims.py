@@ -14,6 +14,7 @@ from pathlib import Path
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.claim_files import Claim, difference_of
 from pipelines.papers.keeping import kept_tables
+from pipelines.papers.marks import of_column
 from pipelines.papers.plan import plan
 from pipelines.papers.results import TableResults, results
 from pipelines.papers.runs import asked_of
@@ -29,6 +30,7 @@ class Judged:
         claim: which. verdict: of it. difference: of ``better`` to ``than``; of costs the other way round.
         seeds: over which. divisions: over which, by the seeds that drew them; runs' fingerprints tell them apart.
         rounds_scale: of the paper's rounds. lost: which of its rows had runs without a result, in words.
+        besides: what was set beside the table's own values.
     """
 
     claim: Claim
@@ -38,6 +40,7 @@ class Judged:
     divisions: tuple[int, ...] = ()
     rounds_scale: float = 1.0
     lost: tuple[str, ...] = ()
+    besides: tuple[str, ...] = ()
 
 
 def judge(claim: Claim, found: TableResults) -> Judged:
@@ -48,7 +51,9 @@ def judge(claim: Claim, found: TableResults) -> Judged:
     cells = [found.cells[place] for place in claim.weights]
     lost = tuple(dict.fromkeys(f"{cell.row.title}: {cell.lost}" for cell in cells if cell.failed))
     verdict, scale = judgement(difference, claim.by), found.plan.asked.rounds_scale
-    return Judged(claim, verdict, difference, seeds, divisions, scale, lost)
+    columns = [found.plan.table.column(key) for key in claim.columns]
+    besides = tuple(dict.fromkeys(one for column in columns for one in of_column(found.plan, column)))
+    return Judged(claim, verdict, difference, seeds, divisions, scale, lost, besides)
 
 
 def judged(which: Sequence[Claim], home: Path | None, kept: Path | None = None) -> list[Judged]:

@@ -8,6 +8,7 @@ from pipelines.papers.catalogue import PaperTable, table_named
 from pipelines.papers.claim_files import Claim, claims
 from pipelines.papers.claims import Judged, judged
 from pipelines.papers.keeping import HERE, kept_tables, made_by
+from pipelines.papers.marks import changed
 from pipelines.papers.results import lead, notes, paper_tables, title
 from pipelines.reporting.claims import Judgement
 from pipelines.reporting.tables import markdown_table
@@ -81,7 +82,7 @@ def _line(one: Judged) -> str:
     shown = "" if difference.mean is None else f"{difference.mean:+.2f}{interval}"
     return (
         f"| {one.claim.says} | {one.claim.where} | **{one.verdict}** | {shown}{lost} | {difference.n} | "
-        f"{len(one.seeds)} | {len(one.divisions)} | {one.rounds_scale:g} |"
+        f"{len(one.seeds)} | {len(one.divisions)} | {one.rounds_scale:g}{changed(one.besides)} |"
     )
 
 

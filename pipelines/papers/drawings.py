@@ -10,6 +10,7 @@ from flcore.errors import DataError
 from flcore.evaluation.analyses import without_round
 from pipelines.papers.catalogue import DIVISION, Column, PaperTable
 from pipelines.papers.formulas import spoken_of
+from pipelines.papers.marks import on_panel
 from pipelines.papers.results import Cell, TableResults
 from pipelines.papers.runs import MeasuredRun
 from pipelines.reporting.figures.analyses import CAPTIONS, draw_analysis, heading, subject_of
@@ -22,7 +23,7 @@ from pipelines.runs.analyses import StoredAnalysis, load
 from pipelines.runs.inputs import inputs_of
 from pipelines.runs.record import load_run
 
-_ROW, _AROUND = 0.26, 0.75  # inches: of a row, and of title and axis
+_ROW, _AROUND, _LINE = 0.26, 0.75, 0.17  # inches: of a row, of title and axis, and of the title's second line
 _APART = 0.17  # of a row: the printed figure below ours
 _OURS = "Filled: ours, mean ± sample standard deviation over runs, with a dot per run."
 _PRINTED = "Open: printed, with its ± where one is printed."
@@ -67,7 +68,9 @@ def formula_of(table: PaperTable, column: Column) -> Column | None:
 
 def _draw_column(found: TableResults, column: Column) -> Figure:
     rows, formula = found.plan.table.rows, formula_of(found.plan.table, column)
-    figure, axes = panel(column.title, _AROUND + _ROW * len(rows))
+    said = on_panel(found.plan, column)
+    heading = [column.title, *([said] if said else [])]
+    figure, axes = panel("\n".join(heading), _AROUND + _LINE * (len(heading) - 1) + _ROW * len(rows))
     ours = method_styles(["ours"])["ours"]
     for place, row in enumerate(rows):
         cell: Cell = found.cells[row.key, column.key]
@@ -88,9 +91,9 @@ def _draw_column(found: TableResults, column: Column) -> Figure:
                 linewidth=0.9,
                 capsize=2,
             )
-        said = found.cells[row.key, formula.key].ours.mean if formula is not None else None
-        if said is not None:
-            axes.plot(said, place + _APART, "D", color=MUTED, markerfacecolor="none", markersize=4.2)
+        told = found.cells[row.key, formula.key].ours.mean if formula is not None else None
+        if told is not None:
+            axes.plot(told, place + _APART, "D", color=MUTED, markerfacecolor="none", markersize=4.2)
     axes.set_yticks(range(len(rows)), [row.title for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
@@ -108,6 +111,7 @@ def pictures(found: TableResults) -> Iterator[Section]:
             if own and table.pictures:
                 run = min(own, key=lambda run: run.pair)
                 where = f"{columns[0].title}, {row.title}" if len(table.settings()) > 1 else row.title
+                where += f" ({said})" if (said := on_panel(found.plan, columns[0])) else ""
                 yield from _of_run(run, where, table.pictures)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flcore.config import Config
@@ -11,6 +11,7 @@ from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import override, with_values
 from pipelines.execution.bodies import comparison_runs
+from pipelines.papers.assigned import ROUNDS, check, key_of, that_count
 from pipelines.papers.catalogue import Column, PaperTable, Row
 from pipelines.reporting.formats import plural
 from pipelines.runs.cache import Cache, kind_of
@@ -24,7 +25,7 @@ class Asked:
         rows, columns: their keys; None: all.
         seeds: of every cell. partition_seeds: of its divisions, each with every seed; None: as the table has it.
         rounds_scale: the printed rounds times this; 1 is the paper's budget.
-        assignments: ``KEY=VALUE`` for all cells, such as where data lie.
+        assignments: ``KEY=VALUE`` for all cells, such as where data lie; :func:`pipelines.papers.assigned.check`.
         max_hours: of one run; longer ones are refused. None: any.
     """
 
@@ -45,6 +46,7 @@ class Setting:
         name: of its folder, whichever of its columns are asked for. columns: of the table. rows: that can be run.
         parameters: of the comparison.
         seconds: of training that all its runs take on one core, as earlier runs or a trial step say; None: unknown.
+        besides: assignments that make it another setting than the table's.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Setting:
     rows: tuple[Row, ...]
     parameters: Mapping[str, Any]
     seconds: float | None = None
+    besides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class TablePlan:
         table: planned. asked: how. settings: the comparisons.
         refused: by row and column, why a cell is not run.
         at_fault: likewise, the error that this would be; not of cells that the table's file refuses.
+        besides: by setting, what was set beside the table's own values when the runs were made whose figures are read.
     """
 
     table: PaperTable
@@ -69,6 +73,7 @@ class TablePlan:
     settings: tuple[Setting, ...]
     refused: Mapping[tuple[str, str], str]
     at_fault: Mapping[tuple[str, str], type[ProtoflError]] = field(default_factory=dict)
+    besides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float | None:
@@ -99,10 +104,11 @@ def plan(table: PaperTable, asked: Asked, *, look_at_data: bool = True) -> Table
             every cell can be configured.
 
     Raises:
-        ConfigError: no such row or column, or an assignment that fits no cell.
+        ConfigError: no such row or column, or an assignment that no table may have.
     """
     rows = [table.row(key) for key in asked.rows] if asked.rows is not None else list(table.rows)
     wanted = {table.column(key).key for key in asked.columns or [column.key for column in table.columns]}
+    check(table, [column for column in table.columns if column.key in wanted], asked.assignments)
     if asked.rounds_scale <= 0:
         raise ConfigError(f"--rounds-scale {asked.rounds_scale}: must be above 0")
     refused: dict[tuple[str, str], str] = {}
@@ -134,7 +140,8 @@ def plan(table: PaperTable, asked: Asked, *, look_at_data: bool = True) -> Table
             known = [each for each in seconds if each is not None]
             told = sum(known) * draws if len(known) == len(seconds) else None
             parameters = _parameters(table, group[0], usable, asked)
-            settings.append(Setting(whole[0].key, group, tuple(usable), parameters, told))
+            besides = _besides(table, group[0], usable, configs, asked)
+            settings.append(Setting(whole[0].key, group, tuple(usable), parameters, told, besides))
     return TablePlan(table, asked, tuple(settings), refused, at_fault)
 
 
@@ -153,6 +160,15 @@ def _configs(table: PaperTable, column: Column, rows: Sequence[Row], asked: Aske
     return found | {row.key: run.config for row, run in zip(built, one_draw(runs, built), strict=True)}
 
 
+def _besides(
+    table: PaperTable, column: Column, rows: Sequence[Row], configs: Mapping[str, Config | ConfigError], asked: Asked
+) -> tuple[str, ...]:
+    if not asked.assignments:
+        return ()
+    usual = _configs(table, column, rows, replace(asked, assignments=()))
+    return that_count(asked.assignments, usual, {row.key: configs[row.key] for row in rows})
+
+
 def one_draw(runs: Sequence[PlannedRun], rows: Sequence[Row]) -> Sequence[PlannedRun]:
     """Of every row the run on its first division."""
     return runs[:: len(runs) // len(rows)] if rows else []
@@ -162,8 +178,10 @@ def _known_seconds(
     config: Config | ConfigError, asked: Asked, look_up: bool, no_data: DataError | None
 ) -> float | ProtoflError | None:
     """The seconds of one of a row's runs, as far as they are looked up and known; or why it cannot be run."""
-    if no_data is not None or isinstance(config, ConfigError):
-        return no_data or config
+    if no_data is not None:
+        return no_data
+    if isinstance(config, ConfigError):
+        return config
     took = Cache.here().cost(kind_of(config)).seconds if look_up else None
     if asked.max_hours is not None and took is not None and took > 3600 * asked.max_hours:
         return RunError(f"takes about {took / 3600:.1f} hours on one core, above --max-hours {asked.max_hours:g}")
@@ -200,28 +218,25 @@ def _parameters(table: PaperTable, column: Column, rows: Sequence[Row], asked: A
 
 def _own_values(table: PaperTable, column: Column, row: Row, asked: Asked) -> dict[str, Any]:
     """Of a cell; what is assigned for all cells wins."""
-    given = {assignment.partition("=")[0].strip() for assignment in asked.assignments}
+    given = {key_of(assignment) for assignment in asked.assignments}
     own = {
         key: value
         for key, value in table.values_of(row, column).items()
         if not any(key == other or key.startswith(f"{other}.") for other in given)
     }
-    if _ROUNDS in own:
-        own[_ROUNDS] = _scaled(own[_ROUNDS], asked)
+    if ROUNDS in own:
+        own[ROUNDS] = _scaled(own[ROUNDS], asked)
     return own
 
 
 def _common(table: PaperTable, column: Column, asked: Asked) -> dict[str, Any]:
     given = with_values({}, {**table.common, **column.values}, f"{table.id}: ")
     rounds = Config.from_mapping(given).federation.rounds
-    return override(with_values(given, {_ROUNDS: _scaled(rounds, asked)}), asked.assignments)
+    return override(with_values(given, {ROUNDS: _scaled(rounds, asked)}), asked.assignments)
 
 
 def _scaled(rounds: int, asked: Asked) -> int:
     return max(1, round(rounds * asked.rounds_scale))
-
-
-_ROUNDS = "federation.rounds"
 
 
 def _missing_data(table: PaperTable, column: Column, asked: Asked) -> DataError | None:

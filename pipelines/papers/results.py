@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,10 @@ from typing import Any
 from markupsafe import Markup
 
 from pipelines.papers.catalogue import Column, PaperTable, Printed, Row
+from pipelines.papers.marks import budget, by_setting, mark, of_column
 from pipelines.papers.plan import TablePlan, cells, refused_by_reason
 from pipelines.papers.runs import INTERRUPTED, FailedRun, MeasuredRun, runs_of, told_pairs
+from pipelines.papers.told import Told
 from pipelines.reporting import tables
 from pipelines.reporting.formats import MISSING, format_number, format_number_difference, listed
 from pipelines.reporting.html import Notes, Rows, Section, Words, write_page
@@ -80,17 +82,30 @@ class TableResults:
         return sum(self.cells[row.key, column.key].ours.n > 0 for row, column in cells(self.plan.table))
 
 
-def results(plan: TablePlan, out: Path) -> TableResults:
+def results(plan: TablePlan, out: Path, carried_out: Collection[str] = ()) -> TableResults:
     """What the comparisons of a table found, as far as they have ended.
 
     Args:
         plan: of the table; settings that it leaves out are read too, where an earlier command has carried them out.
         out: its folder, with one of each setting.
+        carried_out: names of settings that have been carried out as this plan says; the others were as the folder says.
 
     Raises:
         DataError: a file there is damaged.
     """
-    return assembled(plan, *runs_of(plan.table, out))
+    besides = dict(Told.read(out).assignments) if (out / "table.json").exists() else {}
+    besides |= {setting.name: setting.besides for setting in plan.settings if setting.name in carried_out}
+    runs, failures = runs_of(plan.table, out)
+    return assembled(replace(_as_measured(plan, runs), besides=besides), runs, failures)
+
+
+def _as_measured(plan: TablePlan, runs: Iterable[MeasuredRun]) -> TablePlan:
+    """The plan with every seed, and where divisions are asked for every one of them, that figures are of."""
+    seeds = tuple(sorted({*plan.asked.seeds, *(run.pair[1] for run in runs)}))
+    draws = plan.asked.partition_seeds
+    if draws is not None:
+        draws = tuple(sorted({*draws, *(run.pair[0] for run in runs)}))
+    return replace(plan, asked=replace(plan.asked, seeds=seeds, partition_seeds=draws))
 
 
 def assembled(plan: TablePlan, runs: Iterable[MeasuredRun], failures: Iterable[FailedRun] = ()) -> TableResults:
@@ -139,18 +154,21 @@ def assembled(plan: TablePlan, runs: Iterable[MeasuredRun], failures: Iterable[F
 # ---- for people and machines -------------------------------------------------------------------------------------
 
 
-def write(found: TableResults, directory: Path, drawn: Iterable[Section] = ()) -> Path:
+def write(found: TableResults, directory: Path, drawn: Iterable[Section] = (), verdicts: Table | None = None) -> Path:
     """Write ``table.md``, ``.csv``, ``.json`` and ``report.html``.
 
     Args:
         found: a table as it stands. directory: its folder.
         drawn: parts of the page that come first (:mod:`pipelines.papers.drawings`).
+        verdicts: on the table's claims (:mod:`pipelines.papers.verdicts`); None: there are none.
 
     Returns:
         The page.
     """
-    shown = paper_tables(found)
+    shown = [*paper_tables(found), *([verdicts] if verdicts else [])]
     lines = [f"# {title(found)}", "", *lead(found), ""]
+    differing = by_setting(found.plan)
+    lines += ["Set beside the table's own values:", "", *(f"- {each}" for each in differing), ""] if differing else []
     for table in shown:
         lines += markdown_table(table)
     lines += _refusals(found)
@@ -163,12 +181,15 @@ def write(found: TableResults, directory: Path, drawn: Iterable[Section] = ()) -
         "seeds": list(found.plan.asked.seeds),
         "partition_seeds": found.plan.asked.partition_seeds and list(found.plan.asked.partition_seeds),
         "rounds_scale": found.plan.asked.rounds_scale,
+        "assignments": {name: list(each) for name, each in found.plan.besides.items() if each},
         "cells": rows,
         "failed": dict(found.failed),
     }
     contents = {"table.md": "\n".join(lines), "table.csv": csv_text(rows), "table.json": json_text(document)}
     write_texts(contents, directory)
-    sections = list(drawn)
+    heading = "Set beside the table's own values"
+    sections = [Section("changed", heading, (Notes(tuple(differing)),))] if differing else []
+    sections += drawn
     sections += [Section(f"table-{place}", table.title, (Rows(table),)) for place, table in enumerate(shown)]
     settings = [
         Words(_LINK.format(href=f"{setting.name}/report.html", title=", ".join(one.title for one in setting.columns)))
@@ -182,19 +203,13 @@ def write(found: TableResults, directory: Path, drawn: Iterable[Section] = ()) -
         sections.append(Section("refused", "Not run here", (Notes(tuple(refused)),)))
     if noted:
         sections.append(Section("notes", "Notes", (Notes(tuple(noted)),)))
-    page = {"kicker": found.plan.table.id, "title": found.plan.table.title}
+    page = {"kicker": found.plan.table.id, "title": f"{found.plan.table.title}{mark(found.plan)}"}
     return write_page(directory / "report.html", page, " ".join(lead(found)), sections, colours={})
 
 
 def title(found: TableResults) -> str:
-    """The table's id and caption; the budget where it is not the paper's."""
-    return f"{found.plan.table.id}: {found.plan.table.title}{budget(found.plan)}"
-
-
-def budget(plan: TablePlan) -> str:
-    """A mark for whatever is measured with other rounds than the paper's; empty at its own budget."""
-    scale = plan.asked.rounds_scale
-    return "" if scale == 1 else f" (REDUCED BUDGET: {scale:g} of the rounds)"
+    """The table's id and caption; what it was measured with where that is not the paper's."""
+    return f"{found.plan.table.id}: {found.plan.table.title}{mark(found.plan)}"
 
 
 def lead(found: TableResults) -> list[str]:
@@ -241,6 +256,7 @@ def paper_tables(found: TableResults, *, measured: bool = False) -> list[Table]:
             continue
         beside, here = any(cell.printed for cell in of), any(cell.ours.n or cell.failed for cell in of)
         heading = f"{column.title}, ours" if beside else column.title
+        heading += " (changed setting)" if of_column(found.plan, column) else ""
         if here:
             figures.append(tables.Column(f"{column.key}_ours", heading, of, _OURS))
         if beside:  # a column that nobody has run takes no room for figures that are not there
@@ -251,10 +267,10 @@ def paper_tables(found: TableResults, *, measured: bool = False) -> list[Table]:
             if beside:
                 printed = [_printed_difference(table, row, column) for row in rows]
                 differences.append(tables.Column(f"{column.key}_printed", "printed", printed, _GAP))
-    shown = [Table(f"{table.title}{budget(found.plan)}", tuple(figures))]
+    shown = [Table(f"{table.title}{mark(found.plan)}", tuple(figures))]
     if len(differences) > 1:
         baseline = table.row(table.baseline).title
-        shown.append(Table(f"Difference to {baseline} [95 % interval]{budget(found.plan)}", tuple(differences)))
+        shown.append(Table(f"Difference to {baseline} [95 % interval]{mark(found.plan)}", tuple(differences)))
     return shown
 
 
@@ -279,6 +295,8 @@ def records(found: TableResults) -> list[dict[str, Any]]:
             "n": cell.ours.n,
             "divisions": len({division for division, _ in cell.pairs}),
             "failed": len(cell.failed),
+            "rounds_scale": found.plan.asked.rounds_scale,
+            "assignments": ", ".join(of_column(found.plan, cell.column)) or None,
             "difference": cell.difference.mean,
             "difference_low": cell.difference.low,
             "difference_high": cell.difference.high,

@@ -13,6 +13,7 @@ from flcore.run_folder import RunFiles, described
 from pipelines.papers.catalogue import Column, PaperTable, Row
 from pipelines.papers.figures_of_a_run import figure
 from pipelines.papers.plan import Asked
+from pipelines.papers.told import Told
 from pipelines.runs.layout import read_json
 
 INTERRUPTED = "interrupted"
@@ -111,15 +112,10 @@ def asked_of(folder: Path) -> Asked:
     """What a finished table was asked for, as far as its figures depend on it.
 
     Raises:
-        DataError: the folder is none of a table.
+        DataError: the folder is none of a table, or its file is damaged.
     """
-    said = read_json(folder / "table.json")
-    draws = said["partition_seeds"]
-    return Asked(
-        seeds=tuple(said["seeds"]),
-        partition_seeds=None if draws is None else tuple(draws),
-        rounds_scale=said["rounds_scale"],
-    )
+    said = Told.read(folder)
+    return Asked(seeds=said.seeds, partition_seeds=said.partition_seeds, rounds_scale=said.rounds_scale)
 
 
 # ---- in words ----------------------------------------------------------------------------------------------------

@@ -9,10 +9,15 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flcore.errors import ConfigError
+from pipelines.execution.bodies import Operation
+from pipelines.execution.progress import Silence
 from pipelines.orchestration.commands import operation
 from pipelines.papers.carry_out import run_table
 from pipelines.papers.plan import Asked, plan
@@ -76,26 +81,79 @@ def test_a_killed_table_ends_with_the_same_bytes(tmp_path: Path) -> None:
     }
 
 
-def test_rows_of_an_earlier_command_stay_beside_those_of_a_later_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FedProx alone, then FedAvg alone: both stand in the page, and what had finished is not trained again.
+def carried_out(out: Path, *rows: str, seeds: tuple[int, ...] = (0,), **asked: Any) -> list[str]:
+    """Rows of the first setting at a tenth of its rounds; returns what was said on the way."""
+    said: list[str] = []
+    assignments = ("tracking.enabled=false", *asked.pop("assignments", ()))
+    planned = plan(tiny(), Asked(rows, ["even"], seeds, assignments=assignments, **{"rounds_scale": 0.1, **asked}))
+    with operation({"tracking": {"enabled": False}}, wait=False) as (how, _):
+        watcher = Silence()
+        watcher.say = said.append  # type: ignore[method-assign]
+        run_table(planned, out, replace(how, watcher=watcher))
+    return said
 
-    Another seed of FedAvg is not all that is asked of FedProx, so that a third command shows FedAvg by itself.
-    """
+
+def measured(out: Path) -> dict[tuple[str, str], int]:
+    """How many runs are behind each cell that has any."""
+    cells = json.loads((out / "table.json").read_text(encoding="utf-8"))["cells"]
+    return {(cell["row"], cell["column"]): cell["n"] for cell in cells if cell["n"]}
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of a table whose runs nobody has made before."""
     monkeypatch.setenv("PROTOFL_CACHE", str(tmp_path / "cache"))
-    out = tmp_path / "table"
+    return tmp_path / "table"
 
-    def run(row: str, seed: int) -> dict[tuple[str, str], int]:
-        asked = Asked([row], ["even"], (seed,), None, 0.1, ("tracking.enabled=false",))
-        planned = plan(tiny(), asked)
-        with operation(planned.settings[0].parameters, wait=False) as (how, _):
-            run_table(planned, out, how)
-        cells = json.loads((out / "table.json").read_text(encoding="utf-8"))["cells"]
-        return {(cell["row"], cell["column"]): cell["n"] for cell in cells if cell["n"]}
 
-    assert run("near", 0) == {("near", "even"): 1}
+def test_what_an_earlier_command_finished_stays_beside_what_a_later_one_does(out: Path) -> None:
+    """FedProx alone with two seeds, then FedAvg with one, then with a third: nothing is lost, or trained again."""
+    carried_out(out, "near", seeds=(0, 1))
+    assert measured(out) == {("near", "even"): 2}
     written = {path: path.stat().st_mtime_ns for path in (out / "even" / "runs").glob("*/metrics.json")}
-    assert run("fedavg", 0) == {("fedavg", "even"): 1, ("near", "even"): 1, ("fedavg", "sent"): 1}
+    carried_out(out, "fedavg")
+    assert measured(out) == {("fedavg", "even"): 1, ("near", "even"): 2, ("fedavg", "sent"): 1}
+    carried_out(out, "fedavg", seeds=(2,))
+    assert measured(out) == {("fedavg", "even"): 2, ("near", "even"): 2, ("fedavg", "sent"): 2}
     assert {path: path.stat().st_mtime_ns for path in written} == written
-    assert run("fedavg", 1) == {("fedavg", "even"): 1, ("fedavg", "sent"): 1}
+    document = json.loads((out / "table.json").read_text(encoding="utf-8"))
+    assert document["seeds"] == [0, 1, 2]
+    difference = next(one for one in document["cells"] if (one["row"], one["column"]) == ("near", "even"))
+    assert difference["difference"] is not None and difference["difference_low"] is None  # one seed in common, 0
+
+
+def test_divisions_of_an_earlier_command_stay_and_what_has_none_is_told_to_be_left_out(out: Path) -> None:
+    """A run without a division of its own cannot stand beside runs that have one."""
+    carried_out(out, "fedavg")
+    said = carried_out(out, "fedavg", partition_seeds=(5,))
+    assert [line for line in said if "earlier command" in line] == [
+        "even: 1 run of an earlier command without --partition-seeds cannot be put together with these; its options "
+        "bring them back to the table"
+    ]
+    carried_out(out, "fedavg", partition_seeds=(6,))
+    assert measured(out)["fedavg", "even"] == 2
+    assert json.loads((out / "table.json").read_text(encoding="utf-8"))["partition_seeds"] == [5, 6]
+
+
+def test_what_is_set_beside_the_table_is_told_of_the_setting_that_has_it(out: Path) -> None:
+    """In every output, and of that column alone; where runs lie and how many work at once is not."""
+    carried_out(out, "fedavg", assignments=("local.lr=0.02", "engine.workers=0", "data.download=false"))
+    document = json.loads((out / "table.json").read_text(encoding="utf-8"))
+    assert document["assignments"] == {"even": ["local.lr=0.02"]}
+    marked = {(one["column"], one["assignments"], one["rounds_scale"]) for one in document["cells"]}
+    assert marked == {("even", "local.lr=0.02", 0.1), ("sent", "local.lr=0.02", 0.1), ("skewed", None, 0.1)}
+    said = "REDUCED BUDGET: 0.1 of the rounds) (CHANGED SETTING: local.lr=0.02)"
+    text = (out / "table.md").read_text(encoding="utf-8")
+    assert said in text and "- even, kilobytes: local.lr=0.02" in text and "even, ours (changed setting)" in text
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert f"{said}</h1>" in page and f"{said}</title>" in page
+    carried_out(out, "fedavg")  # as the table has it: the mark is gone
+    assert "CHANGED SETTING" not in (out / "table.md").read_text(encoding="utf-8")
+
+
+def test_figures_of_two_budgets_are_not_put_into_one_folder(tmp_path: Path) -> None:
+    said = {"id": "fedpa.tiny", "seeds": [0], "partition_seeds": None, "rounds_scale": 0.1}
+    (tmp_path / "table.json").write_text(json.dumps(said))
+    planned, how = plan(tiny(), Asked(rounds_scale=0.2), look_at_data=False), Operation(*[Silence()] * 3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"holds the table at 0\.1 of its rounds, not 0\.2; choose another --out"):
+        run_table(planned, tmp_path, how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 
 from flcore.run_folder import RunFiles
 from pipelines.papers import drawings
+from pipelines.papers.catalogue import Column
 from pipelines.papers.drawings import beside_printed, sections
 from pipelines.papers.plan import Asked, plan
-from pipelines.papers.results import results
+from pipelines.papers.results import TableResults, results
 from pipelines.reporting.figures.partition import draw_partition, load_partition
 from pipelines.reporting.figures.sets import drawing
 
@@ -37,6 +39,20 @@ def test_marks_stand_at_our_means_and_at_the_printed_figures(compared: Compared)
     drawn = beside_printed(found)
     assert drawn is not None
     assert list(drawn.panels) == ["beside-printed-even", "beside-printed-sent"]  # nothing was run of the third
+
+
+def test_a_panel_says_that_it_is_no_figure_of_the_table(compared: Compared) -> None:
+    """It may be looked at without its page."""
+    found = results(plan(tiny(), Asked(seeds=(0, 1), rounds_scale=0.5), look_at_data=False), compared("even", RUNS))
+    changed = replace(found, plan=replace(found.plan, besides={"even": ("local.lr=0.02",)}))
+    first, _, third = found.plan.table.columns
+
+    def heading(of: TableResults, column: Column) -> str:
+        return drawings._draw_column(of, column).axes[0].get_title()
+
+    assert heading(found, first) == "even\n0.5 of the rounds"
+    assert heading(changed, first) == "even\n0.5 of the rounds, changed setting"
+    assert heading(changed, third) == "skewed\n0.5 of the rounds"
 
 
 def test_nothing_is_drawn_of_what_nobody_has_run(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_kept_runs_of_another_setting_than_the_tables_are_replaced(tmp_path: Pat
     assert read_kept(file).runs[0].figures["mnist_0.1"] == 90.0
 
 
-@pytest.mark.parametrize("assignment", ["federation.rounds=2", "local.lr=0.5", "data.name=fashionmnist"])
+@pytest.mark.parametrize("assignment", ["local.steps=5", "local.lr=0.5", "data.name=fashionmnist"])
 def test_runs_of_another_setting_than_the_tables_are_not_kept(tmp_path: Path, assignment: str) -> None:
     """Not in place of a run of the table's own, nor where there is none, nor with --again."""
     keep(leave(tmp_path / "before", {"fedavg": 90}), tmp_path / "kept")

@@ -58,21 +58,60 @@ def test_a_setting_keeps_its_folder_whichever_columns_are_asked_for() -> None:
     assert [row.key for row in found.settings[0].rows] == ["fedavg"]
 
 
-def test_rounds_are_scaled_for_all_rows_and_assignments_win() -> None:
-    """A fifth of 10 rounds are 2; of a cell's own 20 they are 4; what is set for all is not scaled."""
+def test_rounds_are_scaled_for_all_rows() -> None:
+    """A fifth of 10 rounds are 2; of a cell's own 20 they are 4."""
     own = [{"rows": ["near"], "columns": ["skewed"], "values": {"federation.rounds": 20}}]
+    found = planned(Asked(rounds_scale=0.2), cells=own)
+    assert [
+        (
+            setting.parameters["federation"]["rounds"],
+            setting.parameters["compare"]["variants"]["near"].get("federation.rounds"),
+        )
+        for setting in found.settings
+    ] == [(2, None), (2, 4)]
 
-    def rounds(asked: Asked) -> list[tuple[int, Any]]:
-        return [
-            (
-                setting.parameters["federation"]["rounds"],
-                setting.parameters["compare"]["variants"]["near"].get("federation.rounds"),
+
+def test_rounds_are_not_set_behind_the_back_of_their_mark() -> None:
+    for assignment in ("federation.rounds=3", " federation.rounds =3", "federation={rounds: 3}"):
+        with pytest.raises(ConfigError, match=r"^--set .*federation.*: the rounds are the table's; --rounds-scale F"):
+            planned(Asked(assignments=(assignment,)))
+
+
+def test_one_data_set_stands_in_for_columns_of_one_alone() -> None:
+    """An archive of one data set's images would be measured in the columns of all of them."""
+    table = table_named("fedpa.table2")
+    given = ("data.name=imagefolder", "data.root=images.zip")
+    with pytest.raises(
+        ConfigError,
+        match=r"^--set data.name=imagefolder: these columns are of mnist, emnist, fashionmnist, celeba; with --columns "
+        r"name those of one data set, such as --columns mnist_0.1,mnist_1$",
+    ):
+        plan(table, Asked(assignments=given), look_at_data=False)
+    for columns in (("mnist_0.1", "mnist_1"), ("celeba",)):
+        found = plan(table, Asked(columns=columns, assignments=given), look_at_data=False)
+        assert {setting.parameters["data"]["name"] for setting in found.settings} == {"imagefolder"}
+        assert {setting.besides for setting in found.settings} == {("data.name=imagefolder",)}
+
+
+def test_what_is_set_counts_where_it_can_change_a_result() -> None:
+    """Not where data lie, nor what a setting, or its only row, has anyway."""
+    settings = planned(
+        Asked(
+            assignments=(
+                *("data.root=images", "engine.workers=3", "tracking.uri=http://me:hidden@host", "seed=9"),
+                *("local.batch_size=32", "partition.min_size=1", "local.lr=0.5", "local.lr=0.02"),
             )
-            for setting in planned(asked, cells=own).settings
-        ]
-
-    assert rounds(Asked(rounds_scale=0.2)) == [(2, None), (2, 4)]
-    assert rounds(Asked(assignments=("federation.rounds=3",))) == [(3, None), (3, None)]
+        ),
+        columns={"even": {"values": {"partition.name": "dirichlet"}}, "skewed": {"values": {"local.lr": 0.02}}},
+        common={**TINY["common"], "partition.name": "dirichlet", "partition.min_size": 1},
+        printed={},
+        missing=[],
+    ).settings
+    assert [(setting.name, setting.besides) for setting in settings] == [("even", ("local.lr=0.02",)), ("skewed", ())]
+    rows = {**TINY["rows"], "near": {**TINY["rows"]["near"], "values": {"local.lr": 0.02}}}
+    for of, besides in ((("near",), ()), (("fedavg", "near"), ("local.lr=0.02",))):
+        found = planned(Asked(rows=of, columns=("even",), assignments=("local.lr=0.02",)), rows=rows)
+        assert found.settings[0].besides == besides
 
 
 def test_what_is_not_in_the_table_is_told() -> None:

@@ -1,0 +1,75 @@
+"""What is set beside a table's own values (``--set``): what may be, and by which of it a setting is not the table's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from flcore.config import Config
+from flcore.errors import ConfigError
+from flcore.sections import DEFAULT_NAMES
+from flcore.wording import brief
+from pipelines.papers.catalogue import Column, PaperTable
+from pipelines.runs.compared import flatten
+
+ROUNDS = "federation.rounds"
+_DATA = "data.name"
+
+
+def key_of(assignment: str) -> str:
+    """The dotted key of ``KEY=VALUE``."""
+    return assignment.partition("=")[0].strip()
+
+
+def check(table: PaperTable, columns: Iterable[Column], assignments: Iterable[str]) -> None:
+    """Refuse what would set figures beside printed ones that are of something else altogether.
+
+    Args:
+        table: of a paper. columns: that are asked for. assignments: for all cells.
+
+    Raises:
+        ConfigError: other rounds, which have an option that marks them; or one data set in place of several.
+    """
+    of = _by_data(table, columns)
+    for assignment in assignments:
+        key = key_of(assignment)
+        if key in (ROUNDS, "federation"):
+            raise ConfigError(
+                f"--set {brief(assignment)}: the rounds are the table's; --rounds-scale F takes a share of them"
+            )
+        if key in (_DATA, "data") and len(of) > 1:
+            first = next(iter(of.values()))
+            raise ConfigError(
+                f"--set {brief(assignment)}: these columns are of {', '.join(of)}; with --columns name those of one "
+                f"data set, such as --columns {','.join(first)}"
+            )
+
+
+def _by_data(table: PaperTable, columns: Iterable[Column]) -> dict[str, list[str]]:
+    """The keys of columns by the data set that their file names."""
+    found: dict[str, list[str]] = {}
+    for column in columns:
+        values = {**table.common, **column.values}
+        found.setdefault(str(values.get(_DATA, DEFAULT_NAMES["data"])), []).append(column.key)
+    return found
+
+
+def that_count(
+    assignments: Sequence[str], usual: Mapping[str, Config | ConfigError], own: Mapping[str, Config | ConfigError]
+) -> tuple[str, ...]:
+    """The assignments that can change a result: not where data lie, how many work at once, or what a row has anyway.
+
+    Args:
+        assignments: all of them; of several with one key the last one holds.
+        usual: by row, its configuration without them. own: with them.
+    """
+    differing: set[str] = set()
+    for row, config in own.items():
+        with_them, without = _identity(config), _identity(usual[row])
+        differing |= {key for key in {*with_them, *without} if with_them.get(key) != without.get(key)}
+    last = {key_of(assignment): brief(assignment.strip()) for assignment in assignments}
+    return tuple(text for key, text in last.items() if any(f"{one}.".startswith(f"{key}.") for one in differing))
+
+
+def _identity(config: Config | ConfigError) -> dict[str, Any]:
+    return {} if isinstance(config, ConfigError) else dict(flatten(config.identity()))

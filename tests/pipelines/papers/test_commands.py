@@ -1,0 +1,66 @@
+"""``protofl paper claims`` and ``keep`` where what they are given is not there, or damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.cli.app import main
+
+from .test_keeping import leave
+
+TOLD: dict[str, Any] = {"id": "fedpa.table2", "seeds": [0], "partition_seeds": None, "rounds_scale": 1}
+
+
+def ended(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """The exit code and what was said on standard error."""
+    code = main(["paper", *words])
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *({key: value for key, value in TOLD.items() if key != lacking} for lacking in TOLD),
+        *([], "text", TOLD | {"seeds": None}, TOLD | {"rounds_scale": "much"}, TOLD | {"assignments": [1]}),
+    ],
+)
+def test_a_damaged_table_is_told_with_its_file(
+    damaged: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "fedpa.table2"
+    folder.mkdir()
+    (folder / "table.json").write_text(json.dumps(damaged))
+    for words in (("claims", "--papers", "fedpa", "--home", str(tmp_path)), ("keep", str(folder))):
+        code, said = ended(capsys, *words)
+        assert code == 3, said
+        assert said.startswith(f"protofl: {folder / 'table.json'}: damaged; delete it"), said
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = leave(tmp_path / "table", {"fedavg": 90})
+    code, said = ended(capsys, "keep", str(table), "--into", "/proc/nope")
+    assert (code, said.count("\n")) == (2, 1)
+    assert said.startswith("protofl: --into /proc/nope: cannot be written (No such file or directory)")
+
+
+def test_papers_and_folders_that_there_are_not_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = ended(capsys, "claims", "--papers", "fedpa,foo")
+    assert code == 2 and "--papers foo: not known; one of fedpg, fedcspc, fedmlp, fedpa, gfpl" in said
+    code, said = ended(capsys, "claims", "--kept", str(tmp_path / "nowhere"))
+    assert code == 3 and "nowhere: no kept figures there" in said
+
+
+def test_a_line_tells_what_decided_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """FedPA three points above FedAvg in either of two seeds, at half of the rounds, on the table's one division."""
+    leave(tmp_path / "fedpa.table2-x0.5", {"fedavg": 90, "fedpa": 93}, seeds=(0, 1), rounds_scale=0.5)
+    assert main(["paper", "claims", "--papers", "fedpa", "--home", str(tmp_path)]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "above FedAvg" in line or "of FedAvg" in line)
+    assert line.endswith("(+3.00 [+3.00, +3.00]; 2 pairs, 2 seeds, 1 division; 0.5 of the rounds)")
+    path = tmp_path / "fedpa.table2-x0.5" / "table.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "assignments": {"mnist_0.1": ["local.lr=0.5"]}}))
+    assert main(["paper", "claims", "--papers", "fedpa", "--home", str(tmp_path)]) == 0
+    assert "0.5 of the rounds (CHANGED SETTING: local.lr=0.5))" in capsys.readouterr().out
