@@ -19,8 +19,11 @@ from flcore.config import Config
 from flcore.errors import RunError
 from flcore.locks import sole_use
 from flcore.run_folder import RunFiles
+from pipelines.config.params import override
 from pipelines.execution.recorder import Recorder
 from pipelines.orchestration.flow_runs import parameters
+from pipelines.papers.assigned import key_of
+from pipelines.papers.carry_out import default_folder
 from pipelines.tuning.folder import StudyFiles
 
 
@@ -37,9 +40,7 @@ def mark_runs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
     if not runs:
         log.info("no run had begun that MLflow could be told of")
         return
-    given = flow_run.parameters
-    raw = parameters(given.get("params_file"), given.get("overrides"), given.get("config"))
-    tracking = Config.from_mapping(raw).to_mapping()["tracking"]
+    tracking = _tracking(flow.name, flow_run.parameters)
     reason = f"{state.name}: {state.message}" if state.message else str(state.name)
     with Recorder(tracking["enabled"], log.warning) as recorder:
         recorder.configure(tracking)
@@ -47,6 +48,17 @@ def mark_runs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
             recorder.watch(run)
             recorder.stop(run, reason, failed=state.is_failed())
     log.info("told MLflow of %d unfinished runs: %s", len(runs), reason)
+
+
+def _tracking(flow: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Where a flow has logged its runs: as its parameters say, which are read as the flow itself reads them."""
+    if flow == _PAPER:  # a table has no parameter file, and what else is assigned fits its cells and no default
+        said = [one for one in given.get("assignments") or () if key_of(one).startswith("tracking.")]
+        raw = override({}, said)
+    else:
+        raw = parameters(given.get("params_file"), given.get("overrides"), given.get("config"))
+    found: Mapping[str, Any] = Config.from_mapping(raw).to_mapping()["tracking"]
+    return found
 
 
 HOOKS: Mapping[str, Any] = {name: [mark_runs] for name in ("on_failure", "on_crashed", "on_cancellation")}
@@ -61,20 +73,24 @@ def unfinished_runs(flow: str, flow_run: FlowRun) -> list[Path]:
         flow_run: of a deployment, whose parameters say where its results go.
     """
     # A worker knows of a flow that it had to end what it was told before it began: when it was due.
-    given, due = flow_run.parameters.get("out"), flow_run.expected_start_time
+    asked, due = flow_run.parameters, flow_run.expected_start_time
+    given = asked.get("out")
+    if given is None and flow == _PAPER:
+        given = default_folder(asked["id"], float(asked.get("rounds_scale") or 1))
     if given is None or due is None:
         return []
     out = Path(str(given).replace("{date}", due.astimezone(UTC).date().isoformat()))
     return [run for run in _FOLDERS[flow](out) if _is_unfinished(run, since=due)]
 
 
+_PAPER = "paper-table"
 _FOLDERS: Mapping[str, Callable[[Path], list[Path]]] = {
     "federated-experiment": lambda out: [out],
     "federated-training": lambda out: [out],
     "retrain-on-new-data": lambda out: sorted(out.glob("*")),
     "compare": lambda out: sorted(out.glob("runs/*")),
     "sweep": lambda out: sorted(out.glob("runs/*")),
-    "paper-table": lambda out: sorted(out.glob("*/runs/*")),
+    _PAPER: lambda out: sorted(out.glob("*/runs/*")),
     "tune": lambda out: [StudyFiles(out).record.directory],
 }
 """Flow → the folders of its runs below its own; a study is logged as one run."""

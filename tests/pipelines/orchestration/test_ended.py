@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,11 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from flcore.locks import sole_use
+from pipelines.orchestration import ended
 from pipelines.orchestration.ended import HOOKS, mark_runs, unfinished_runs
 from pipelines.orchestration.flows import compare, federated_experiment, retrain_on_new_data, sweep, tune
 from pipelines.orchestration.paper_flow import paper_table
+from pipelines.papers.carry_out import folder_of
+from pipelines.papers.catalogue import table_named
+from pipelines.papers.plan import Asked, plan
 
 BEGAN = datetime(2026, 3, 1, 3, 0, 7, tzinfo=UTC)
 HOUR = 3600
@@ -50,6 +56,68 @@ def test_of_a_comparison_those_that_it_touched_and_did_not_finish() -> None:
         assert unfinished_runs(flow, flow_run("runs/nightly/{date}")) == [under_way]
     # Of a paper's table each setting is a comparison in a folder of its own.
     assert unfinished_runs("paper-table", flow_run("runs/nightly")) == [of_another_day, under_way]
+
+
+def test_a_papers_table_that_names_no_folder_has_gone_to_its_own() -> None:
+    """One per table and budget, below runs/papers."""
+    tenth = a_run(Path("runs/papers/fedpa.table2-x0.1/mnist_1/runs/fedavg-s0"))
+    whole = a_run(Path("runs/papers/fedpa.table2/mnist_1/runs/fedavg-s0"))
+    for asked, run in (({"rounds_scale": 0.1}, tenth), ({}, whole), ({"rounds_scale": 1}, whole)):
+        flow = flow_run(None)
+        flow.parameters |= {"id": "fedpa.table2", **asked}
+        assert unfinished_runs("paper-table", flow) == [run]
+
+
+@pytest.mark.parametrize("set_so", [True, False])
+def test_a_papers_runs_are_marked_where_its_assignments_say_that_they_are_logged(
+    set_so: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parameter file beside it is that of other flows; a method's own value would fit no default configuration."""
+    run = a_run(Path("runs/papers/fedpa.table2/mnist_1/runs/fedavg-s0"))
+    Path("params.yaml").write_text("tracking: {enabled: false}")
+    told: list[Any] = []
+
+    class Told:
+        def __init__(self, enabled: bool, say: object) -> None:
+            told.append(enabled)
+
+        def __enter__(self) -> Told:
+            return self
+
+        def __exit__(self, *about: object) -> None:
+            pass
+
+        def configure(self, tracking: Any) -> None:
+            told.append(tracking["log_model"])
+
+        def watch(self, folder: Path) -> None:
+            told.append(folder)
+
+        def stop(self, folder: Path, reason: str, *, failed: bool) -> None:
+            told.append((folder, reason, failed))
+
+    monkeypatch.setattr(ended, "Recorder", Told)
+    monkeypatch.setattr(ended, "flow_run_logger", lambda *_: logging.getLogger("test"))
+    flow = flow_run(None)
+    flow.deployment_id = "one"
+    flow.parameters |= {"id": "fedpa.table2", "assignments": [f"tracking.log_model={set_so}".lower(), "method.mu=0.1"]}
+    state: Any = SimpleNamespace(name="Crashed", message="killed", is_failed=lambda: False)
+    mark_runs(paper_table, flow, state)
+    assert told == [True, set_so, run, (run, "Crashed: killed", False)]
+
+
+def test_the_committed_table_says_all_that_it_needs() -> None:
+    """Its flow takes the parameters; where data lie and results go is among them; one at a time is carried out."""
+    text = (Path(__file__).resolve().parents[3] / "infra" / "prefect.yaml").read_text()
+    found = next(each for each in yaml.safe_load(text)["deployments"] if each["name"] == "paper-table")
+    given = found["parameters"]
+    assert {*given} <= {*paper_table.parameters.model_dump()["properties"]}
+    asked = Asked(columns=given["columns"], rounds_scale=given["rounds_scale"], assignments=tuple(given["assignments"]))
+    planned = plan(table_named(given["id"]), asked, look_at_data=False)
+    assert planned.settings and not planned.refused
+    assert planned.settings[0].parameters["data"]["root"]
+    assert given["out"] == str(folder_of(planned))
+    assert found["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
 
 
 def test_what_another_process_is_at_work_on_is_not_of_a_flow_that_was_in_its_way() -> None:
