@@ -91,12 +91,15 @@ def compare(
         wait: for tables and for MLflow.
 
     Raises:
+        ConfigError: an entry cannot be run, or a claim is of what is not compared.
         RunError: runs failed; what the others gave is written and printed first.
     """
     with operation(raw, wait=wait) as (how, _):
         from pipelines.execution.bodies import comparison_runs
+        from pipelines.tuning.comparing import check_claims
 
         runs = comparison_runs(raw, methods, seeds)
+        check_claims(raw, runs, tuned=tuned > 0)
         if uses_prefect(orchestrator, how):
             from pipelines.orchestration import flows
 

@@ -44,7 +44,7 @@ from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 from pipelines.tracking.addresses import without_password
 from pipelines.tuning.asked import Asked
-from pipelines.tuning.comparing import compare_methods
+from pipelines.tuning.comparing import check_claims, compare_methods
 
 STORAGE = "PROTOFL_STORAGE"
 """Variable of a worker: Optuna's storage for studies that name none. It may hold a password; a parameter may not."""
@@ -140,7 +140,7 @@ def compare(
     """
     raw = parameters(params_file, overrides, config)
     base, folder = Config.from_mapping(raw), Path(dated(out))
-    comparison_runs(raw, methods, seeds)  # refused before anything is begun
+    check_claims(raw, comparison_runs(raw, methods, seeds), tuned=tuned > 0)  # refused before anything is begun
     with operation(base, f"compare {folder.name}", ["comparison", base.source.name], limit_hours=limit_hours) as how:
         outcome = compare_methods(raw, methods, seeds, folder, how, tuned=tuned, budget=budget, restart=restart)
         show_table(outcome)

@@ -6,9 +6,44 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flcore.config import Config
+from flcore.errors import ConfigError
+from flcore.methods import Method
+from pipelines.config.grid import PlannedRun
 from pipelines.config.params import without_tracking
 from pipelines.execution.bodies import Operation, Outcome, comparison, comparison_runs
 from pipelines.execution.budget import planned_within
+from pipelines.reporting.claims import claims_of
+from pipelines.runs.record import TASK_SCORES
+from pipelines.tuning.metrics import check_metric
+
+
+def check_claims(raw: Mapping[str, Any], runs: Sequence[PlannedRun], *, tuned: bool = False) -> None:
+    """Refuse claims that these runs can say nothing of, which would be known only when all of them have ended.
+
+    Args:
+        raw: parameters of the comparison, whose form has been checked. runs: of it.
+        tuned: whether each row is also compared as it was tuned.
+
+    Raises:
+        ConfigError: a claim is of a row that is not compared, or of a figure that its runs do not have.
+    """
+    methods: dict[str, Method] = {run.name: run.config.method for run in runs}
+    if tuned:
+        methods |= {f"{name} (tuned)": method for name, method in methods.items()}
+    for claim in claims_of(Config.from_mapping(raw).compare.claims):
+        place = f"compare.claims.{claim.name}"
+        for row in (claim.better, claim.than):
+            if row not in methods:
+                raise ConfigError(
+                    f"{place}: {row} is not compared; one of {', '.join(methods)}, or name it with --methods"
+                )
+            if claim.metric is None or claim.metric in TASK_SCORES:
+                continue
+            try:
+                check_metric(claim.metric, methods[row])
+            except ConfigError as error:
+                raise ConfigError(f"{place}: {str(error).replace('--metric', 'metric')}") from error
 
 
 def compare_methods(

@@ -244,3 +244,22 @@ def test_servers_are_started_but_for_those_that_are_not_wanted(asked: list[tuple
         assert main(words) == 0
     wanted = {"prefect": True, "mlflow": False, "dashboard": True, "worker": False, "flows_per_gpu": 1}
     assert asked == [("up", wanted), ("status", {"as_json": False}), ("status", {"as_json": True}), ("down", {})]
+
+
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [
+        ("{better: fedprox, than: fedavg, metric: nosuch}", "compare.claims.ours: metric nosuch: must be one of"),
+        ("{better: fedavg, than: [fedprox, moon]}", "compare.claims.ours.moon: moon is not compared; one of fedavg, "),
+        ("{better: fedavg (tuned), than: fedprox}", "compare.claims.ours: fedavg (tuned) is not compared"),
+        ("{better: local, than: fedavg, metric: top1_global}", "metric top1_global: local has no global model"),
+    ],
+)
+def test_a_claim_that_no_run_could_decide_is_refused_before_any_begins(
+    claim: str, said: str, capsys: pytest.CaptureFixture[str], empty_folder: Path
+) -> None:
+    (empty_folder / "claims.yaml").write_text(f"ours: {claim}\n")
+    words = ["--methods", "fedavg,fedprox,local", "--seeds", "0", "--claims", "claims.yaml"]
+    assert main(["compare", *run()[1:], *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (empty_folder / "runs").exists()
