@@ -22,16 +22,24 @@ def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed
         name: ``prepare``, ``partition``, ``train`` or ``compare``.
         raw: parameters, not yet checked.
         out: the folder: ``prepared/``, ``partitions/``, ``runs/``, ``comparison/``.
-        method, seed: of the comparison's runs only those; None: all of ``compare.methods`` and ``compare.seeds``.
+        method, seed: of the comparison's runs carry out only those; None: all of ``compare.methods`` and
+            ``compare.seeds``. What is there of the others stays.
         restart: train: throw away checkpoints that cannot be used.
+
+    Raises:
+        ConfigError: the parameters, or a method or seed that is not in the comparison.
     """
-    methods, seeds = [method] if method else None, None if seed is None else [seed]
+    configs = _configs(raw)
+    _refuse_others("--method", method, "methods", [config.method.name for config in configs])
+    _refuse_others("--seed", seed, "seeds", [config.seed for config in configs])
     if name in ("train", "compare"):
         with operation(raw) as (how, _):
-            configs = _configs(raw, methods, seeds)
-            (_train if name == "train" else _compare)(raw, configs, out, how, restart)
+            if name == "compare":
+                _compare(raw, configs, out, how)
+            else:
+                chosen = [config for config in configs if method in (None, config.method.name)]
+                _train(configs, [config for config in chosen if seed in (None, config.seed)], out, how, restart)
         return
-    configs = _configs(raw, methods, seeds)
     if name == "prepare":
         from pipelines.stages.prepare import prepare
 
@@ -41,14 +49,15 @@ def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed
         from pipelines.stages.partition import partition, partition_table
 
         numbers = sorted({config.seed for config in configs})
-        for number, division in partition(configs[0], numbers, out / "prepared", out / "partitions").items():
+        made = partition(configs[0], numbers, out / "prepared", out / "partitions", only=seed)
+        for number, division in made.items():
             print("\n".join([f"seed {number}", *partition_table(division)]))
 
 
-def _configs(raw: Mapping[str, Any], methods: Sequence[str] | None, seeds: Sequence[int] | None) -> list[Config]:
+def _configs(raw: Mapping[str, Any]) -> list[Config]:
     from pipelines.execution.bodies import comparison_runs
 
-    planned = comparison_runs(raw, methods, seeds)
+    planned = comparison_runs(raw, None, None)
     if any(run.row or run.draw is not None for run in planned):
         raise ConfigError(
             "compare.variants, compare.partition_seeds: stages carry out each method once per seed; use protofl compare"
@@ -56,14 +65,24 @@ def _configs(raw: Mapping[str, Any], methods: Sequence[str] | None, seeds: Seque
     return [run.config for run in planned]
 
 
-def _train(raw: Mapping[str, Any], configs: Sequence[Config], out: Path, how: Operation, restart: bool) -> None:
+def _refuse_others(option: str, value: str | int | None, key: str, there: Sequence[str | int]) -> None:
+    """Only what is of the comparison: of anything else, a later stage would know nothing."""
+    if value is not None and value not in there:
+        those = ", ".join(str(entry) for entry in dict.fromkeys(there))
+        raise ConfigError(f"{option} {value}: not in compare.{key}; there are {those}")
+
+
+def _train(comparison: Sequence[Config], chosen: Sequence[Config], out: Path, how: Operation, restart: bool) -> None:
     from pipelines.stages.train import train
 
-    train(configs, out / "prepared", out / "partitions", out / "runs", how, restart=restart)
+    places = (out / "prepared", out / "partitions", out / "runs")
+    train(chosen, *places, how, comparison=comparison, restart=restart)
 
 
-def _compare(raw: Mapping[str, Any], configs: Sequence[Config], out: Path, how: Operation, restart: bool) -> None:
-    runs, folder = [out / "runs" / f"{config.method.name}-s{config.seed}" for config in configs], out / "comparison"
+def _compare(raw: Mapping[str, Any], configs: Sequence[Config], out: Path, how: Operation) -> None:
+    from pipelines.stages.train import run_folder
+
+    runs, folder = [run_folder(out / "runs", config) for config in configs], out / "comparison"
     asked = how.recorder.compare("comparison", without_tracking(raw), runs, folder, name=out.name, **how.console)
     asked.result()
     print(f"table: {folder / 'comparison.md'}\nreport: {folder / 'report.html'}")

@@ -13,20 +13,31 @@ from flcore.data.summary import summarise
 from pipelines.runs.cache import Cache, place
 
 
-def partition(config: Config, seeds: Sequence[int], prepared: Path, directory: Path) -> dict[int, Partition]:
-    """Divide prepared data into ``<directory>/seed-<seed>`` for each seed; other folders there go.
+def partition(
+    config: Config, seeds: Sequence[int], prepared: Path, directory: Path, *, only: int | None = None
+) -> dict[int, Partition]:
+    """Divide prepared data into ``<directory>/seed-<seed>`` for each seed; folders of no such seed go.
 
     Where ``partition.seed`` is set there is one, of that seed.
+
+    Args:
+        config: of a run. seeds: of the comparison. prepared: its data. directory: of all partitions.
+        only: the one of these seeds to divide for; what is there for the others stays as it is.
+
+    Returns:
+        Those that were made, by seed.
     """
     cache = Cache.here()
     made: dict[int, Partition] = {}
-    for seed in seeds:
-        own = replace(config, seed=seed)
+    runs = [replace(config, seed=seed) for seed in seeds]
+    for own in runs:
+        if only is not None and own.seed != only:
+            continue
         if own.partition_seed not in made:
             folder = partition_folder(directory, own)
             place(cache.partition(own, prepared), folder)
             made[own.partition_seed] = Partition.load(folder)
-    remove_others(directory, [f"seed-{seed}" for seed in made])
+    remove_others(directory, [partition_folder(directory, own).name for own in runs])
     return made
 
 

@@ -36,14 +36,16 @@ def train(
     directory: Path,
     operation: Operation,
     *,
+    comparison: Sequence[Config] = (),
     restart: bool = False,
 ) -> list[Path]:
-    """Train and evaluate runs into ``<directory>/<method>-s<seed>``; other folders there go.
+    """Train and evaluate runs into ``<directory>/<method>-s<seed>``; folders of no run of the comparison go.
 
     Args:
         configs: of the runs. prepared: their data. partitions: folder of ``seed-<seed>``.
         directory: of the runs; ``<directory>.json`` says what lies in it.
         operation: how.
+        comparison: all its runs, of which ``configs`` are some; what is there of the others stays as it is.
         restart: throw away checkpoints that cannot be used.
 
     Raises:
@@ -54,21 +56,24 @@ def train(
     known = read_json(ledger, _CURE) if ledger.exists() else {}
     runs: list[PlacedRun] = []
     for config in configs:
-        folder = directory / f"{config.method.name}-s{config.seed}"
         inputs = Inputs(prepared, partition_folder(partitions, config))
-        run = replace(placed(config, inputs, directory), directory=folder)
-        runs.append(run)
+        runs.append(replace(placed(config, inputs, directory), directory=run_folder(directory, config)))
+    own = {run.directory.name for run in runs}
+    others = {run_folder(directory, config).name for config in comparison} - own
+    # Whether these are still what is asked for, is looked at when they are carried out: their partition may be missing.
+    elsewhere = {name: known[name] for name in sorted(others & known.keys())}
     kept = {run.directory.name: _named(run) for run in runs if known.get(run.directory.name) == _named(run)}
-    write_json(ledger, kept, durable=True)  # first: of what is stopped in the middle, it says nothing
+    write_json(ledger, elsewhere | kept, durable=True)  # first: of what is stopped in the middle, it says nothing
     for run in runs:
         if run.directory.name in kept:
             _describe_again(run)
         elif run.directory.name in known or not _was_begun(run) or finished_by_other_code(run):
             disk.remove_tree(run.directory)
     if directory.exists():
-        remove_others(directory, [run.directory.name for run in runs])
+        remove_others(directory, sorted(own | others))
     failed = carry_out_placed(runs, operation, restart=restart)
-    write_json(ledger, {run.directory.name: _named(run) for run in runs if run.label not in failed}, durable=True)
+    ended = {run.directory.name: _named(run) for run in runs if run.label not in failed}
+    write_json(ledger, elsewhere | ended, durable=True)
     if failed:
         first, reason = next(iter(failed.items()))
         raise RunError(
@@ -76,6 +81,11 @@ def train(
             "the others are finished; the same command tries again"
         )
     return [run.directory for run in runs]
+
+
+def run_folder(directory: Path, config: Config) -> Path:
+    """Where the run of a comparison lies."""
+    return directory / f"{config.method.name}-s{config.seed}"
 
 
 def _named(run: PlacedRun) -> dict[str, str]:

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from flcore.config import Config
-from flcore.errors import DataError
+from flcore.errors import ConfigError, DataError
 from pipelines.execution.bodies import Operation, comparison_runs
 from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
 from pipelines.runs.inputs import inputs_of
+from pipelines.stages import commands
 from pipelines.stages.partition import partition
 from pipelines.stages.prepare import prepare
 from pipelines.stages.train import train
@@ -95,6 +96,54 @@ def test_what_has_finished_is_not_trained_again_and_folders_of_others_go(artifac
     assert trained(artifacts) == []
     assert sorted(path.name for path in (artifacts / "runs").iterdir()) == ["fedavg-s0", "local-s0"]
     assert (artifacts / "runs.json").read_bytes() == before
+
+
+def stage(artifacts: Path, name: str, method: str | None, seed: int | None, **compare: Any) -> None:
+    raw = {**SMALL, "compare": {**SMALL["compare"], **compare}}
+    commands.stage(name, raw, artifacts, method, seed, restart=False)
+
+
+def test_a_stage_that_is_given_one_method_or_seed_leaves_what_is_there_of_the_others(
+    artifacts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the comparison are two methods and two seeds; four runs, of which the two of seed 0 are there."""
+    before, seeds = json.loads((artifacts / "runs.json").read_text()), {"seeds": [0, 1]}
+    stage(artifacts, "partition", None, 1, **seeds)
+    assert sorted(path.name for path in (artifacts / "partitions").iterdir()) == ["seed-0", "seed-1"]
+    assert capsys.readouterr().out.startswith("seed 1\n")
+    stage(artifacts, "train", "fedavg", 1, **seeds)
+    assert sorted(path.name for path in (artifacts / "runs").iterdir()) == ["fedavg-s0", "fedavg-s1", "local-s0"]
+    after = json.loads((artifacts / "runs.json").read_text())
+    assert sorted(after) == ["fedavg-s0", "fedavg-s1", "local-s0"] and {**after, **before} == after
+    # Another comparison, of which they are not: there they go, as ever.
+    stage(artifacts, "train", "local", None, methods=["local"])
+    assert [path.name for path in (artifacts / "runs").iterdir()] == ["local-s0"]
+
+
+def test_a_run_that_was_left_out_is_looked_at_when_it_is_asked_for(artifacts: Path) -> None:
+    """Its ledger entry says what it is: of one round, where two are asked for by then."""
+    two = {**SMALL, "federation": {"rounds": 2}}
+    commands.stage("train", two, artifacts, "fedavg", None, restart=False)
+    assert rounds_of(artifacts, "fedavg-s0") == (2, 2) and rounds_of(artifacts, "local-s0") == (1, 1)
+    assert trained(artifacts, two) == ["local-s0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "seed", "message"),
+    [
+        ("train", "fedprox", None, "--method fedprox: not in compare.methods; there are local, fedavg"),
+        ("train", None, 7, "--seed 7: not in compare.seeds; there are 0"),
+        ("partition", None, 7, "--seed 7: not in compare.seeds; there are 0"),
+    ],
+)
+def test_what_is_not_of_the_comparison_is_refused_before_anything_goes(
+    artifacts: Path, name: str, method: str | None, seed: int | None, message: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        stage(artifacts, name, method, seed)
+    assert str(refused.value) == message
+    assert sorted(path.name for path in (artifacts / "runs").iterdir()) == ["fedavg-s0", "local-s0"]
+    assert [path.name for path in (artifacts / "partitions").iterdir()] == ["seed-0"]
 
 
 def test_results_that_came_by_dvc_are_known_and_described(artifacts: Path) -> None:
