@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipelines.reporting.formats import format_difference, format_number_difference
-from pipelines.reporting.statistics import PairedDifference, is_share, lower_is_better, paired_difference
+from pipelines.reporting.statistics import PairedDifference, is_share, paired_difference
 from pipelines.reporting.tables import WORDS, Column, Table
+from pipelines.runs.better import lower_is_better
 from pipelines.runs.record import Pair, RunRecord, score
 
 Judgement = Literal[

@@ -8,7 +8,7 @@ from flcore.wording import shown
 from pipelines.reporting.claims import claims_table
 from pipelines.reporting.comparison import Comparison, MethodSummary, Tuned
 from pipelines.reporting.formats import MISSING, format_bytes, listed
-from pipelines.reporting.statistics import Summary, lower_is_better, marks
+from pipelines.reporting.statistics import Summary, marks
 from pipelines.reporting.tables import (
     DIFFERENCE,
     MEAN_BYTES,
@@ -23,6 +23,7 @@ from pipelines.reporting.tables import (
     meanings,
 )
 from pipelines.reporting.targets import TargetSummary
+from pipelines.runs.better import lower_is_better
 from pipelines.runs.record import COMMUNICATION, TASK_SCORES
 
 # What a score is called above a column, and what it is.

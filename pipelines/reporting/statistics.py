@@ -25,13 +25,10 @@ from typing import Literal
 
 from scipy.special import stdtrit
 
+from pipelines.runs.better import is_rate, lower_is_better, words
 from pipelines.runs.record import Pair, RoundRecord, RunRecord, in_order, score
 
 CONFIDENCE = 0.95
-_COSTS = {
-    *("bytes", "scalars", "parameters", "steps", "seconds", "joules", "convergence"),
-    *("loss", "gap", "std", "epsilon", "forgetting"),
-}
 BEST, TIED = "best", "tied"
 Verdict = Literal["above", "below", "open"]
 
@@ -139,18 +136,11 @@ def paired_differences(
     }
 
 
-def lower_is_better(name: str) -> bool:
-    """Whether a figure of this name, dotted where it is nested, is a cost: something sent, spent, lost or apart.
-
-    >>> lower_is_better("roundwise_forgetting"), lower_is_better("bytes_up_by_kind.model"), lower_is_better("a_glo")
-    (True, True, False)
-    """
-    return not _COSTS.isdisjoint(name.replace(".", "_").split("_"))
-
-
 def is_share(name: str) -> bool:
     """Whether people read a figure in percent: it is neither a cost, nor a number of something."""
-    return name == "client_std" or not lower_is_better(name) or name.rpartition(".")[2].endswith("forgetting")
+    if name == "client_std" or "forgetting" in words(name):
+        return True
+    return not lower_is_better(name) and not is_rate(name)
 
 
 def marks(summaries: Sequence[Summary], lower_is_better: bool = False) -> list[str]:

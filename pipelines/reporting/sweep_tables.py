@@ -24,7 +24,6 @@ from pipelines.reporting.statistics import (
     PairedDifference,
     Summary,
     is_share,
-    lower_is_better,
     marks,
     paired_differences,
     summarise_runs,
@@ -48,6 +47,7 @@ from pipelines.reporting.tables import (
     records,
     write_texts,
 )
+from pipelines.runs.better import lower_is_better
 from pipelines.runs.layout import RunFiles
 from pipelines.runs.record import COMMUNICATION, HEADLINE_METRICS, SCORES, TASK_SCORES, RunRecord, load_run
 

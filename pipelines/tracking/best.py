@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from flcore.errors import ConfigError, DataError
+from pipelines.runs.better import lower_is_better
 from pipelines.tracking import description, model
 from pipelines.tracking.metrics import SUMMARY_FIGURES, SUMMARY_METRICS, is_summary
 from pipelines.tracking.store import FINAL_LOCK_PATIENCE_SECONDS, Store, sqlite_file
@@ -24,9 +25,12 @@ if TYPE_CHECKING:
 
 CHAMPION = "champion"
 
-_COSTS = ("comm/", "time/total", "energy/", "privacy/", "model/")
-_DEFECTS = ("final/client_std", "final/loss_global", "tasks/final_forgetting", "tasks/final_roundwise_forgetting")
-_NOTHING_TO_BE_BEST_IN = ("best/round",)
+_NOT_SCORED = ("comm/", "time/", "energy/", "privacy/", "model/")
+"""With what the figures begin that are the same whatever data answer."""
+_NOTHING_TO_BE_BEST_IN = {
+    "best/round": "more or fewer rounds are not better",
+    **dict.fromkeys(("privacy/noise_multiplier", "privacy/delta", "privacy/clip"), "it was set, not reached"),
+}
 _RUNS_PER_REQUEST = 1000
 _CHOSEN = "champion: "
 """With what the line of a description begins that says why; another one takes its place."""
@@ -55,8 +59,8 @@ class Best:
     @property
     def words(self) -> str:
         """``final/top1_global 0.9345 on test data, the highest of 12 finished runs in digits/dirichlet``."""
-        on = "" if self.metric.startswith(_COSTS) else f" on {self.split} data"
-        extreme = "lowest" if is_lower_better(self.metric) else "highest"
+        on = "" if self.metric.startswith(_NOT_SCORED) else f" on {self.split} data"
+        extreme = "lowest" if lower_is_better(self.metric) else "highest"
         runs = "the only finished run" if self.among == 1 else f"the {extreme} of {self.among} finished runs"
         return f"{self.metric} {self.value:.6g}{on}, {runs} in {self.experiment}"
 
@@ -113,17 +117,14 @@ def metric_of(name: str) -> str:
         ConfigError: there is none of which a run could be the best.
     """
     found = SUMMARY_FIGURES.get(name, name)
-    if is_summary(found) and found not in _NOTHING_TO_BE_BEST_IN:
+    if found in _NOTHING_TO_BE_BEST_IN:
+        raise ConfigError(f"--metric {name}: no run can be the best in it; {_NOTHING_TO_BE_BEST_IN[found]}")
+    if is_summary(found):
         return found
     known = [*SUMMARY_FIGURES, *(entry for entry in SUMMARY_METRICS if "<" not in entry)]
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "expected such as top1_global, mean_local or final/top1_vote"
     raise ConfigError(f"--metric {name}: no figure of a finished run; {hint}")
-
-
-def is_lower_better(metric: str) -> bool:
-    """Of costs and defects the least is the best, of everything else the most."""
-    return metric.startswith(_COSTS) or metric in _DEFECTS
 
 
 def _experiments(client: MlflowClient, name: str | None) -> list[Experiment]:
@@ -138,7 +139,7 @@ def _experiments(client: MlflowClient, name: str | None) -> list[Experiment]:
 
 def _ranked(client: MlflowClient, experiment: Experiment, metric: str, where: str | None) -> list[Run]:
     """Finished runs with this figure, the best first; among equals the one that began first, then by name."""
-    sign = 1 if is_lower_better(metric) else -1
+    sign = 1 if lower_is_better(metric) else -1
     runs = [
         run
         for run in _finished(client, experiment, where)

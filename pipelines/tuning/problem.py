@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from flcore.config import Config
 from flcore.errors import ConfigError
 from flcore.sections import TrackingConfig
-from pipelines.reporting.statistics import lower_is_better
+from pipelines.runs.better import lower_is_better
 from pipelines.tuning.metrics import PER_ROUND, check_metric, value_of
 from pipelines.tuning.space import Dimension, Values, space, values_of, with_values, without_keys
 

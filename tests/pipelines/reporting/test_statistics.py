@@ -11,11 +11,13 @@ from pipelines.reporting.formats import format_bytes, format_difference, format_
 from pipelines.reporting.statistics import (
     PairedDifference,
     Summary,
+    is_share,
     marks,
     paired_difference,
     summarise,
     verdict,
 )
+from pipelines.runs.better import lower_is_better
 
 
 def seeds(*values: float | None) -> dict[int, float | None]:
@@ -137,3 +139,24 @@ def test_a_division_with_fewer_seeds_counts_as_much_as_another() -> None:
     """Division 7 has differences 1 and 3, division 8 a single 6: the mean over divisions is (2 + 6) / 2 = 4."""
     values = {(7, 0): 1.0, (7, 1): 3.0, (8, 0): 6.0}
     assert paired_difference(values, dict.fromkeys(values, 0.0)).mean == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "less", "percent"),
+    [
+        ("top1_global", False, True),
+        ("tasks.a_glo", False, True),
+        ("tasks.forgetting", True, True),
+        ("tasks.forgetting_global", True, True),
+        ("tasks.backward_transfer", False, True),
+        ("client_std", True, True),
+        ("loss_global", True, False),
+        ("bytes_up_by_kind.model", True, False),
+        ("num_parameters", True, False),
+        ("privacy.epsilon", True, False),
+        ("steps_per_second", False, False),
+        ("simulated_seconds", True, False),
+    ],
+)
+def test_of_which_figures_less_is_better_and_which_are_read_in_percent(name: str, less: bool, percent: bool) -> None:
+    assert (lower_is_better(name), is_share(name)) == (less, percent)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from flcore.errors import ConfigError, DataError
-from pipelines.tracking.best import best, is_lower_better, metric_of
+from pipelines.runs.better import lower_is_better
+from pipelines.tracking.best import best, metric_of
 from pipelines.tracking.sync import RunTracker
 
 Write = Callable[..., Path]
@@ -65,8 +66,11 @@ def test_of_equals_the_first_one_is_the_best(store: str) -> None:
 def test_what_cannot_be_ranked_is_refused(store: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--metric top1_globl: no figure .* did you mean top1_global\?"):
         best(store, "top1_globl")
-    with pytest.raises(ConfigError, match="--metric best/round: no figure"):
+    with pytest.raises(ConfigError, match="--metric best/round: no run can be the best in it; more or fewer rounds"):
         best(store, "best/round")
+    for setting in ("noise_multiplier", "delta", "clip"):
+        with pytest.raises(ConfigError, match=f"--metric privacy/{setting}: .* it was set, not reached"):
+            best(store, f"privacy/{setting}")
     with pytest.raises(ConfigError, match="--experiment mnist/iid: not in this store; there are Default, digits/diri"):
         best(store, "mean_local", experiment="mnist/iid")
     with pytest.raises(ConfigError, match=r"--where alpha < 1: not a filter of MLflow \(Invalid"):
@@ -101,6 +105,15 @@ def test_runs_of_several_experiments_are_not_ranked_together(
         ("final/etf/mean_local", "final/etf/mean_local", False),
         ("scalars_up_per_round", "comm/scalars_up_per_round", True),
         ("time/steps_per_second", "time/steps_per_second", False),
+        ("time/total", "time/total", True),
+        ("time/total_aggregate", "time/total_aggregate", True),
+        ("energy/total", "energy/total", True),
+        ("num_parameters", "model/num_parameters", True),
+        ("privacy/epsilon", "privacy/epsilon", True),
+        ("poisoned/honest_mean_local", "poisoned/honest_mean_local", False),
+        ("tasks/final_forgetting_global", "tasks/final_forgetting_global", True),
+        ("tasks/final_roundwise_forgetting", "tasks/final_roundwise_forgetting", True),
+        ("tasks/final_a_glo", "tasks/final_a_glo", False),
         ("energy/total_train-clients", "energy/total_train-clients", True),
         ("tasks/final_forgetting", "tasks/final_forgetting", True),
         ("tasks/final_backward_transfer", "tasks/final_backward_transfer", False),
@@ -108,4 +121,4 @@ def test_runs_of_several_experiments_are_not_ranked_together(
 )
 def test_which_way_a_figure_is_better(name: str, metric: str, lower: bool) -> None:
     assert metric_of(name) == metric
-    assert is_lower_better(metric) is lower
+    assert lower_is_better(metric) is lower
