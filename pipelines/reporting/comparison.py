@@ -121,11 +121,6 @@ class Comparison:
         return len(self.tuning or self.methods)
 
     @property
-    def has_baseline(self) -> bool:
-        """Whether there is a run to take differences from."""
-        return any(row.method == self.baseline for row in self.methods)
-
-    @property
     def has_tasks(self) -> bool:
         """Whether these are runs on a stream of tasks."""
         return any(run.tasks for run in self.runs)

@@ -6,33 +6,12 @@ on disk: the study's own run in ``study/``, how a trial ended in ``trial.json`` 
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
 
 from flcore.files import replace_file
 from pipelines.runs.layout import RunFiles, read_json
 from pipelines.tracking.sync import RunTracker
 from pipelines.tuning.folder import StudyFiles
-
-
-class StudyLog(Protocol):
-    """Told what has ended, of which it may have been told before; the recorder is one."""
-
-    def trial(self, study: Path, number: int) -> None:
-        """A trial has ended, and how is on disk.
-
-        Args:
-            study: the study's folder.
-            number: of the trial.
-        """
-
-    def study(self, study: Path) -> Future[dict[str, Any]]:
-        """All trials that were wanted have ended, and results are on disk.
-
-        Returns:
-            To be asked for ``{"store": where it is logged, or null}``, when figures are drawn and all is logged.
-        """
 
 
 class StudyTracker:
