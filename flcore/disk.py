@@ -111,6 +111,15 @@ def try_to_remove(path: Path) -> None:
             remove(path, missing_ok=True)
 
 
+def try_to_remove_empty(path: Path) -> bool:
+    """Remove a folder in which nothing lies; whether it is gone."""
+    try:
+        remove_folder(path)
+    except OSError:
+        return False
+    return True
+
+
 def sync_folder(path: Path) -> None:
     """Let the names in a folder survive a power failure."""
     handle = os.open(path, os.O_RDONLY)

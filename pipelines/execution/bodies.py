@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flcore.config import Config
 from flcore.engine.energy import machine_meter
@@ -29,6 +29,7 @@ from pipelines.execution.steps import Steps
 from pipelines.runs import analyses
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
+from pipelines.runs.ownership import claim_folder
 
 RUNS = Path("runs")
 """Where runs go that nobody gives a place."""
@@ -91,11 +92,12 @@ def experiment(
         inputs: data that are prepared and divided already; None: they are prepared and divided.
 
     Raises:
-        ConfigError: it cannot be run, or the folder holds another run. DataError: data are missing or damaged.
+        ConfigError: it cannot be run, or the folder holds something else. DataError: data are missing or damaged.
         RunError: training failed.
     """
-    if out is not None:
-        refuse_other_run(config, out)  # before data are read
+    if out is not None:  # before data are read
+        claim_folder("run", out)
+        refuse_other_run(config, out)
     cache = Cache.here()
     run = placed(config, inputs or _inputs(config, cache, operation), RUNS, directory=out)
     is_done = fetch(run, cache)
@@ -180,7 +182,7 @@ def comparison_runs(
 
 
 def comparison(
-    kind: str,
+    kind: Literal["comparison", "sweep"],
     config: Mapping[str, Any],
     planned: Sequence[PlannedRun],
     out: Path,
@@ -203,8 +205,10 @@ def comparison(
         restart: throw away checkpoints that cannot be used.
 
     Raises:
+        ConfigError: the folder holds something else.
         RunError: no run has finished.
     """
+    claim_folder(kind, out)
     runs, failed = carry_out_all(planned, out / "runs", operation, restart=restart)
     facts = {**facts, "rows": [run.row for run in planned], "draws": [run.draw for run in planned]}
     finished = [run.directory for run in runs if run.label not in failed]

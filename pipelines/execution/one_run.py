@@ -25,6 +25,7 @@ from pipelines.runs import analyses, memory
 from pipelines.runs.cache import Cache, has_finished, place
 from pipelines.runs.folder import read_lines
 from pipelines.runs.inputs import Inputs, write_inputs
+from pipelines.runs.ownership import claim_names, may_be_replaced
 from pipelines.runs.provenance import environment
 
 
@@ -106,7 +107,7 @@ def placed(config: Config, inputs: Inputs, home: Path, *, label: str = "", direc
         directory: where it goes instead.
 
     Raises:
-        ConfigError: the configuration does not fit the data, or the folder holds another run.
+        ConfigError: the configuration does not fit the data, or the folder holds something else.
         DataError: data are missing or damaged.
     """
     name = f"{config.method.name} seed {config.seed}" + (f", {label}" if label else "")
@@ -116,6 +117,7 @@ def placed(config: Config, inputs: Inputs, home: Path, *, label: str = "", direc
     except ConfigError as error:
         raise ConfigError(f"{error} (with {label})" if label else str(error)) from error
     found = directory or home / f"{config.method.name}-s{config.seed}-{experiment.hash[:8]}"
+    claim_names("run", found)
     refuse_other_run(config, found)
     return PlacedRun(config, inputs, found, experiment.hash, code_fingerprint(config), name)
 
@@ -136,7 +138,10 @@ def fetch(run: PlacedRun, cache: Cache) -> bool:
     elsewhere = cache.finished_run(run.hash, run.code)
     if elsewhere is None or RunFiles(run.directory).checkpoint.exists() or finished_by_other_code(run):
         return False
-    place(elsewhere, run.directory, partial(write_inputs, run.directory, run.inputs))
+    is_inside = run.directory.resolve().is_relative_to(elsewhere.resolve())
+    if is_inside or not may_be_replaced("run", run.directory):  # training does not mind
+        return False
+    place("run", elsewhere, run.directory, partial(write_inputs, run.directory, run.inputs))
     return True
 
 

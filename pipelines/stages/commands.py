@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flcore.errors import ConfigError
 from pipelines.config.params import without_tracking
 from pipelines.orchestration.commands import operation
+from pipelines.runs.ownership import claim_folder
 
 if TYPE_CHECKING:
     from flcore.config import Config
@@ -27,11 +28,14 @@ def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed
         restart: train: throw away checkpoints that cannot be used.
 
     Raises:
-        ConfigError: the parameters, or a method or seed that is not in the comparison.
+        ConfigError: the parameters, or a method or seed that is not in the comparison; or what the stage replaces is
+            not its own.
+        DataError: data are missing or damaged. RunError: runs failed.
     """
     configs = _configs(raw)
     _refuse_others("--method", method, "methods", [config.method.name for config in configs])
     _refuse_others("--seed", seed, "seeds", [config.seed for config in configs])
+    _claim(name, out)
     if name in ("train", "compare"):
         with operation(raw) as (how, _):
             if name == "compare":
@@ -52,6 +56,21 @@ def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed
         made = partition(configs[0], numbers, out / "prepared", out / "partitions", only=seed)
         for number, division in made.items():
             print("\n".join([f"seed {number}", *partition_table(division)]))
+
+
+def _claim(name: str, out: Path) -> None:
+    """Refuse a folder in which a stage would replace, or remove as left over, what no stage has made."""
+    claim_folder("stages", out)
+    if name == "prepare":
+        claim_folder("prepared", out / "prepared")
+    elif name == "compare":
+        claim_folder("comparison", out / "comparison")
+    else:
+        home = out / ("partitions" if name == "partition" else "runs")
+        claim_folder("partitions" if name == "partition" else "stage runs", home)
+        for folder in sorted(home.iterdir()) if home.exists() else ():
+            if not folder.name.startswith("."):
+                claim_folder("partition" if name == "partition" else "run", folder)
 
 
 def _configs(raw: Mapping[str, Any]) -> list[Config]:

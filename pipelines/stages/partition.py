@@ -35,7 +35,7 @@ def partition(
             continue
         if own.partition_seed not in made:
             folder = partition_folder(directory, own)
-            place(cache.partition(own, prepared), folder)
+            place("partition", cache.partition(own, prepared), folder)
             made[own.partition_seed] = Partition.load(folder)
     remove_others(directory, [partition_folder(directory, own).name for own in runs])
     return made

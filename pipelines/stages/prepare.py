@@ -11,5 +11,5 @@ from pipelines.runs.cache import Cache, place
 
 def prepare(config: Config, directory: Path) -> Dataset:
     """Put the prepared data of a configuration into a folder, from the cache where they are there."""
-    place(Cache.here().prepared(config), directory)
+    place("prepared", Cache.here().prepared(config), directory)
     return Dataset.load(directory)

@@ -14,6 +14,7 @@ from pipelines.config.params import without_tracking
 from pipelines.execution.bodies import Operation, Outcome, comparison, comparison_runs
 from pipelines.execution.budget import planned_within
 from pipelines.reporting.claims import claims_of
+from pipelines.runs.ownership import claim_folder
 from pipelines.runs.record import TASK_SCORES
 from pipelines.tuning.metrics import check_metric
 
@@ -68,9 +69,10 @@ def compare_methods(
         restart: throw away checkpoints that cannot be used.
 
     Raises:
-        ConfigError: an entry cannot be run, or differs from the others in its data.
+        ConfigError: an entry cannot be run, or differs from the others in its data; or the folder holds something else.
         RunError: no run has finished.
     """
+    claim_folder("comparison", out)  # here, since budget and studies have their places in it
     if tuned:
         from pipelines.tuning.tuned import tuned_comparison  # Optuna, which few comparisons need
 

@@ -30,6 +30,7 @@ from pipelines.execution.bodies import side_by_side
 from pipelines.execution.run_pool import RunPool, ThisProcess
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
+from pipelines.runs.ownership import claim_folder
 from pipelines.tuning.asked import Asked
 from pipelines.tuning.folder import StudyFiles, alone, claim, refuse_other_study
 from pipelines.tuning.meanwhile import Meanwhile
@@ -148,6 +149,7 @@ class Search:
             raise ConfigError(f"--trials {asked.trials}: must be at least 1")
         self._problem, self._files = _problem_of(config, asked), StudyFiles(out)
         self._operation, self._prefix, self.wanted = operation, prefix, asked.trials
+        claim_folder("study", out)
         refuse_other_study(self._problem, self._files)
         with alone(out), storage_errors():
             sweep(out)

@@ -27,6 +27,7 @@ from pipelines.runs.cache import Cache
 from pipelines.runs.folder import read_lines
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.layout import write_json
+from pipelines.runs.ownership import remove_own
 from pipelines.tuning.folder import StudyFiles
 from pipelines.tuning.problem import Problem
 
@@ -175,9 +176,8 @@ class TrialRuns:
         about = described(files.directory)
         experiment = Experiment.open(config, self.inputs.prepared, self.inputs.partition)
         if (about.get("code"), about.get("config_hash")) != (code_fingerprint(config), experiment.hash):
-            disk.empty_folder(
-                files.directory
-            )  # it stays: a storage that several folders share knows by it whose trial it is
+            # The folder stays: a storage that several folders share knows by it whose trial it is.
+            remove_own("run", files.directory)
 
 
 def _drop_weights(run: RunFiles) -> None:

@@ -144,6 +144,62 @@ def test_the_same_run_elsewhere_is_taken_from_where_it_is() -> None:
     assert not experiment(Config.from_mapping({**SMALL, "seed": 1}), Path("three"), other).was_finished
 
 
+@pytest.mark.parametrize("out", ["mine", "."])
+def test_a_run_that_is_found_elsewhere_does_not_empty_a_folder_of_somebody_else(
+    out: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    for name in ("notes.txt", "thesis/ch1.tex"):
+        path = Path("mine", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(tmp_path / "cache"))
+    if out == ".":
+        monkeypatch.chdir("mine")
+    steps = Recorded()
+    with pytest.raises(ConfigError, match=r"holds notes\.txt and thesis, which a run would not"):
+        experiment(Config.from_mapping(SMALL), Path(out), operation(steps)[0])
+    assert steps.names == []
+    assert (tmp_path / "mine/thesis/ch1.tex").read_text() == (tmp_path / "mine/notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("out", [".", "link", "noted", "one/again"])
+def test_a_run_that_is_found_elsewhere_comes_to_folders_that_cannot_be_replaced(
+    out: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The folder one is in, a link, one with notes beside half a run, one inside the folder that would be copied."""
+    first = experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    Path("empty").mkdir()
+    if out == "link":
+        Path("link").symlink_to("empty")
+    elif out == "noted":
+        experiment(Config.from_mapping(SMALL), Path("noted"), operation()[0])
+        Path("noted/notes.txt").write_text("mine")
+        Path("noted/metrics.json").unlink()
+    elif out == ".":
+        monkeypatch.chdir("empty")
+    experiment(Config.from_mapping(SMALL), Path(out), operation()[0])
+    assert digests(Path(out)) == digests(tmp_path / first.directory)
+    assert out != "noted" or Path("noted/notes.txt").read_text() == "mine"
+    assert out != "link" or Path("link").is_symlink()
+
+
+def test_a_comparison_leaves_a_run_alone_and_a_run_a_comparison() -> None:
+    steps = Recorded()
+    experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    before = every_result(Path("one"))
+    runs = comparison_runs(SMALL, None, None)
+    for kind in ("comparison", "sweep"):
+        with pytest.raises(ConfigError, match=f"^one: holds a run, not a {kind}; choose another --out"):
+            comparison(kind, SMALL, runs, Path("one"), operation(steps)[0], {"name": "x"})  # type: ignore[arg-type]
+    assert every_result(Path("one")) == before
+    Path("many/runs").mkdir(parents=True)
+    Path("many/comparison.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"^many: holds a comparison, not a run; choose another --out"):
+        experiment(Config.from_mapping(SMALL), Path("many"), operation(steps)[0])
+    assert steps.names == []
+
+
 def test_a_folder_of_another_run_is_refused_before_data_are_read() -> None:
     experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
     steps = Recorded()

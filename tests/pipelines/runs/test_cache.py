@@ -156,8 +156,8 @@ def test_what_is_placed_elsewhere_shares_large_files_and_replaces_what_was_there
     (source / "clients" / "0000.safetensors").write_bytes(b"weights")
     (source / "metrics.json").write_text("{}")
     target.mkdir()
-    (target / "old").write_text("")
-    place(source, target)
+    (target / "curves.csv").write_text("")
+    place("run", source, target)
     names = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
     assert names == ["clients/0000.safetensors", "metrics.json"]
     assert (source / "clients" / "0000.safetensors").samefile(target / "clients" / "0000.safetensors")
@@ -171,7 +171,7 @@ def test_what_is_placed_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     for name in ("history.jsonl", "metrics.json", "model.safetensors", ".metrics.json.1.2.tmp"):
         (source / name).write_text(name)
     target.mkdir()
-    (target / "old").write_text("")
+    (target / "curves.csv").write_text("")
 
     def stop(source: Path, target: Path) -> None:
         raise KeyboardInterrupt
@@ -179,9 +179,9 @@ def test_what_is_placed_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(disk, "link", stop)  # of the model, which comes last
         with pytest.raises(KeyboardInterrupt):
-            place(source, target)
-    assert [path.name for path in target.iterdir()] == ["old"]
-    place(source, target, lambda folder: (folder / "inputs.json").write_text("{}"))
+            place("run", source, target)
+    assert [path.name for path in target.iterdir()] == ["curves.csv"]
+    place("run", source, target, lambda folder: (folder / "inputs.json").write_text("{}"))
     names = ["history.jsonl", "inputs.json", "metrics.json", "model.safetensors"]
     assert sorted(path.name for path in target.iterdir()) == names
     assert {path.name for path in tmp_path.iterdir()} == {"source", "target"}
