@@ -72,9 +72,11 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bo
                 file.flush()
                 disk.sync(file.fileno())
         disk.rename(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):  # what went wrong first is what has to be said
             disk.remove(temporary, missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            raise OSError(error.errno, error.strerror, str(path)) from error  # by the name that people know
         raise
     if durable:
         disk.sync_folder(path.parent)

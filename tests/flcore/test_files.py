@@ -191,3 +191,15 @@ def test_tensors_cut_off_are_refused_with_the_cure(length: int, tmp_path: Path) 
         read_tensors(tmp_path / "r", "mend it")
     with pytest.raises(DataError, match=r"none: not found; mend it$"):
         read_tensors(tmp_path / "none", "mend it")
+
+
+@pytest.mark.parametrize("target", ["docs", "README.md/x.zip", "n" * 255])
+def test_what_cannot_be_written_is_told_by_the_name_that_was_asked_for(target: str, tmp_path: Path) -> None:
+    """Not by that of the file that was to be renamed: nobody has heard of it."""
+    (tmp_path / "docs" / "a").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("")
+    with pytest.raises(OSError) as refused:  # noqa: PT011  which one, the system says
+        replace_file(tmp_path / target, lambda file: file.write(b""))
+    assert refused.value.filename in (str(tmp_path / target), str(tmp_path / "README.md"))
+    assert ".tmp" not in str(refused.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "docs"]
