@@ -18,7 +18,7 @@ from flcore.config import Config
 from flcore.errors import DataError
 from flcore.files import read_json
 from flcore.provenance import code_fingerprint, code_modules
-from flcore.run_folder import RunFiles, described, stored_config
+from flcore.run_folder import RunFiles, check_seal, described, stored_config
 from pipelines.proof.contents import (
     CLAIMED,
     FINGERPRINT_DIGITS,
@@ -157,6 +157,7 @@ def _run(directory: Path) -> _Run:
     files, header = RunFiles(directory), described(directory)
     if not (files.history.is_file() and files.metrics.is_file()):
         raise DataError(f"{directory}: has not finished; the same command goes on with it")
+    check_seal(directory)
     config = stored_config(directory)
     made_by = header.get("environment") or {}
     version = made_by.get("code_version")

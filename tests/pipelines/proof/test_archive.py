@@ -257,3 +257,14 @@ def test_a_file_that_was_exchanged_is_named(archived: Path, tmp_path: Path, caps
     write_zip(tmp_path / "x.zip", contents)
     with pytest.raises(DataError, match=r"metrics\.json is missing"):
         read_archive(tmp_path / "x.zip")
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "history.jsonl"])
+def test_a_run_that_has_changed_since_it_finished_is_not_archived(name: str, finished: Path, tmp_path: Path) -> None:
+    """With it the proof of everything would be a proof of what somebody has written into a file."""
+    damaged = tmp_path / "damaged"
+    shutil.copytree(finished, damaged)
+    (damaged / name).write_text((damaged / name).read_text().replace("0.", "0.9", 1))
+    with pytest.raises(DataError, match=rf"{name}: damaged, its content is not what was written"):
+        archive(damaged, tmp_path / "x.zip", licence="CC-BY-4.0")
+    assert not (tmp_path / "x.zip").exists()
