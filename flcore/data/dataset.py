@@ -24,7 +24,7 @@ from flcore.files import Blocks, content_bytes, read_json, read_tensors, write_j
 from flcore.params import LARGEST
 from flcore.wording import brief
 
-_CURE = "delete the folder and run the prepare stage again"
+_CURE = "run the prepare stage again, or name another folder"
 _BLOCK_BYTES = 32 * 2**20  # of images that are decoded and converted at a time
 _SMALLEST_STD = 1e-4  # a constant channel must not divide by zero
 
@@ -110,6 +110,8 @@ class Dataset:
             DataError: a file is missing or damaged, or the files do not belong together.
         """
         path = directory / "meta.json"
+        if not path.exists():  # it may be a folder of anything
+            raise DataError(f"{directory}: no prepared data there (meta.json); name another folder, or run the stage")
         try:
             meta = _meta_from_json(path, read_json(path, _CURE))
         except (TypeError, ValueError, OverflowError) as error:

@@ -20,7 +20,7 @@ from flcore.errors import DataError
 from flcore.files import content_bytes, read_json, read_tensors, write_json, write_tensors
 from flcore.wording import brief
 
-_CURE = "delete the folder and run the partition stage again"
+_CURE = "run the partition stage again, or name another folder"
 _PARTS = ("train", "val", "test")
 
 
@@ -140,6 +140,8 @@ class Partition:
             DataError: a file is missing or damaged, or the two do not belong together.
         """
         path = directory / "manifest.json"
+        if not path.exists():  # it may be a folder of anything
+            raise DataError(f"{directory}: no partition there (manifest.json); name another folder, or run the stage")
         manifest = read_json(path, _CURE)
         arrays, _ = read_tensors(directory / "indices.safetensors", _CURE)
         try:

@@ -114,8 +114,10 @@ def kept_tables(folder: Path = HERE) -> list[KeptTable]:
     """All files of kept runs, by name.
 
     Raises:
-        DataError: one is damaged. ConfigError: it is of a table that is not known.
+        DataError: there is no such folder, or a file is damaged. ConfigError: it is of a table that is not known.
     """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no folder of kept runs; name another one")
     return [read_kept(path) for path in sorted(folder.glob("*.json"))]
 
 
@@ -136,7 +138,7 @@ def read_kept(path: Path) -> KeptTable:
             for one in document.get("failed", ())
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{path}: not a file of kept runs; delete it and keep the table again") from error
+        raise DataError(f"{path}: not a file of kept runs; name another folder, or keep the table again") from error
     if wrong:
         raise DataError(f"{path}: run {wrong}: expected {', '.join(sorted(known))}")
     return KeptTable(table_named(id), scale, runs, failed)

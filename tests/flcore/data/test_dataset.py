@@ -196,7 +196,6 @@ def drop_key(folder: Path) -> None:
         (spoil("train.safetensors"), "train.safetensors"),
         (spoil("meta.json"), "meta.json"),
         (remove("test.safetensors"), "test.safetensors"),
-        (remove("meta.json"), "meta.json"),
         (drop_labels, "train.safetensors"),
         (float_images, "train.safetensors"),
         (swap_splits, "train.safetensors"),
@@ -206,8 +205,18 @@ def drop_key(folder: Path) -> None:
 def test_damage_is_noticed_and_the_file_named(harm: Callable[[Path], None], file: str, tmp_path: Path) -> None:
     prepare(Made()).save(tmp_path)
     harm(tmp_path)
-    with pytest.raises(DataError, match=rf"{file}: .*delete the folder and run the prepare stage again"):
+    with pytest.raises(DataError, match=rf"{file}: .*run the prepare stage again, or name another folder"):
         Dataset.load(tmp_path)
+
+
+def test_a_folder_of_something_else_is_not_damaged_and_nobody_is_told_to_delete_it(tmp_path: Path) -> None:
+    (tmp_path / "ch1.tex").write_text("mine")
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(
+            DataError, match=r"no prepared data there \(meta.json\); name another folder, or run"
+        ) as told:
+            Dataset.load(place)
+        assert str(told.value).startswith(f"{place}: ") and "delete" not in str(told.value)
 
 
 def test_a_changed_pixel_is_found_on_request(tmp_path: Path) -> None:

@@ -373,7 +373,6 @@ def drop_key(folder: Path) -> None:
         (edit_manifest, "manifest.json"),
         (drop_key, "manifest.json"),
         (lambda folder: (folder / "indices.safetensors").unlink(), "indices.safetensors"),
-        (lambda folder: (folder / "manifest.json").unlink(), "manifest.json"),
     ],
 )
 def test_damage_is_noticed_and_the_file_named(harm: Callable[[Path], None], file: str, tmp_path: Path) -> None:
@@ -381,6 +380,16 @@ def test_damage_is_noticed_and_the_file_named(harm: Callable[[Path], None], file
     harm(tmp_path)
     with pytest.raises(DataError, match=rf"{file}: .*run the partition stage again"):
         Partition.load(tmp_path)
+
+
+def test_a_folder_of_something_else_is_not_damaged_and_nobody_is_told_to_delete_it(tmp_path: Path) -> None:
+    (tmp_path / "ch1.tex").write_text("mine")
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(
+            DataError, match=r"no partition there \(manifest.json\); name another folder, or run"
+        ) as told:
+            Partition.load(place)
+        assert str(told.value).startswith(f"{place}: ") and "delete" not in str(told.value)
 
 
 def test_a_partition_of_other_data_is_refused() -> None:

@@ -226,7 +226,7 @@ def test_code_that_is_in_no_commit_is_refused(tmp_path: Path, commit: str | None
     ("text", "said"),
     [
         ("{", "damaged"),
-        ('{"id": "fedpa.table2"}', "not a file of kept runs"),
+        ('{"id": "fedpa.table2"}', "not a file of kept runs; name another folder, or keep"),
         ('{"id": "fedpa.table2", "rounds_scale": 1, "runs": [{"row": "fedavg"}]}', "run 1: expected besides, commit"),
     ],
 )
@@ -265,3 +265,8 @@ def test_a_run_that_is_older_than_a_key_has_its_default() -> None:
     assert keeping._identity({"config": values, "identity": {}}) == config.identity()
     values["local"]["forgotten"] = 1
     assert keeping._identity({"config": values, "identity": {"said": 1}}) == {"said": 1}
+
+
+def test_a_folder_of_kept_runs_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere: no folder of kept runs; name another one"):
+        kept_tables(tmp_path / "nowhere")
