@@ -60,12 +60,11 @@ class Experiment:
             DataError: an artefact is missing, damaged, or the partition was made for other data.
             ConfigError: the model cannot read these images, or the configuration does not go with data or partition.
         """
+        refuse_missing_device(config)
         dataset = Dataset.load(prepared)
         division = Partition.load(partition)
         division.check_matches(dataset)
         experiment = cls(config, dataset, division, choice)
-        if config.engine.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("engine.device = cuda: no CUDA device on this machine; use engine.device=cpu")
         experiment._check_tasks()
         experiment._check_poison()
         experiment._check_noise()
@@ -282,3 +281,13 @@ class Experiment:
         if self.method.data_scope == "union":
             return {0: torch.unique(torch.cat(list(own.values())))}
         return own
+
+
+def refuse_missing_device(config: Config) -> None:
+    """Stop before data are read where a run asks for a device that is not there.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if config.engine.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("engine.device = cuda: no CUDA device on this machine; use engine.device=cpu")

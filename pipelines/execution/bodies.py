@@ -17,6 +17,7 @@ from flcore.engine.energy import machine_meter
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError, ProtoflError, RunError
+from flcore.experiment import refuse_missing_device
 from flcore.run_folder import RunFiles, refuse_other_run
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry
@@ -30,6 +31,7 @@ from pipelines.runs import analyses
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.ownership import claim_folder
+from pipelines.runs.replaced import replaced
 
 RUNS = Path("runs")
 """Where runs go that nobody gives a place."""
@@ -95,7 +97,7 @@ def experiment(
         ConfigError: it cannot be run, or the folder holds something else. DataError: data are missing or damaged.
         RunError: training failed.
     """
-    if out is not None:  # before data are read
+    if out is not None:
         claim_folder("run", out)
         refuse_other_run(config, out)
     cache = Cache.here()
@@ -133,6 +135,7 @@ def _train(run: PlacedRun, cache: Cache, operation: Operation, restart: bool) ->
 
 
 def _inputs(config: Config, cache: Cache, operation: Operation) -> Inputs:
+    refuse_missing_device(config)
     operation.watcher.step("prepare")
     prepared = operation.steps.call("prepare-data", cache.prepared, config)
     operation.watcher.step(f"partition (seed {config.partition_seed})")
@@ -205,8 +208,7 @@ def comparison(
         restart: throw away checkpoints that cannot be used.
 
     Raises:
-        ConfigError: the folder holds something else.
-        RunError: no run has finished.
+        ConfigError: the folder holds something else. RunError: no run has finished.
     """
     claim_folder(kind, out)
     runs, failed = carry_out_all(planned, out / "runs", operation, restart=restart)
@@ -215,6 +217,8 @@ def comparison(
     if not finished:
         first = next(iter(failed.values()))
         raise RunError(f"all {len(failed)} runs failed; the first of them: {first}")
+    for text in replaced(kind, out, {run.hash for run in runs}):
+        operation.watcher.say(text)
     recorded = operation.recorder.compare(
         kind, config, [run.directory for run in runs], out, **facts, **operation.console, failed=dict(failed)
     )
@@ -234,7 +238,8 @@ def carry_out_all(
     Returns:
         All of them in the order given, and by label why some failed.
     """
-    runs = _placed_runs(planned, home, operation)
+    inputs = inputs_of_runs(planned, operation)
+    runs = [placed(run.config, own, home, label=run.label) for run, own in zip(planned, inputs, strict=True)]
     return runs, carry_out_placed(runs, operation, restart=restart)
 
 
@@ -332,11 +337,6 @@ def _tell_of_failure(watcher: Watcher, run: PlacedRun, recorded: Future[dict[str
     """Nobody asks for the page of one run among many: that there is none has to be said."""
     if recorded.exception() is not None:
         watcher.say(f"{run.label} has no page, or is not logged: {recorded.exception()}")
-
-
-def _placed_runs(planned: Sequence[PlannedRun], home: Path, operation: Operation) -> list[PlacedRun]:
-    inputs = inputs_of_runs(planned, operation)
-    return [placed(run.config, own, home, label=run.label) for run, own in zip(planned, inputs, strict=True)]
 
 
 def inputs_of_runs(planned: Sequence[PlannedRun], operation: Operation) -> list[Inputs]:

@@ -200,6 +200,56 @@ def test_a_comparison_leaves_a_run_alone_and_a_run_a_comparison() -> None:
     assert steps.names == []
 
 
+class Listening(Silence):
+    """Remembers what a person should know."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_tables_of_another_comparison_are_replaced_with_a_word() -> None:
+    """Many use the default folder for all of them. One with more rows than before takes nothing away."""
+    earlier = [("moon", 0, "another"), ("local", 1, "a third")]
+    rows = [{"method": method, "seed": seed, "config_hash": run} for method, seed, run in earlier]
+    runs = comparison_runs(SMALL, ["local"], [0])
+    for kind in ("comparison", "sweep"):
+        out, heard = Path(kind), Listening()
+        comparison(kind, SMALL, runs, out, operation(watcher=heard)[0], {"name": "x"})  # type: ignore[arg-type]
+        assert heard.said == []
+        (done,) = (out / "runs").iterdir()
+        own = {
+            "method": "local",
+            "seed": 0,
+            "config_hash": json.loads((done / "config.json").read_text())["config_hash"],
+        }
+        for there, said in (([own], []), ([own, *rows], ["moon seed 0 and 1 other runs"]), (3, [])):
+            (out / f"{kind}.json").write_text(json.dumps({"runs": there}))
+            heard.said.clear()
+            comparison(kind, SMALL, runs, out, operation(watcher=heard)[0], {"name": "x"})  # type: ignore[arg-type]
+            assert heard.said == [
+                f"{out}: the tables of an earlier {kind} there, with {text}, are replaced; its runs stay in {out}/runs"
+                for text in said
+            ]
+
+
+@pytest.mark.parametrize("kind", ["run", "comparison"])
+def test_a_device_that_is_not_there_is_refused_before_data_are_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    raw, steps = {**SMALL, "engine": {"device": "cuda"}}, Recorded()
+    how, out = operation(steps)[0], Path("one")
+    asked = {
+        "run": lambda: experiment(Config.from_mapping(raw), out, how),
+        "comparison": lambda: comparison("comparison", raw, comparison_runs(raw, None, None), out, how, {}),
+    }
+    with pytest.raises(ConfigError, match=r"^engine\.device = cuda: no CUDA device on this machine"):
+        asked[kind]()
+    assert steps.names == []
+    assert not Path("one").exists()
+
+
 def test_a_folder_of_another_run_is_refused_before_data_are_read() -> None:
     experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
     steps = Recorded()
