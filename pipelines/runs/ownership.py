@@ -65,7 +65,7 @@ _KINDS = {
     ),
     "study": _Kind(
         "a study",
-        _names("params.yaml best.yaml study study.json study.md trials.csv trials figures", r"study\.(journal|db).*"),
+        _names("params.yaml best.yaml study study.json study.md trials.csv trials figures", r"\.?study\.(journal|db).*"),
         frozenset({"study", "study.json", "study.journal", "study.db", "trials"}),
     ),
     # Of this the stages change what has a kind of its own; beside it, as in `artifacts`, anything may lie.

@@ -430,7 +430,9 @@ def test_a_closed_pool_starts_no_process_for_one_that_has_ended() -> None:
     """All are told to end at the same moment: what is begun in place of another would be waited for."""
     raw = {**SMALL, "federation": {"rounds": 10_000}}
     how, _ = operation()
-    [run] = bodies._placed_runs(comparison_runs(raw, ["fedavg"], [0]), Path("all"), how)
+    [planned] = comparison_runs(raw, ["fedavg"], [0])
+    [inputs] = bodies.inputs_of_runs([planned], how)
+    run = one_run.placed(planned.config, inputs, Path("all"))
     begun, raised = threading.Event(), []
 
     class Waiting(Silence):

@@ -41,6 +41,7 @@ def left(folder: Path) -> list[str]:
         ("sweep", ("runs/fedavg-s0-01234567/config.json",)),
         ("study", (".lock", ".claims/0000", "study.journal")),
         ("study", ("study.db", "study.db-journal")),
+        ("study", (".lock", ".study.journal.lock")),
         ("stages", ("prepared/meta.json", "soak/soak.md", ".gitignore", "runs.json")),
         ("prepared", ("train.safetensors",)),
         ("partitions", ("seed-0/manifest.json", ".seed-1.unfinished/manifest.json")),
