@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from flcore import disk
 from flcore.config import Config
 from flcore.data.partition import Partition
 from flcore.data.summary import summarise
+from flcore.errors import ConfigError
+from flcore.wording import shown
 from pipelines.runs.cache import Cache, place
 
 
@@ -39,6 +43,39 @@ def partition(
             made[own.partition_seed] = Partition.load(folder)
     remove_others(directory, [partition_folder(directory, own).name for own in runs])
     return made
+
+
+def refuse_other_division(config: Config, directory: Path) -> None:
+    """Refuse a partition that was made with other parameters than a run has: its stage is to be carried out again.
+
+    Raises:
+        ConfigError: it was; names what differs.
+        DataError: it is missing or damaged.
+    """
+    folder, section = partition_folder(directory, config), config.partition
+    made = Partition.load(folder).parameters
+    wanted: dict[str, Any] = {
+        "name": config.partitioner.name,
+        "num_clients": section.num_clients,
+        "seed": config.partition_seed,
+        "validation": section.validation,
+        "client_test": section.client_test,
+        "test_fraction": section.test_fraction,
+        "test_shots": section.test_shots,
+        "imbalance": None if section.imbalance is None else asdict(section.imbalance),
+    }
+    if (
+        config.to_mapping()["partition"].get("path") is None
+    ):  # else a digest of that file, which may be elsewhere by now
+        wanted["options"] = config.partitioner.options()
+    if made.get("client_test") == "imported":  # no parameter says that
+        del wanted["client_test"]
+    for key, value in json.loads(json.dumps(wanted)).items():
+        if made.get(key) != value:
+            raise ConfigError(
+                f"partition.{key} = {shown(value)}: {folder} was made with {shown(made.get(key))}; "
+                "carry out the stage partition again"
+            )
 
 
 def partition_folder(directory: Path, config: Config) -> Path:

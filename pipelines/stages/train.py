@@ -22,9 +22,10 @@ from flcore.files import read_json, sweep, write_json
 from flcore.run_folder import RunFiles, described, write_result
 from pipelines.execution.bodies import Operation, carry_out_placed
 from pipelines.execution.one_run import PlacedRun, finished_by_other_code, placed
+from pipelines.reporting.formats import plural
 from pipelines.runs.compared import compared_by
 from pipelines.runs.inputs import Inputs, write_inputs
-from pipelines.stages.partition import partition_folder, remove_others
+from pipelines.stages.partition import partition_folder, refuse_other_division, remove_others
 
 _CURE = "delete it, and the stage trains again"
 
@@ -49,6 +50,7 @@ def train(
         restart: throw away checkpoints that cannot be used.
 
     Raises:
+        ConfigError: a partition was made with other parameters.
         RunError: runs failed; the others are finished, and found again next time.
     """
     ledger = directory.with_suffix(".json")
@@ -56,6 +58,7 @@ def train(
     known = read_json(ledger, _CURE) if ledger.exists() else {}
     runs: list[PlacedRun] = []
     for config in configs:
+        refuse_other_division(config, partitions)
         inputs = Inputs(prepared, partition_folder(partitions, config))
         runs.append(replace(placed(config, inputs, directory), directory=run_folder(directory, config)))
     own = {run.directory.name for run in runs}
@@ -77,7 +80,7 @@ def train(
     if failed:
         first, reason = next(iter(failed.items()))
         raise RunError(
-            f"{len(failed)} of {len(runs)} runs failed; the first of them, {first}: {reason}\n"
+            f"{len(failed)} of {plural(len(runs), 'run')} failed; the first of them, {first}: {reason}\n"
             "the others are finished; the same command tries again"
         )
     return [run.directory for run in runs]

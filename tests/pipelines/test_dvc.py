@@ -41,6 +41,15 @@ def test_every_parameter_and_file_that_dvc_yaml_names_exists() -> None:
             assert (ROOT / ".dvc" / "plots" / f"{settings['template']}.json").exists()
 
 
+def test_every_stage_depends_on_what_its_code_imports() -> None:
+    """A default may stand anywhere in flcore: a stage that is skipped after it has changed claims what is not so."""
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    for name, stage in stages.items():
+        assert "flcore" in stage["deps"], name
+        if name != "compare":
+            assert {f"pipelines/stages/{name}.py", "pipelines/runs/cache.py"} <= set(stage["deps"]), name
+
+
 def test_training_depends_on_every_parameter_that_can_change_a_result() -> None:
     """Of those in params.yaml; what is left out changes no byte: who carries a run out, and who is told."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]

@@ -146,6 +146,17 @@ def test_what_is_not_of_the_comparison_is_refused_before_anything_goes(
     assert [path.name for path in (artifacts / "partitions").iterdir()] == ["seed-0"]
 
 
+@pytest.mark.parametrize(("key", "value", "made"), [("validation", 0.2, "0.0"), ("num_clients", 4, "3")])
+def test_a_partition_that_was_made_with_other_parameters_is_refused(
+    artifacts: Path, key: str, value: float, made: str
+) -> None:
+    """As where the stage before was skipped, although a default has changed: config.json would say what is not so."""
+    before = (artifacts / "runs.json").read_bytes()
+    with pytest.raises(ConfigError, match=rf"partition\.{key} = {value}: .*seed-0 was made with {made}; carry out"):
+        trained(artifacts, {**SMALL, "partition": {**SMALL["partition"], key: value}})
+    assert (artifacts / "runs.json").read_bytes() == before
+
+
 def test_results_that_came_by_dvc_are_known_and_described(artifacts: Path) -> None:
     """The ledger says which they are; what names the other machine has stayed there."""
     for run in ("local-s0", "fedavg-s0"):
