@@ -13,10 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from pipelines.reporting.figures.style import MOST_SHAPES, PANEL, PANEL_HEIGHT, LineStyle, one_panel
 from pipelines.reporting.formats import MISSING, format_bytes
+
+_FEW_DECADES = 1.5
+"""Of a logarithmic axis: on a shorter one, one power of ten may stand, or none."""
 
 
 def panel(title: str, height: float = PANEL_HEIGHT, width: float = PANEL) -> tuple[Figure, Axes]:
@@ -42,8 +45,24 @@ def round_axis(axes: Axes, bins: int = 6) -> None:
 def byte_axis(axes: Axes) -> None:
     """Bytes from left to right, on a logarithmic scale."""
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(_ByteLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value).replace(".00", "")))
     axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+
+
+class _ByteLocator(LogLocator):
+    """Powers of ten; where too few of them are in view to say a scale also 2 and 5, or what divides it evenly."""
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        """Where ticks stand between two ends."""
+        low, high = sorted((vmin, vmax))
+        if low <= 0 or math.log10(high / low) >= _FEW_DECADES:
+            return super().tick_values(vmin, vmax)
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+        if sum(low <= tick <= high for tick in ticks) < 2:
+            ticks = [float(tick) for tick in MaxNLocator(nbins=4).tick_values(low, high)]
+        return np.array([tick for tick in ticks if low <= tick <= high])
 
 
 def draw_line(axes: Axes, x: pd.Series[Any], y: pd.Series[Any], style: LineStyle) -> None:

@@ -19,7 +19,7 @@ from pipelines.reporting.comparison import compare
 from pipelines.reporting.figures import charts, data
 from pipelines.reporting.figures.labels import Box, place_labels
 from pipelines.reporting.figures.partition import PartitionTable, load_partition, partition_data
-from pipelines.reporting.figures.parts import spread_apart
+from pipelines.reporting.figures.parts import byte_axis, panel, spread_apart
 from pipelines.reporting.figures.sets import (
     Drawing,
     comparison_drawings,
@@ -349,3 +349,21 @@ def test_each_figure_is_one_file_beside_its_data(tmp_path: Path) -> None:
 def test_nothing_to_draw_gives_no_figures() -> None:
     """A run without history has no figures, and that is no error."""
     assert run_drawings(make_run("fedavg", 0, [])) == {}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (3e5, 5e6, ["500 kB", "1 MB", "2 MB", "5 MB"]),  # 1.2 decades, with one power of ten
+        (2.2e6, 4.4e6, ["2.40 MB", "3 MB", "3.60 MB", "4.20 MB"]),  # 0.3 decades, with none, and no 2 or 5 either
+        (1.5e5, 1.5e7, ["1 MB", "10 MB"]),  # two decades: powers of ten say the scale
+    ],
+)
+def test_a_short_axis_of_bytes_has_more_labels_than_powers_of_ten(low: float, high: float, labels: list[str]) -> None:
+    figure, axes = panel("")
+    byte_axis(axes)
+    axes.set_xlim(low, high)
+    figure.draw_without_rendering()
+    ticks = [*axes.xaxis.get_major_ticks(), *axes.xaxis.get_minor_ticks()]
+    shown = sorted((tick.get_loc(), tick.label1.get_text()) for tick in ticks if low <= tick.get_loc() <= high)
+    assert [text.replace("\u202f", " ").replace("\xa0", " ") for _, text in shown if text] == labels
