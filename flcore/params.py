@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 from flcore.conditions import Condition
 from flcore.errors import ConfigError
+from flcore.hints import choices_of, type_name
 from flcore.wording import brief, is_control, nearest, shown, unknown_key
 
 T = TypeVar("T")
@@ -26,6 +27,7 @@ LARGEST = 2**63 - 1
 """Of whole numbers: what arrays, and other readers of a file, can hold."""
 
 _known_hints: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
+_known_params: WeakKeyDictionary[type, tuple[Param, ...]] = WeakKeyDictionary()  # asked for at every check
 
 
 @dataclass(frozen=True)
@@ -190,9 +192,14 @@ def param(
 
 def declared(cls: type) -> tuple[Param, ...]:
     """Every parameter declared by the dataclass ``cls``, in order of declaration."""
-    hints = _hints(cls)
-    fields = (field for field in dataclasses.fields(cls) if "help" in field.metadata)
-    return tuple(_param_of(cls, field, hints[field.name]) for field in fields)
+    known = _known_params.get(cls)
+    if known is None:
+        hints = _hints(cls)
+        fields = (field for field in dataclasses.fields(cls) if "help" in field.metadata)
+        known = tuple(_param_of(cls, field, hints[field.name]) for field in fields)
+        if not any(isinstance(parameter.default, dict) for parameter in known):  # which whoever asks could change
+            _known_params[cls] = known
+    return known
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -209,9 +216,9 @@ def _param_of(cls: type, field: dataclasses.Field[Any], hint: Any) -> Param:
         search = dataclasses.replace(search, when=getattr(cls, search.when))
     return Param(
         name=field.name,
-        type=_type_name(hint),
+        type=type_name(hint),
         default=default,
-        choices=_choices(hint),
+        choices=choices_of(hint),
         **{**field.metadata, "search": search},
     )
 
@@ -240,10 +247,15 @@ def build(cls: type[T], values: Mapping[str, Any], path: str) -> T:
         raise ConfigError(f"{path}: {error}" if path else str(error)) from error
 
 
+_NOUNS = {"float": "a number", "int": "a whole number", "list of float": "numbers", "list of int": "whole numbers"}
+
+
 def _check(declaration: Param, hint: Any, value: Any, path: str) -> Any:
     converted = _convert(hint, value)
     if converted is _WRONG:
         allowed = declaration.range or declaration.type
+        if allowed.startswith((">", "<")):
+            allowed = f"{_NOUNS.get(declaration.type.partition(' or ')[0], declaration.type)} {allowed}"
         raise ConfigError(f"{path} = {shown(value)}: {_nearest(declaration, value)}expected {allowed}")
     for item in converted if isinstance(converted, tuple) else (converted,):
         if isinstance(item, (int, float)) and not isinstance(item, bool):
@@ -324,36 +336,3 @@ def _as_float(value: Any) -> Any:
         return float(value) if isinstance(value, (int, float, str)) else _WRONG
     except (ValueError, OverflowError):
         return _WRONG
-
-
-def _choices(hint: Any) -> tuple[Any, ...] | None:
-    if typing.get_origin(hint) is typing.Literal:
-        return typing.get_args(hint)
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        options = [o for o in typing.get_args(hint) if o is not type(None)]
-        if len(options) == 1 and typing.get_origin(options[0]) is typing.Literal:
-            return (*typing.get_args(options[0]), None)
-    if typing.get_origin(hint) is tuple:
-        return _choices(typing.get_args(hint)[0])
-    return None
-
-
-def _type_name(hint: Any) -> str:
-    origin = typing.get_origin(hint)
-    if origin is typing.Literal:
-        return type(typing.get_args(hint)[0]).__name__
-    if origin in (typing.Union, types.UnionType):
-        options = typing.get_args(hint)
-        mixed = len([option for option in options if option is not type(None)]) > 1
-        return " or ".join("null" if o is type(None) else _words(o) if mixed else _type_name(o) for o in options)
-    if origin is tuple:
-        return f"list of {_type_name(typing.get_args(hint)[0])}"
-    if origin in (dict, Mapping):
-        return "mapping"
-    return getattr(hint, "__name__", str(hint))
-
-
-def _words(hint: Any) -> str:
-    """Words that may stand instead of a value of another type, as they are: ``'median'``; else the type."""
-    is_words = typing.get_origin(hint) is typing.Literal
-    return " or ".join(map(repr, typing.get_args(hint))) if is_words else _type_name(hint)

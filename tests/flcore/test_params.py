@@ -76,15 +76,15 @@ def test_a_whole_number_is_a_float_where_floats_are_meant() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("count", True, "options.count = true: expected >= 1 and <= 9"),
-        ("count", "3", "options.count = 3: expected >= 1 and <= 9"),
+        ("count", True, "options.count = true: expected a whole number >= 1 and <= 9"),
+        ("count", "3", "options.count = 3: expected a whole number >= 1 and <= 9"),
         ("count", "0.1", "options.count = 0.1: expected"),
         ("count", 3.0, "options.count = 3.0: expected"),
         ("count", None, "options.count = null: expected"),
         ("count", 0, "options.count = 0: must be >= 1 and <= 9"),
         ("count", 10, "options.count = 10: must be >= 1 and <= 9"),
-        ("rate", True, "options.rate = true: expected > 0 and < 1"),
-        ("rate", "half", "options.rate = half: expected > 0 and < 1"),
+        ("rate", True, "options.rate = true: expected a number > 0 and < 1"),
+        ("rate", "half", "options.rate = half: expected a number > 0 and < 1"),
         ("rate", [0.1], "options.rate = [0.1]: expected"),
         ("rate", 0, "options.rate = 0.0: must be > 0 and < 1"),
         ("rate", 1, "options.rate = 1.0: must be > 0 and < 1"),
@@ -92,7 +92,7 @@ def test_a_whole_number_is_a_float_where_floats_are_meant() -> None:
         ("rate", float("inf"), "options.rate = inf: must be > 0 and < 1"),
         ("rate", "nan", "options.rate = nan: must be"),
         ("limit", 1, "options.limit = 1: must be >= 2"),
-        ("limit", "none", "options.limit = none: expected >= 2"),
+        ("limit", "none", "options.limit = none: expected a whole number >= 2"),
         ("limit", False, "options.limit = false: expected"),
         ("enabled", 1, "options.enabled = 1: expected bool"),
         ("enabled", "true", "options.enabled = true: expected bool"),
@@ -117,6 +117,20 @@ def test_refused(key: str, value: Any, words: str) -> None:
         build(Options, {key: value}, "options")
     assert str(refusal.value).startswith(words)
     assert isinstance(refusal.value, ProtoflError)
+
+
+def test_a_declaration_is_remembered_but_for_a_default_that_could_be_changed() -> None:
+    """``table`` has a mapping: who changed the one that is told would change it for everybody."""
+
+    @dataclass(frozen=True)
+    class Plain:
+        x: float = param(0.0, "anything")
+
+    assert declared(Plain) is declared(Plain)
+    told = {parameter.name: parameter.default for parameter in declared(Options)}
+    told["table"]["x"] = 1
+    assert {parameter.name: parameter.default for parameter in declared(Options)}["table"] == {}
+    assert Options().table == {}
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), "inf"])
