@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 from flcore.errors import ConfigError, DataError
 from flcore.files import read_json, replace_file, unsealed
 from flcore.plugin_places import located
+from flcore.wording import shown
 
 if TYPE_CHECKING:
     from flcore.config import Config
     from flcore.records import Record
+
+_UNSET = object()
 
 
 @dataclass(frozen=True)
@@ -226,14 +230,36 @@ def refuse_other_run(config: Config, directory: Path) -> None:
             )
         return
     found, wanted = described(directory), json.loads(json.dumps(config.to_mapping()))
+    here = json.loads(json.dumps(config.identity()))
     # Files elsewhere may hold other images under the same configuration; whether they do, only reading them would tell.
     places = (("data", "root"), ("partition", "path"))
-    moved = any(found["config"][section].get(key) != wanted[section].get(key) for section, key in places)
-    if moved or found["identity"] != json.loads(json.dumps(config.identity())):
+    moved = [{s: {key: held[s].get(key)} for s, key in places} for held in (found["config"], wanted)]
+    if moved[0] != moved[1] or found["identity"] != here:
+        differs = differences(found["identity"], here) + differences(*moved)
         raise ConfigError(
-            f"{directory}: holds a run with another configuration or other files; "
+            f"{directory}: holds a run with another configuration or other files ({told(differs)}); "
             "choose another folder, or delete that one"
         )
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """What differs between two nested mappings of JSON values: ``local.lr is 0.1 there``, in order of keys."""
+    held, wanted = dict(_dotted(there)), dict(_dotted(here))
+    differing = [key for key in sorted({*held, *wanted}) if held.get(key, _UNSET) != wanted.get(key, _UNSET)]
+    return [f"{key} is {shown(held[key]) if key in held else 'not set'} there" for key in differing]
+
+
+def told(differing: Sequence[str], most: int = 3) -> str:
+    """The first of what differs, and that there is more."""
+    return ", ".join(differing[:most]) + (", ..." if len(differing) > most else "")
+
+
+def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def on_other_data(directory: Path) -> ConfigError:

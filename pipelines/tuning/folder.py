@@ -18,6 +18,7 @@ from flcore import disk
 from flcore.errors import ConfigError
 from flcore.files import sweep
 from flcore.locks import take_lock
+from flcore.run_folder import differences, told
 from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
 
 if TYPE_CHECKING:
@@ -106,21 +107,11 @@ def refuse_other_study(problem: Problem, files: StudyFiles) -> None:
     held = read_json(files.record.config)["identity"]
     if held == problem.identity:
         return
-    there, here = dict(_dotted(held)), dict(_dotted(problem.identity))
-    differing = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key)]
-    shown = ", ".join(f"{key} is {there.get(key, 'not set')} there" for key in differing[:3])
+    shown = told(differences(held, problem.identity))
     raise ConfigError(
         f"{files.directory}: holds the study of another configuration ({shown})\n"
         "choose another --out, or delete that folder"
     )
-
-
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _dotted(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 @contextmanager

@@ -168,7 +168,7 @@ def test_a_finished_folder_of_another_partition_or_other_data_is_refused(finishe
 
 def test_another_configuration_in_the_folder_is_refused(finished: Path) -> None:
     before = results(finished)
-    with pytest.raises(ConfigError, match="holds a run with another configuration"):
+    with pytest.raises(ConfigError, match=r"with another configuration or other files \(seed is 0 there\);"):
         run({**RAW, "seed": 1}, finished)
     assert results(finished) == before
 
