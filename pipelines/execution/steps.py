@@ -1,4 +1,4 @@
-"""How bodies of commands and flows are carried out: plainly here, as tasks in `pipelines/orchestration/flows.py`."""
+"""How the steps of a body are carried out: plainly here, as tasks in `pipelines/orchestration/prefect_steps.py`."""
 
 from __future__ import annotations
 

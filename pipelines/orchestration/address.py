@@ -74,7 +74,7 @@ class Choice:
 
 
 def choose(orchestrator: str) -> Choice:
-    """Choose; a server that is configured gets half a second to answer, or five where it must or is known to run here.
+    """Choose; a server that is configured gets two seconds to answer, or five where it must or is known to run here.
 
     Args:
         orchestrator: ``inline``: no server, and none is asked. ``auto``: the configured server if it answers; if it

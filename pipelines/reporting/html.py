@@ -52,7 +52,7 @@ LEGENDS: Mapping[str, Legend] = {
     ),
     "accuracy": Legend(
         "Accuracy over rounds",
-        "after each evaluated round; round 0 is before training.",
+        "after each evaluated round.",
         "Mean over seeds; band, or bar at the end: ± one sample standard deviation over seeds (none for one seed).",
     ),
     "differences": Legend(

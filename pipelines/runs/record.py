@@ -70,7 +70,7 @@ def pair_name(pair: Pair) -> str:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One evaluated round of one run; byte counts are cumulative. Round 0 is the state before training."""
+    """One evaluated round of one run; byte counts are cumulative. The first round is 1."""
 
     round: int
     participants: tuple[str, ...]

@@ -1,1 +1,1 @@
-"""The stages of `dvc.yaml`, and the page of one run: thin functions from folders to folders."""
+"""The stages of `dvc.yaml`: thin functions from folders to folders."""

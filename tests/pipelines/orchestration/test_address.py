@@ -1,4 +1,4 @@
-"""Which server a command uses: read where Prefect reads it, asked for half a second at most, without Prefect."""
+"""Which server a command uses: read where Prefect reads it, asked for two or five seconds at most, without Prefect."""
 
 from __future__ import annotations
 
