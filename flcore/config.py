@@ -169,12 +169,12 @@ class Config:
                     "{method: fedavg, local.lr: 0.001}"
                 )
         rows = {*METHODS, *compare.variants}
-        for name in (*compare.methods, compare.baseline):
+        for key, name in (*(("methods", name) for name in compare.methods), ("baseline", compare.baseline)):
             if name not in rows:
-                raise ConfigError(f"compare: {unknown_key(name, name, rows).replace('key', 'method', 1)}")
+                raise ConfigError(f"compare.{key}: {unknown_key(name, name, rows).replace('key', 'method', 1)}")
         for name in compare.settings:
             if name not in METHODS:
-                raise ConfigError(f"compare: {unknown_key(name, name, METHODS).replace('key', 'method', 1)}")
+                raise ConfigError(f"compare.settings: {unknown_key(name, name, METHODS).replace('key', 'method', 1)}")
         for name, claim in compare.claims.items():
             _check_claim(f"compare.claims.{name}", claim, rows)
         for key in ("seeds", "methods", "partition_seeds"):

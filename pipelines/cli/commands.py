@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore.errors import ConfigError
+from flcore.wording import brief, unknown_key
 
 SERVICES = {
     "prefect": "Prefect's server, and the worker that needs it",
@@ -83,7 +84,8 @@ def _raw(arguments: argparse.Namespace) -> dict[str, Any]:
 
     # As its help says: the values that go with --method are those of that method, not of the file's.
     named = [f"method.name={arguments.method}"] if getattr(arguments, "method", None) else []
-    return override(with_plugins(read_params(arguments.params), arguments.plugins), [*named, *arguments.assignments])
+    raw = override(with_plugins(read_params(arguments.params), arguments.plugins), named)
+    return override(raw, arguments.assignments)
 
 
 def _entry(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -204,6 +206,9 @@ def analyse(arguments: argparse.Namespace) -> int:
     chosen = stored["evaluation"].get("analyses") if arguments.analyses is None else arguments.analyses
     if not chosen:
         raise ConfigError(f"--analyses: name at least one of {', '.join(SUMMARIES)}")
+    for name in arguments.analyses or ():
+        if name not in SUMMARIES:
+            raise ConfigError(unknown_key(f"--analyses {brief(name)}", name, SUMMARIES).replace("key", "analysis", 1))
     config = Config.from_mapping({**stored, "evaluation": {**stored["evaluation"], "analyses": chosen}})
     print(report(directory, config=config, prepared=arguments.prepared, partition=arguments.partition))
     return 0

@@ -215,8 +215,8 @@ def comparison(
     facts = {**facts, "rows": [run.row for run in planned], "draws": [run.draw for run in planned]}
     finished = [run.directory for run in runs if run.label not in failed]
     if not finished:
-        first = next(iter(failed.values()))
-        raise RunError(f"all {len(failed)} runs failed; the first of them: {first}")
+        first, reason = next(iter(failed.items()))
+        raise RunError(f"all {len(failed)} runs failed; the first of them, {first}: {reason}")
     for text in replaced(kind, out, {run.hash for run in runs}):
         operation.watcher.say(text)
     recorded = operation.recorder.compare(

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pipelines.reporting.formats import plural
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -84,13 +86,13 @@ class Lines(Silence):
     def runs(self, total: int, done: int) -> None:
         """One line."""
         self._total, self._done = total, done
-        self._write(f"{total} runs" + (f", {done} of them finished before" if done else ""))
+        self._write(plural(total, "run") + (f", {done} of them finished before" if done else ""))
 
     def run(self, label: str, rounds: int, done: int) -> None:
         """One line."""
         with self._lock:
             self._rounds[label], self._last[label] = rounds, time.monotonic()
-        self._write(f"{label}: {rounds} rounds" + (f", {done} done before" if done else ""))
+        self._write(f"{label}: {plural(rounds, 'round')}" + (f", {done} done before" if done else ""))
 
     def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
         """A line every ten seconds, and for the last round."""

@@ -15,6 +15,7 @@ from pipelines.config.params import without_tracking
 from pipelines.execution.progress import watcher_for_standard_error
 from pipelines.execution.recorder import Recorder
 from pipelines.orchestration.as_flow import as_flow, uses_prefect
+from pipelines.reporting.formats import plural
 
 if TYPE_CHECKING:
     from flcore.config import Config
@@ -229,7 +230,7 @@ def _say_run(outcome: Outcome, metrics: Mapping[str, Any]) -> None:
     )
     scores = [f"{name} {100 * metrics[key]:.2f} %" for key, name in named if metrics.get(key) is not None]
     sent = f"{metrics['bytes_up'] / 1e6:.2f} MB up, {metrics['bytes_down'] / 1e6:.2f} MB down"
-    print(f"{metrics['method']}: {', '.join(scores)} after {metrics['rounds']} rounds; {sent}")
+    print(f"{metrics['method']}: {', '.join(scores)} after {plural(metrics['rounds'], 'round')}; {sent}")
     _say_places(outcome)
 
 
@@ -244,8 +245,8 @@ def say_table(outcome: Outcome, runs: int) -> None:
     _say_places(outcome)
     if outcome.failed:
         raise RunError(
-            f"{len(outcome.failed)} of {runs} runs failed, for the reasons given above; the table is without them, "
-            "and the same command tries them again"
+            f"{len(outcome.failed)} of {plural(runs, 'run')} failed, for the reasons given above; the table is "
+            "without them, and the same command tries them again"
         )
 
 

@@ -89,7 +89,7 @@ def check_request(labels: np.ndarray, num_clients: int, min_size: int = 1) -> No
         most = len(labels) // max(min_size, 1)
         raise DataError(
             f"partition.num_clients = {num_clients}: {len(labels)} training samples cannot give every client "
-            f"{max(min_size, 1)}; at most {most} clients are possible"
+            f"{max(min_size, 1)}; the largest number possible is {most}"
         )
 
 

@@ -35,7 +35,7 @@ class ByGroup(Partitioner):
         if needed > len(eligible):
             raise DataError(
                 f"partition.num_clients = {num_clients}: needs {needed} groups of at least {self.min_size} samples; "
-                f"the dataset has {len(eligible)}; at most {len(eligible) // self.merge} clients are possible"
+                f"the dataset has {len(eligible)}; the largest number possible is {len(eligible) // self.merge}"
             )
         # Drawn, then put in order of identifier: client numbers follow the dataset's own order.
         chosen = np.sort(rng.choice(eligible, size=needed, replace=False)).reshape(num_clients, self.merge)

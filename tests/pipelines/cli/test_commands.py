@@ -263,3 +263,14 @@ def test_a_claim_that_no_run_could_decide_is_refused_before_any_begins(
     assert main(["compare", *run()[1:], *words]) == 2
     assert said in capsys.readouterr().err
     assert not (empty_folder / "runs").exists()
+
+
+def test_an_unknown_analysis_is_refused_in_words(
+    resumed: tuple[Path, subprocess.CompletedProcess[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was told as a list that Python would print."""
+    (directory,) = (resumed[0] / "runs").iterdir()
+    assert main(["analyse", str(directory), "--analyses", "tsn"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("protofl: --analyses tsn: unknown analysis; did you mean 'tsne'? allowed here: ")
+    assert "(" not in said

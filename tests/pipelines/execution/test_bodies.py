@@ -24,7 +24,7 @@ from flcore.run_folder import RunFiles
 from pipelines.config.params import with_variants
 from pipelines.execution import admission, bodies, one_run, run_pool
 from pipelines.execution.bodies import Operation, carry_out_all, comparison, comparison_runs, experiment
-from pipelines.execution.progress import Silence
+from pipelines.execution.progress import Lines, Silence
 from pipelines.execution.steps import InlineSteps
 from pipelines.runs import memory
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, kind_of
@@ -335,7 +335,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on() -> None:
     assert {name.rpartition("-")[0] for name in told.stopped} == {"fedavg-s0", "fedavg-s1"}
     assert {name.rpartition("-")[0] for name in told.finished} == {"local-s0", "local-s1"}
     assert set(told.compared[0]["facts"]["failed"]) == set(outcome.failed)
-    with pytest.raises(RunError, match="all 2 runs failed; the first of them: round 1"):
+    with pytest.raises(RunError, match=r"all 2 runs failed; the first of them, \w+ seed \d.*: round 1"):
         compared(out="bad", raw={**raw, "compare": {**raw["compare"], "methods": ["fedavg"]}})
 
 
@@ -520,3 +520,12 @@ def test_every_method_and_variant_is_run_with_every_seed_on_every_division() -> 
     other = with_variants(raw, ["few=fedavg,partition.num_clients=3"])
     with pytest.raises(ConfigError, match=r"compare\.variants\.few: partition must be the same"):
         comparison_runs(other, None, None)
+
+
+def test_one_run_and_one_round_are_told_in_the_singular() -> None:
+    said: list[str] = []
+    lines = Lines(said.append)
+    lines.runs(1, 0)
+    lines.run("fedavg seed 0", 1, 0)
+    lines.run("fedavg seed 1", 2, 1)
+    assert said == ["1 run", "fedavg seed 0: 1 round", "fedavg seed 1: 2 rounds, 1 done before"]
