@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shlex
 import subprocess
@@ -14,7 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flcore.errors import ConfigError
 from pipelines.cli.parser import make_parser
+from pipelines.config.params import load_config
 from pipelines.tracking.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -71,19 +72,17 @@ def test_commands_are_accepted(page: str, arguments: list[str], capsys: pytest.C
         parsed = make_parser().parse_args(arguments)
     except SystemExit:
         pytest.fail(f"{page}: {capsys.readouterr().err}")
-    for assignment in getattr(parsed, "assignments", []):
-        assert known(assignment.partition("=")[0], arguments), (page, assignment)
+    if getattr(parsed, "assignments", []) and not getattr(parsed, "plugins", None):  # whose methods have their own keys
+        named = ROOT / (getattr(parsed, "params", None) or "params.yaml")
+        params = named if named.exists() else ROOT / "params.yaml"
+        # Refused, it says which key and why.
+        load_config(params, parsed.assignments, method=getattr(parsed, "method", None))
 
 
-SCHEMA = json.loads((DOCS / "params.schema.json").read_text(encoding="utf-8"))
-
-
-def known(key: str, arguments: list[str]) -> bool:
-    """Whether some section has this key; methods of plug-ins have their own."""
-    section, _, name = key.partition(".")
-    if section not in SCHEMA["properties"]:
-        return False
-    return not name or f'"{name}"' in json.dumps(SCHEMA) or "--plugin" in arguments
+@pytest.mark.parametrize("assignment", ["local.alpha=1", "method.mu=1", "partition.lr=1"])
+def test_a_key_of_another_section_or_method_would_be_found(assignment: str) -> None:
+    with pytest.raises(ConfigError, match=assignment.partition("=")[0]):
+        load_config(ROOT / "params.yaml", [assignment])
 
 
 def test_names_of_mlflow_metrics_are_documented() -> None:
