@@ -77,6 +77,7 @@ LIBRARY = House(
             "locks",
             "plugin_places",
             "conditions",
+            "hints",
             "wording",
             "processor",
         ),
