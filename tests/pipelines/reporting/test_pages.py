@@ -289,7 +289,7 @@ def test_curves_of_all_runs_are_one_table(reports: tuple[str, str, Path]) -> Non
     rows = list(csv.DictReader((reports[2] / "out" / "curves.csv").open(encoding="utf-8")))
     assert len(rows) == 3 * 2 * 2
     last = {"method": "fedprox", "seed": "1", "round": "2", "top1_global": "0.77", "top1_vote": "", "bytes": "7000"}
-    assert {**last, "mean_local": "0.8"} in rows
+    assert {**last, "mean_local": "0.8", "pooled_local": ""} in rows
     template = json.loads((PROJECT / ".dvc" / "plots" / "methods.json").read_text(encoding="utf-8"))
     numbers = set(template["data"]["format"]["parse"])
     assert numbers == set(rows[0]) - {"method", "seed"} and template["encoding"]["color"]["field"] == "method"
