@@ -32,12 +32,9 @@ def override(raw: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, An
         assignments: see also :func:`with_values`.
 
     Raises:
-        ConfigError: an assignment without ``=``, a key that stands twice, or a key that leads nowhere.
+        ConfigError: an assignment without ``=``, or a key that leads nowhere.
     """
     pairs = [_split(assignment) for assignment in assignments]
-    for place, (key, _) in enumerate(pairs):
-        if any(key == earlier for earlier, _ in pairs[:place]):
-            raise ConfigError(f"--set {brief(key)}: stands twice; give it once")
     result = _assigned(raw, pairs, "--set ")
     compare = result.get("compare")
     settings = compare.get("settings") if isinstance(compare, dict) else None
@@ -221,7 +218,7 @@ def load_config(
     from flcore.config import Config
 
     named = [] if method is None else [f"method.name={method}"]
-    return Config.from_mapping(for_entry(override(override(read_params(params), named), assignments), method, seed))
+    return Config.from_mapping(for_entry(override(read_params(params), [*named, *assignments]), method, seed))
 
 
 def without_tracking(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -314,7 +314,7 @@ def test_a_failed_decoding_leaves_no_dataset_behind(tmp_path: Path) -> None:
     root = as_folder(plain_tree() | {"test/dog/e.png": b""}, tmp_path / "images")
     with pytest.raises(DataError, match="damaged"):
         prepare(ImageFolder(), root, directory=tmp_path / "prepared")
-    with pytest.raises(DataError, match="not found"):
+    with pytest.raises(DataError, match="no prepared data there"):
         Dataset.load(tmp_path / "prepared")
     assert not [path for path in (tmp_path / "prepared").iterdir() if path.name.endswith(".tmp")]
 

@@ -75,7 +75,7 @@ def test_a_folder_of_its_own_is_gone_on_with_in_any_state(kind: Kind, names: tup
         ("study", ("notes.txt",), "holds notes.txt, which a study would not"),
         ("stages", ("comparison.json", "runs/x"), "holds a comparison, not the stages"),
         ("prepared", ("meta.json", "mine.csv"), "holds mine.csv, which prepared data would not"),
-        ("partitions", ("seed-0/manifest.json", "essay.md"), "holds essay.md, which partitions would not"),
+        ("partitions", ("seed-0/manifest.json", "essay.tex"), "holds essay.tex, which partitions would not"),
         ("stage runs", ("fedavg-s0-01234567/config.json",), "holds fedavg-s0-01234567, which runs of the stage"),
     ],
 )
