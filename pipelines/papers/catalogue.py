@@ -47,7 +47,7 @@ import yaml
 from flcore.errors import ConfigError
 from flcore.evaluation.analyses import SUMMARIES, without_round
 from flcore.methods import METHODS
-from pipelines.papers.forms import mapping, needed, number, only
+from pipelines.papers.yaml_checks import mapping, needed, number, only
 
 _Entry = TypeVar("_Entry", "Row", "Column")
 DIVISION = "partition"  # the picture that every run has: who holds what

@@ -13,7 +13,7 @@ from pipelines.papers.catalogue import Column, PaperTable, Printed, Row
 from pipelines.papers.marks import budget, by_setting, mark, of_column
 from pipelines.papers.plan import TablePlan, cells, refused_by_reason
 from pipelines.papers.runs import INTERRUPTED, FailedRun, MeasuredRun, runs_of, told_pairs
-from pipelines.papers.told import Told
+from pipelines.papers.table_file import Told
 from pipelines.reporting import tables
 from pipelines.reporting.formats import MISSING, format_number, format_number_difference, listed
 from pipelines.reporting.html import Notes, Rows, Section, Words, write_page

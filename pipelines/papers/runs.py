@@ -13,7 +13,7 @@ from flcore.run_folder import RunFiles, described
 from pipelines.papers.catalogue import Column, PaperTable, Row
 from pipelines.papers.figures_of_a_run import figure
 from pipelines.papers.plan import Asked
-from pipelines.papers.told import Told
+from pipelines.papers.table_file import Told
 from pipelines.runs.layout import read_json
 
 INTERRUPTED = "interrupted"

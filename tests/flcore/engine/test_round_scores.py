@@ -227,9 +227,8 @@ def test_states_are_scored_where_they_stand(lab: Any, tmp_path: Path, durability
     )
 
 
-def test_killed_between_legs_the_scores_are_not_lost(lab: Any, tmp_path: Path) -> None:
-    """Stopped when the second leg of round 1 begins, and gone on with by a new process: the bytes of one go."""
-    whole = lab.run(lab.experiment(algorithm=Steered()), tmp_path / "whole")
+def stopped_at_the_second_leg(lab: Any) -> Any:
+    """An orchestrator whose process ends where the second leg of a round begins."""
 
     class StopAt(lab.Threaded):  # type: ignore[name-defined,misc]
         def map(self, name: str, function: Any, items: Any) -> Any:
@@ -237,8 +236,15 @@ def test_killed_between_legs_the_scores_are_not_lost(lab: Any, tmp_path: Path) -
                 raise KeyboardInterrupt
             return super().map(name, function, items)
 
+    return StopAt()
+
+
+def test_killed_between_legs_the_scores_are_not_lost(lab: Any, tmp_path: Path) -> None:
+    """Stopped when the second leg of round 1 begins, and gone on with by a new process: the bytes of one go."""
+    whole = lab.run(lab.experiment(algorithm=Steered()), tmp_path / "whole")
+
     with pytest.raises(KeyboardInterrupt):
-        lab.run(lab.experiment(algorithm=Steered()), tmp_path / "run", None, StopAt())
+        lab.run(lab.experiment(algorithm=Steered()), tmp_path / "run", None, stopped_at_the_second_leg(lab))
     assert Checkpoint(tmp_path / "run").read_state().scored.keys() == {"before_two"}
     assert lab.run(lab.experiment(algorithm=Steered()), tmp_path / "run").bytes == whole.bytes
 
@@ -275,15 +281,9 @@ def test_a_snapshot_has_the_states_of_its_round(lab: Any, tmp_path: Path) -> Non
     }
     assert [record["round"] for record in run.history] == [2, 3]
 
-    class StopAt(lab.Threaded):  # type: ignore[name-defined,misc]
-        def map(self, name: str, function: Any, items: Any) -> Any:
-            if name == "ask-all":
-                raise KeyboardInterrupt
-            return super().map(name, function, items)
-
     # Stopped behind the first leg of round 1, whose state is kept; the rest of the round adds to it.
     with pytest.raises(KeyboardInterrupt):
-        lab.run(lab.experiment(**asked), tmp_path / "stopped", None, StopAt())
+        lab.run(lab.experiment(**asked), tmp_path / "stopped", None, stopped_at_the_second_leg(lab))
     found = [path.name for path in (tmp_path / "stopped" / "rounds").glob("0001.*")]
     assert found == ["0001.before.before_two.safetensors"]
     again = lab.run(lab.experiment(**asked), tmp_path / "stopped")
