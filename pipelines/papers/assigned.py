@@ -13,6 +13,7 @@ from pipelines.papers.catalogue import Column, PaperTable
 from pipelines.runs.compared import flatten
 
 ROUNDS = "federation.rounds"
+SNAPSHOTS = "evaluation.snapshots"
 _DATA = "data.name"
 
 

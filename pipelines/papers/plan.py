@@ -8,10 +8,11 @@ from typing import Any
 
 from flcore.config import Config
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
+from flcore.sections import FederationConfig
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import override, with_values
 from pipelines.execution.bodies import comparison_runs
-from pipelines.papers.assigned import ROUNDS, check, key_of, that_count
+from pipelines.papers.assigned import ROUNDS, SNAPSHOTS, check, key_of, that_count
 from pipelines.papers.catalogue import Column, PaperTable, Row
 from pipelines.reporting.formats import plural
 from pipelines.runs.cache import Cache, kind_of
@@ -224,19 +225,36 @@ def _own_values(table: PaperTable, column: Column, row: Row, asked: Asked) -> di
         for key, value in table.values_of(row, column).items()
         if not any(key == other or key.startswith(f"{other}.") for other in given)
     }
-    if ROUNDS in own:
-        own[ROUNDS] = _scaled(own[ROUNDS], asked)
+    if own.keys() & {ROUNDS, SNAPSHOTS}:
+        reached = _at_budget({**table.common, **column.values, **table.values_of(row, column)}, asked)
+        own |= {key: value for key, value in reached.items() if key == ROUNDS or key not in given}
     return own
 
 
 def _common(table: PaperTable, column: Column, asked: Asked) -> dict[str, Any]:
-    given = with_values({}, {**table.common, **column.values}, f"{table.id}: ")
-    rounds = Config.from_mapping(given).federation.rounds
-    return override(with_values(given, {ROUNDS: _scaled(rounds, asked)}), asked.assignments)
+    values = {**table.common, **column.values}
+    given = with_values({}, {**values, **_at_budget(values, asked)}, f"{table.id}: ")
+    return override(given, asked.assignments)
 
 
-def _scaled(rounds: int, asked: Asked) -> int:
-    return max(1, round(rounds * asked.rounds_scale))
+def _at_budget(values: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+    """The rounds of a cell at the budget asked for, and of its snapshots those that are within it."""
+    printed = values.get(ROUNDS, FederationConfig().rounds)
+    rounds = max(1, round(printed * asked.rounds_scale))
+    within = {SNAPSHOTS: [n for n in values[SNAPSHOTS] if n <= rounds or n > printed]} if SNAPSHOTS in values else {}
+    return {ROUNDS: rounds, **within}
+
+
+def snapshots_beyond(found: TablePlan) -> list[int]:
+    """Rounds of snapshots that the table asks for and no run of its settings reaches at the budget asked for."""
+    table = found.table
+    wanted, reached = set[int](), set[int]()
+    for column in (column for setting in found.settings for column in setting.columns):
+        for row in table.rows:
+            values = {**table.common, **column.values, **table.values_of(row, column)}
+            wanted.update(values.get(SNAPSHOTS, ()))
+            reached.update(_at_budget(values, found.asked).get(SNAPSHOTS, ()))
+    return sorted(wanted - reached)
 
 
 def _missing_data(table: PaperTable, column: Column, asked: Asked) -> DataError | None:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from pipelines.papers.catalogue import Column, PaperTable, Printed, Row
 from pipelines.papers.marks import budget, by_setting, mark, of_column
-from pipelines.papers.plan import TablePlan, cells, refused_by_reason
+from pipelines.papers.plan import TablePlan, cells, refused_by_reason, snapshots_beyond
 from pipelines.papers.runs import INTERRUPTED, FailedRun, MeasuredRun, runs_of, told_pairs
 from pipelines.papers.table_file import Told
 from pipelines.reporting import tables
@@ -308,8 +308,10 @@ def records(found: TableResults) -> list[dict[str, Any]]:
 
 def notes(found: TableResults) -> list[str]:
     """What a reader should know, and what failed."""
+    beyond = ", ".join(map(str, snapshots_beyond(found.plan)))
+    without = [f"No pictures of round {beyond}: the reduced budget ends before."] if beyond else []
     failed = [f"Failed: {label}: {reason}" for label, reason in found.failed.items()]
-    return [*found.plan.table.notes, *failed]
+    return [*found.plan.table.notes, *without, *failed]
 
 
 def _refusals(found: TableResults) -> list[str]:

@@ -8,7 +8,8 @@ import pytest
 
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.plan import Asked, TablePlan, plan, refused_by_reason
+from pipelines.papers.plan import Asked, TablePlan, plan, refused_by_reason, snapshots_beyond
+from pipelines.papers.results import assembled, notes
 
 from .conftest import TINY, tiny
 
@@ -69,6 +70,32 @@ def test_rounds_are_scaled_for_all_rows() -> None:
         )
         for setting in found.settings
     ] == [(2, None), (2, 4)]
+
+
+def test_snapshots_beyond_a_reduced_budget_are_left_out_and_told() -> None:
+    """Of 10 rounds a half are 5: of rounds 0, 5 and 8 the last is not reached, nor any row's own 9 of 12.
+
+    A row that has 20 rounds by itself, which are 10 then, keeps the table's 8.
+    """
+    rows = {
+        **TINY["rows"],
+        "near": {**TINY["rows"]["near"], "values": {"federation.rounds": 20}},
+        "far": {
+            "title": "Far",
+            "method": "fedavg",
+            "values": {"federation.rounds": 12, "evaluation.snapshots": [6, 9]},
+        },
+    }
+    common = {**TINY["common"], "evaluation.snapshots": [0, 5, 8]}
+    found = planned(Asked(rounds_scale=0.5), rows=rows, common=common)
+    variants = found.settings[0].parameters["compare"]["variants"]
+    assert found.settings[0].parameters["evaluation"]["snapshots"] == [0, 5]
+    assert [variants[row]["evaluation.snapshots"] for row in ("near", "far")] == [[0, 5, 8], [6]]
+    assert (snapshots_beyond(found), snapshots_beyond(planned(Asked(), rows=rows, common=common))) == ([9], [])
+    alone = planned(Asked(rows=("fedavg",), rounds_scale=0.5), common=common)
+    assert notes(assembled(alone, ()))[-1] == "No pictures of round 8: the reduced budget ends before."
+    given = planned(Asked(rows=("fedavg",), rounds_scale=0.5, assignments=("evaluation.snapshots=[8]",)), common=common)
+    assert "evaluation.snapshots = [8]: the run has 5 rounds" in given.refused["fedavg", "even"]
 
 
 def test_rounds_are_not_set_behind_the_back_of_their_mark() -> None:
