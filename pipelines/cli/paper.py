@@ -91,7 +91,7 @@ def _which(parser: Parser) -> None:
 def list_(arguments: argparse.Namespace) -> int:
     """``protofl paper list``."""
     from pipelines.papers.catalogue import tables
-    from pipelines.papers.keeping import kept_tables
+    from pipelines.papers.kept import kept_tables
     from pipelines.papers.plan import Asked, cells, plan
 
     kept: dict[str, dict[str, int]] = {}
@@ -167,7 +167,8 @@ def run_(arguments: argparse.Namespace) -> int:
 
 def keep_(arguments: argparse.Namespace) -> int:
     """``protofl paper keep``."""
-    from pipelines.papers.keeping import HERE, keep
+    from pipelines.papers.keeping import keep
+    from pipelines.papers.kept import HERE
 
     into = arguments.into or HERE
     try:
@@ -190,7 +191,7 @@ def claims_(arguments: argparse.Namespace) -> int:
     from pipelines.papers.claim_files import claims
     from pipelines.papers.claims import judged
     from pipelines.papers.claims_page import counts, markdown
-    from pipelines.papers.keeping import HERE
+    from pipelines.papers.kept import HERE
     from pipelines.runs.layout import write_text
 
     for paper in arguments.papers or ():

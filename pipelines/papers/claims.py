@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.claim_files import Claim, difference_of
-from pipelines.papers.keeping import kept_tables
+from pipelines.papers.kept import kept_tables
 from pipelines.papers.marks import of_column
 from pipelines.papers.plan import plan
 from pipelines.papers.results import TableResults, results
@@ -65,7 +65,7 @@ def judged(which: Sequence[Claim], home: Path | None, kept: Path | None = None) 
     Args:
         which: claims.
         home: with a folder per table, as ``protofl paper run`` leaves them; None: none.
-        kept: folder of kept tables (:mod:`pipelines.papers.keeping`); None: none.
+        kept: folder of kept tables (:mod:`pipelines.papers.kept`); None: none.
 
     Raises:
         DataError: a file there is damaged.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipelines.papers.catalogue import PaperTable, table_named
 from pipelines.papers.claim_files import Claim, claims
 from pipelines.papers.claims import Judged, judged
-from pipelines.papers.keeping import HERE, kept_tables, made_by
+from pipelines.papers.kept import HERE, kept_tables, made_by
 from pipelines.papers.marks import changed
 from pipelines.papers.results import lead, notes, paper_tables, title
 from pipelines.reporting.claims import Judgement

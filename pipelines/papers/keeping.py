@@ -1,147 +1,34 @@
-"""Figures that were measured, kept beside the code: one file per table and budget, one line per run.
+"""Which finished runs of a table are kept (:mod:`pipelines.papers.kept`), and which kept runs its table asks for yet.
 
-The runs of a table are gigabytes, take hours, and lie on the machine that made them. What they say of it is a number
-per column. ``protofl paper keep`` writes these down, so that a table can be finished on several machines, and so that
-what this project says of the papers' claims can be read, and repeated, by whoever has nothing but its code.
-
-Of each run it is kept which commit made it, on what kind of processor, and by their fingerprints on which data and
-which division. And a digest of its settings: :func:`outdated` finds runs whose table asks for others by now. Of a run
-that failed it is kept why, so that nobody takes the figures of those that did not for all.
+Nothing is kept that could not be made again: of code that is in no commit, with other values than the table's, or
+beside a run with other figures. :func:`outdated` finds runs whose table asks for others by now.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flcore.config import Config
-from flcore.errors import ConfigError, DataError, RunError
+from flcore.errors import ConfigError, RunError
 from flcore.run_folder import RunFiles, described
 from pipelines.execution.bodies import comparison_runs
 from pipelines.papers.catalogue import PaperTable, table_named
+from pipelines.papers.kept import HERE, KeptRun, KeptTable, read_kept
 from pipelines.papers.plan import Asked, plan
-from pipelines.papers.results import TableResults, assembled
-from pipelines.papers.runs import INTERRUPTED, FailedRun, MeasuredRun, asked_of, runs_of
+from pipelines.papers.runs import INTERRUPTED, MeasuredRun, asked_of, runs_of
 from pipelines.reporting.formats import plural
 from pipelines.runs.compared import flatten
 from pipelines.runs.layout import read_json, write_text
 from pipelines.runs.provenance import processor_of
 from pipelines.runs.record import pair_name
 
-HERE = Path(str(files("pipelines.papers"))) / "measured"
-"""What this project measured itself."""
-
 _MAY_BE_SET = {"data.name": "imagefolder", "data.image_size": None}
 """Beside ``engine.*``, what may differ from a table's values, and as what: its images in another form."""
 _ALIKE = 1e-9
 """Figures that differ by less are the same; they are kept with twelve decimals."""
-
-
-@dataclass(frozen=True)
-class KeptRun:
-    """What a run says of a table, and which run that was.
-
-    Attributes:
-        setting: key of the first column that is read from it. row: its key.
-        division: the seed that divided the data, whoever gave it: the table, a command, or the run. seed: of all else.
-        figures: by key of the columns, in their units; None where the run has none.
-        settings: digest of everything that can change a result but data and division.
-        besides: what was set beside the table's own values, as dotted keys with text.
-        data, partition: fingerprints.
-        commit: of the code. processor: its class, or the device. torch: its version.
-    """
-
-    setting: str
-    row: str
-    division: int
-    seed: int
-    figures: Mapping[str, float | None]
-    settings: str
-    besides: Mapping[str, str]
-    data: str
-    partition: str
-    commit: str
-    processor: str
-    torch: str
-
-    @property
-    def pair(self) -> tuple[int, int]:
-        """Division and seed."""
-        return self.division, self.seed
-
-    @property
-    def place(self) -> tuple[str, str, int, int]:
-        """Of which there is one run; files are in this order."""
-        return self.setting, self.row, self.division, self.seed
-
-
-@dataclass(frozen=True)
-class KeptTable:
-    """A file of kept runs: of which table, at which share of its rounds; ``failed`` are those without figures."""
-
-    table: PaperTable
-    rounds_scale: float
-    runs: tuple[KeptRun, ...]
-    failed: tuple[FailedRun, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Of the file, without its ending; that of ``runs/papers/<name>`` too."""
-        return self.table.id + ("" if self.rounds_scale == 1 else f"-x{self.rounds_scale:g}")
-
-    def asked(self, runs: Sequence[KeptRun] | None = None) -> Asked:
-        """What would measure these runs, or all."""
-        of = self.runs if runs is None else runs
-        draws = sorted({run.division for run in of})
-        seeds = sorted({run.seed for run in of}) or [0]
-        return Asked(seeds=tuple(seeds), partition_seeds=tuple(draws) or None, rounds_scale=self.rounds_scale)
-
-    def results(self) -> TableResults:
-        """The table, as far as it is kept."""
-        found = plan(self.table, self.asked(), look_at_data=False)
-        measured = (
-            MeasuredRun(run.row, run.pair, run.figures, run.setting, Path(), run.partition) for run in self.runs
-        )
-        return assembled(found, measured, self.failed)
-
-
-def kept_tables(folder: Path = HERE) -> list[KeptTable]:
-    """All files of kept runs, by name.
-
-    Raises:
-        DataError: there is no such folder, or a file is damaged. ConfigError: it is of a table that is not known.
-    """
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no folder of kept runs; name another one")
-    return [read_kept(path) for path in sorted(folder.glob("*.json"))]
-
-
-def read_kept(path: Path) -> KeptTable:
-    """A file of kept runs.
-
-    Raises:
-        DataError: it is not there, or damaged. ConfigError: it is of a table that is not known.
-    """
-    document = read_json(path)
-    known = {field.name for field in fields(KeptRun)}
-    try:
-        id, scale, entries = document["id"], float(document["rounds_scale"]), list(document["runs"])
-        wrong = next((n for n, entry in enumerate(entries, 1) if set(entry) != known), None)
-        runs = () if wrong else tuple(KeptRun(**entry) for entry in entries)
-        failed = tuple(
-            FailedRun(one["row"], (one["division"], one["seed"]), one["setting"], one["reason"])
-            for one in document.get("failed", ())
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{path}: not a file of kept runs; name another folder, or keep the table again") from error
-    if wrong:
-        raise DataError(f"{path}: run {wrong}: expected {', '.join(sorted(known))}")
-    return KeptTable(table_named(id), scale, runs, failed)
 
 
 def keep(out: Path, into: Path = HERE, *, again: bool = False) -> str:
@@ -184,7 +71,7 @@ def keep(out: Path, into: Path = HERE, *, again: bool = False) -> str:
     _check_divisions(path, [run for run in runs if run != before.get(run.place) or run.place not in stale])
     lost = {(one.setting, one.row, *one.pair): one for one in (*known.failed, *failed) if one.reason != INTERRUPTED}
     without = tuple(lost[place] for place in sorted(lost.keys() - whole.keys()))
-    write_text(path, _text(replace(new, runs=runs, failed=without)))
+    write_text(path, replace(new, runs=runs, failed=without).text())
     changed = sum(before.get(run.place) != run for run in runs)
     told = f"; {plural(len(without), 'other')} failed" if without else ""
     return f"{path}: {plural(len(runs), 'run')}, {changed} of them new{told}"
@@ -214,9 +101,9 @@ def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
     division, seed = run.pair
     alone = replace(asked, rows=(run.row,), seeds=(seed,), partition_seeds=(division,))
     planned = _planned(table, run.setting, alone)
-    identity = _with_division(_identity(header), division)
-    own = flatten(identity)
-    usual = flatten(planned[run.row, run.pair].identity()) if planned else {}
+    settings = _settings(_identity(header))
+    own = flatten(settings)
+    usual = flatten(_settings(planned[run.row, run.pair].identity())) if planned else {}
     values = flatten(header["config"])
     differing = sorted(key for key in own.keys() | usual.keys() if own.get(key) != usual.get(key))
     foreign = [key for key in differing if not _may_differ(key, values.get(key))]
@@ -232,7 +119,7 @@ def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
         division,
         seed,
         {key: None if value is None else round(value, 12) for key, value in run.figures.items()},
-        _digest(identity),
+        settings,
         {key: values[key] for key in differing if key in values},
         metrics["data_fingerprint"],
         metrics["partition_fingerprint"],
@@ -248,11 +135,7 @@ def _may_differ(key: str, value: object) -> bool:
 
 
 def _identity(header: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run's settings as this code says them.
-
-    A key that is younger than the run has its default, which means what was done before there was a choice. Where this
-    code knows the settings no more, they are as the run said them.
-    """
+    """A run's settings as this code says them; where it knows them no more, as the run said them."""
     try:
         return Config.from_mapping(header["config"]).identity()
     except ConfigError:
@@ -260,15 +143,28 @@ def _identity(header: Mapping[str, Any]) -> Mapping[str, Any]:
         return identity
 
 
-def _with_division(identity: Mapping[str, Any], division: int) -> Mapping[str, Any]:
-    """Settings with the seed that divided: a run has the same ones whoever gave it that seed."""
-    return {**identity, "partition": {**identity["partition"], "seed": division}}
+def _settings(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity without the seed of the run and that of its division, which stand beside it."""
+    settings = {key: value for key, value in identity.items() if key != "seed"}
+    return settings | {"partition": {k: v for k, v in identity["partition"].items() if k != "seed"}}
+
+
+def _as_said_now(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Kept settings as this code says them.
+
+    A key that is younger than they are has its default, which means what was done before there was a choice. What this
+    code knows no more stays as it was said.
+    """
+    try:
+        return _settings(Config.from_mapping(settings).identity())
+    except ConfigError:
+        return settings
 
 
 def _same(table: PaperTable, path: Path, before: KeptRun, now: KeptRun) -> None:
     """Refuse a run with another engine or other figures than when it was kept; seconds and joules always differ."""
-    if before.settings != now.settings:
-        had, has = (", ".join(_assignments(run)) or "the table's own values" for run in (before, now))
+    if _as_said_now(before.settings) != now.settings:
+        had, has = (", ".join(run.assignments) or "the table's own values" for run in (before, now))
         raise RunError(
             f"{path}: {now.row} on {now.setting}, {pair_name(now.pair)}: was kept with {had}, and was found now with "
             f"{has}; --again keeps what was found now"
@@ -288,17 +184,13 @@ def outdated(kept: KeptTable) -> list[KeptRun]:
     """Runs whose table asks for other settings by now, or for no such run any more."""
     groups: dict[tuple[str, tuple[str, ...]], list[KeptRun]] = {}
     for run in kept.runs:
-        groups.setdefault((run.setting, _assignments(run)), []).append(run)
+        groups.setdefault((run.setting, run.assignments), []).append(run)
     found = []
     for (setting, assignments), runs in groups.items():
         planned = _planned(kept.table, setting, replace(kept.asked(runs), assignments=assignments))
-        digests = {place: _digest(config.identity()) for place, config in planned.items()}
-        found += [run for run in runs if digests.get((run.row, run.pair)) != run.settings]
+        wanted = {place: _settings(config.identity()) for place, config in planned.items()}
+        found += [run for run in runs if wanted.get((run.row, run.pair)) != _as_said_now(run.settings)]
     return found
-
-
-def _assignments(run: KeptRun) -> tuple[str, ...]:
-    return tuple(f"{key}={value}" for key, value in run.besides.items())
 
 
 def _planned(table: PaperTable, setting: str, asked: Asked) -> dict[tuple[str, tuple[int, int]], Config]:
@@ -312,26 +204,3 @@ def _planned(table: PaperTable, setting: str, asked: Asked) -> dict[tuple[str, t
         return {}
     runs = comparison_runs(settings[0].parameters, None, None) if settings else []
     return {(run.name, (run.config.partition_seed, run.config.seed)): run.config for run in runs}
-
-
-def _digest(identity: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _text(kept: KeptTable) -> str:
-    """A run per line, so that a difference shows runs."""
-    failed = (
-        {"setting": one.setting, "row": one.row, "division": one.pair[0], "seed": one.pair[1], "reason": one.reason}
-        for one in kept.failed
-    )
-    runs, lost = (",\n".join(map(json.dumps, entries)) for entries in (map(asdict, kept.runs), failed))
-    head = f'"id": {json.dumps(kept.table.id)},\n"rounds_scale": {json.dumps(kept.rounds_scale)},\n'
-    return f'{{\n{head}"runs": [\n{runs}\n],\n"failed": [' + (f"\n{lost}\n" if lost else "") + "]\n}\n"
-
-
-def made_by(tables: Iterable[KeptTable]) -> str:
-    """Commits and processors of kept runs, in a sentence."""
-    runs = [run for kept in tables for run in kept.runs]
-    commits, processors = ({getattr(run, name) for run in runs} for name in ("commit", "processor"))
-    shown = ", ".join(f"`{commit[:12]}`" for commit in sorted(commits))
-    return f"{plural(len(runs), 'run')}, made by commits {shown} on {', '.join(sorted(processors))}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from pipelines.papers import keeping
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.claim_files import claims
 from pipelines.papers.claims import judged
-from pipelines.papers.keeping import keep, kept_tables, outdated, read_kept
+from pipelines.papers.keeping import keep, outdated
+from pipelines.papers.kept import KeptTable, kept_tables, read_kept
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import results, write
 from pipelines.papers.runs import FailedRun
@@ -128,13 +129,49 @@ def test_what_was_set_beside_the_table_is_said(tmp_path: Path) -> None:
     assert [run.row for run in outdated(replace(kept, table=gone))] == ["fedpa"]
 
 
+def with_settings(kept: KeptTable, change: Callable[[dict[str, Any]], object]) -> KeptTable:
+    """The same runs with settings that were changed."""
+    runs = []
+    for run in kept.runs:
+        settings = json.loads(json.dumps(run.settings))
+        change(settings)
+        runs.append(replace(run, settings=settings))
+    return replace(kept, runs=tuple(runs))
+
+
 def test_kept_runs_of_another_setting_than_the_tables_are_replaced(tmp_path: Path) -> None:
-    """The kept run's digest is no longer the one that its table asks for: whoever ran it anew keeps that."""
+    """The table's rate was another one when it was kept: whoever ran it anew keeps that."""
     file = tmp_path / "fedpa.table2.json"
     keep(leave(tmp_path / "before", {"fedavg": 80}), tmp_path)
-    file.write_text(file.read_text().replace(read_kept(file).runs[0].settings, "0" * 16))
+    file.write_text(with_settings(read_kept(file), lambda settings: settings["local"].update(lr=0.5)).text())
     assert keep(leave(tmp_path / "now", {"fedavg": 90}), tmp_path).endswith("1 run, 1 of them new")
     assert read_kept(file).runs[0].figures["mnist_0.1"] == 90.0
+
+
+def test_kept_runs_outlive_keys_that_came_later(tmp_path: Path) -> None:
+    """Without ``local.clip`` they have its default, which no table changes; a key that is gone is another setting."""
+    keep(leave(tmp_path / "table", {"fedavg": 90, "fedpa": 93}), tmp_path)
+    file = tmp_path / "fedpa.table2.json"
+    whole = read_kept(file)
+    older = with_settings(whole, lambda settings: settings["local"].pop("clip"))
+    file.write_text(older.text())
+    assert (read_kept(file), outdated(older)) == (older, [])
+    assert keep(tmp_path / "table", tmp_path).endswith("2 runs, 0 of them new")
+    gone = with_settings(whole, lambda settings: settings["local"].update(forgotten=1))
+    assert outdated(gone) == list(gone.runs)
+
+
+def test_settings_stand_once_for_all_seeds_and_divisions(tmp_path: Path) -> None:
+    """Two rows, four runs each, two settings, without the seeds that stand beside them."""
+    keep(leave(tmp_path / "table", {"fedavg": 90, "fedpa": 93}, seeds=(0, 1), divisions=(42, 43)), tmp_path)
+    stored = json.loads((tmp_path / "fedpa.table2.json").read_text())
+    assert (len(stored["runs"]), len(stored["settings"])) == (8, 2)
+    for settings in stored["settings"].values():
+        assert ("seed" in settings, "seed" in settings["partition"], settings["partition"]["alpha"]) == (
+            False,
+            False,
+            0.1,
+        )
 
 
 @pytest.mark.parametrize("assignment", ["local.steps=5", "local.lr=0.5", "data.name=fashionmnist"])
@@ -227,7 +264,14 @@ def test_code_that_is_in_no_commit_is_refused(tmp_path: Path, commit: str | None
     [
         ("{", "damaged"),
         ('{"id": "fedpa.table2"}', "not a file of kept runs; name another folder, or keep"),
-        ('{"id": "fedpa.table2", "rounds_scale": 1, "runs": [{"row": "fedavg"}]}', "run 1: expected besides, commit"),
+        (
+            '{"id": "fedpa.table2", "rounds_scale": 1, "settings": {}, "runs": [{"row": "fedavg"}]}',
+            "run 1: expected besides, commit",
+        ),
+        (
+            '{"id": "fedpa.table2", "rounds_scale": 1, "settings": {"0123": {"seed": 1}}, "runs": []}',
+            "settings 0123: not those that were kept; keep the table again",
+        ),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, text: str, said: str) -> None:

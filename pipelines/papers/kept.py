@@ -1,0 +1,173 @@
+"""Figures that were measured, kept beside the code: one file per table and budget, one line per run.
+
+The runs of a table are gigabytes, take hours, and lie on the machine that made them. What they say of it is a number
+per column. ``protofl paper keep`` (:mod:`pipelines.papers.keeping`) writes these down, so that a table can be finished
+on several machines, and so that what this project says of the papers' claims can be read, and repeated, by whoever has
+nothing but its code.
+
+Of each run it is kept which commit made it, on what kind of processor, by their fingerprints on which data and which
+division, and with which settings, whole: a digest of them could not be compared any more once a key is added. Of a run
+that failed it is kept why, so that nobody takes the figures of those that did not for all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from flcore.errors import DataError
+from pipelines.papers.catalogue import PaperTable, table_named
+from pipelines.papers.plan import Asked, plan
+from pipelines.papers.results import TableResults, assembled
+from pipelines.papers.runs import FailedRun, MeasuredRun
+from pipelines.reporting.formats import plural
+from pipelines.runs.layout import read_json
+
+HERE = Path(str(files("pipelines.papers"))) / "measured"
+"""What this project measured itself."""
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """What a run says of a table, and which run that was.
+
+    Attributes:
+        setting: key of the first column that is read from it. row: its key.
+        division: the seed that divided the data, whoever gave it: the table, a command, or the run. seed: of all else.
+        figures: by key of the columns, in their units; None where the run has none.
+        settings: everything that can change a result but data and the two seeds, as the code said it that kept the run.
+        besides: what was set beside the table's own values, as dotted keys with text.
+        data, partition: fingerprints.
+        commit: of the code. processor: its class, or the device. torch: its version.
+    """
+
+    setting: str
+    row: str
+    division: int
+    seed: int
+    figures: Mapping[str, float | None]
+    settings: Mapping[str, Any]
+    besides: Mapping[str, str]
+    data: str
+    partition: str
+    commit: str
+    processor: str
+    torch: str
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """Division and seed."""
+        return self.division, self.seed
+
+    @property
+    def place(self) -> tuple[str, str, int, int]:
+        """Of which there is one run; files are in this order."""
+        return self.setting, self.row, self.division, self.seed
+
+    @property
+    def assignments(self) -> tuple[str, ...]:
+        """What was set beside the table's own values, as ``--set`` takes it."""
+        return tuple(f"{key}={value}" for key, value in self.besides.items())
+
+
+@dataclass(frozen=True)
+class KeptTable:
+    """A file of kept runs: of which table, at which share of its rounds; ``failed`` are those without figures."""
+
+    table: PaperTable
+    rounds_scale: float
+    runs: tuple[KeptRun, ...]
+    failed: tuple[FailedRun, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the file, without its ending; that of ``runs/papers/<name>`` too."""
+        return self.table.id + ("" if self.rounds_scale == 1 else f"-x{self.rounds_scale:g}")
+
+    def asked(self, runs: Sequence[KeptRun] | None = None) -> Asked:
+        """What would measure these runs, or all."""
+        of = self.runs if runs is None else runs
+        draws = sorted({run.division for run in of})
+        seeds = sorted({run.seed for run in of}) or [0]
+        return Asked(seeds=tuple(seeds), partition_seeds=tuple(draws) or None, rounds_scale=self.rounds_scale)
+
+    def results(self) -> TableResults:
+        """The table, as far as it is kept."""
+        found = plan(self.table, self.asked(), look_at_data=False)
+        measured = (
+            MeasuredRun(run.row, run.pair, run.figures, run.setting, Path(), run.partition) for run in self.runs
+        )
+        return assembled(found, measured, self.failed)
+
+    def text(self) -> str:
+        """Of its file: settings once for all runs that have them; a line per run, so that a difference shows runs."""
+        settings = {_digest(run.settings): run.settings for run in self.runs}
+        named = [f"{json.dumps(name)}: {json.dumps(settings[name], sort_keys=True)}" for name in sorted(settings)]
+        runs = [{**asdict(run), "settings": _digest(run.settings)} for run in self.runs]
+        failed = [
+            {"setting": one.setting, "row": one.row, "division": one.pair[0], "seed": one.pair[1], "reason": one.reason}
+            for one in self.failed
+        ]
+        head = f'"id": {json.dumps(self.table.id)},\n"rounds_scale": {json.dumps(self.rounds_scale)}'
+        lists = (_lines("[", map(json.dumps, entries), "]") for entries in (runs, failed))
+        parts = zip(("settings", "runs", "failed"), (_lines("{", named, "}"), *lists), strict=True)
+        return "{\n" + ",\n".join([head, *(f'"{name}": {part}' for name, part in parts)]) + "\n}\n"
+
+
+def _lines(opening: str, entries: Iterable[str], closing: str) -> str:
+    between = ",\n".join(entries)
+    return f"{opening}\n{between}\n{closing}" if between else opening + closing
+
+
+def kept_tables(folder: Path = HERE) -> list[KeptTable]:
+    """All files of kept runs, by name.
+
+    Raises:
+        DataError: there is no such folder, or a file is damaged. ConfigError: it is of a table that is not known.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no folder of kept runs; name another one")
+    return [read_kept(path) for path in sorted(folder.glob("*.json"))]
+
+
+def read_kept(path: Path) -> KeptTable:
+    """A file of kept runs.
+
+    Raises:
+        DataError: it is not there, or damaged. ConfigError: it is of a table that is not known.
+    """
+    document = read_json(path)
+    known = {field.name for field in fields(KeptRun)}
+    try:
+        id, scale, entries = document["id"], float(document["rounds_scale"]), list(document["runs"])
+        settings = dict(document["settings"])
+        wrong = next((n for n, entry in enumerate(entries, 1) if set(entry) != known), None)
+        runs = () if wrong else tuple(KeptRun(**entry | {"settings": settings[entry["settings"]]}) for entry in entries)
+        failed = tuple(
+            FailedRun(one["row"], (one["division"], one["seed"]), one["setting"], one["reason"])
+            for one in document.get("failed", ())
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{path}: not a file of kept runs; name another folder, or keep the table again") from error
+    if wrong:
+        raise DataError(f"{path}: run {wrong}: expected {', '.join(sorted(known))}")
+    if changed := sorted(name for name, own in settings.items() if _digest(own) != name):
+        raise DataError(f"{path}: settings {changed[0]}: not those that were kept; keep the table again")
+    return KeptTable(table_named(id), scale, runs, failed)
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def made_by(tables: Iterable[KeptTable]) -> str:
+    """Commits and processors of kept runs, in a sentence."""
+    runs = [run for kept in tables for run in kept.runs]
+    commits, processors = ({getattr(run, name) for run in runs} for name in ("commit", "processor"))
+    shown = ", ".join(f"`{commit[:12]}`" for commit in sorted(commits))
+    return f"{plural(len(runs), 'run')}, made by commits {shown} on {', '.join(sorted(processors))}."
