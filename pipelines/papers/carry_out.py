@@ -24,6 +24,7 @@ from pipelines.reporting.formats import plural
 from pipelines.reporting.tables import print_tables
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
+from pipelines.runs.ownership import claim_folder
 
 HOME = Path("runs/papers")
 """Where tables go that nobody gives a place."""
@@ -53,13 +54,14 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
         With the table's page, and runs and settings that failed.
 
     Raises:
-        ConfigError: nothing can be run as it is asked for, or the folder holds another budget.
+        ConfigError: nothing can be run as it is asked for, or the folder holds something else, such as another budget.
         DataError: nothing can be run without data that are missing; or a file of the folder is damaged.
         RunError: nothing can be run for other or several reasons, or every setting failed.
     """
     if not planned.settings:
         raise planned.nothing_to_run()
-    _refuse_other_budget(planned, out)
+    claim_folder("paper table", out, [columns[0].key for columns in planned.table.settings()])
+    _refuse_other_table(planned, out)
     operation.watcher.say(f"{planned.table.id}: {told_length(planned)}")
     failed: dict[str, str] = {}
     carried_out: list[str] = []
@@ -94,12 +96,17 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
     return Outcome(out, page, store, table=text.getvalue(), markdown=markdown, failed={**found.failed, **failed})
 
 
-def _refuse_other_budget(planned: TablePlan, out: Path) -> None:
-    """Refuse a folder whose figures have other rounds: nothing in it would say which have which."""
-    scale = planned.asked.rounds_scale
-    there = Told.read(out).rounds_scale if (out / "table.json").exists() else scale
-    if there != scale:
-        raise ConfigError(f"{out}: holds the table at {there:g} of its rounds, not {scale:g}; choose another --out")
+def _refuse_other_table(planned: TablePlan, out: Path) -> None:
+    """Refuse a folder of another table, or with other rounds: nothing in it would say which figures have which."""
+    if not (out / "table.json").exists():
+        return
+    there, scale = Told.read(out), planned.asked.rounds_scale
+    if there.id != planned.table.id:
+        raise ConfigError(f"{out}: holds {there.id}, not {planned.table.id}; choose another --out")
+    if there.rounds_scale != scale:
+        raise ConfigError(
+            f"{out}: holds the table at {there.rounds_scale:g} of its rounds, not {scale:g}; choose another --out"
+        )
 
 
 def _with_finished_runs(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,7 +18,9 @@ from typing import Literal
 from flcore import disk
 from flcore.errors import ConfigError, listed
 
-Kind = Literal["run", "comparison", "sweep", "study", "stages", "prepared", "partition", "partitions", "stage runs"]
+Kind = Literal[
+    "run", "comparison", "sweep", "study", "paper table", "stages", "prepared", "partition", "partitions", "stage runs"
+]
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,12 @@ _KINDS = {
         _names("params.yaml best.yaml study study.json study.md trials.csv trials figures", r"\.?study\.(journal|db).*"),
         frozenset({"study", "study.json", "study.journal", "study.db", "trials"}),
     ),
+    # Beside these, a comparison of each setting in a folder that is called by one of the table's columns.
+    "paper table": _Kind(
+        "a paper's table",
+        _names("table.md table.csv table.json report.html"),
+        frozenset({"table.json"}),
+    ),
     # Of this the stages change what has a kind of its own; beside it, as in `artifacts`, anything may lie.
     "stages": _Kind("the stages of dvc.yaml", ".*", frozenset({"runs.json", "partitions"})),
     "prepared": _Kind("prepared data", _names("meta.json train.safetensors test.safetensors")),
@@ -85,7 +93,7 @@ _OF_OTHERS = frozenset({".gitignore", ".gitkeep", ".DS_Store", ".directory", "lo
 _NOT_HERE = {errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG}
 
 
-def claim_folder(kind: Kind, folder: Path) -> None:
+def claim_folder(kind: Kind, folder: Path, besides: Collection[str] = ()) -> None:
     """Stop before anything is read or written where a folder is not a command's own, and cannot become so.
 
     It may be absent, empty, or of this kind, in whatever state. Whether it is of the very same run or study is for
@@ -94,16 +102,17 @@ def claim_folder(kind: Kind, folder: Path) -> None:
     Args:
         kind: what the command leaves.
         folder: where it is to go.
+        besides: names that the command leaves there beside those of its kind.
 
     Raises:
         ConfigError: it is a file, or holds something else, or nothing can be written there.
     """
-    claim_names(kind, folder)
+    claim_names(kind, folder, besides)
     if not _KINDS[kind].signs & _names_in(folder):  # else it may lie, finished, where nothing can be written
         _try_to_write(folder)
 
 
-def claim_names(kind: Kind, folder: Path) -> None:
+def claim_names(kind: Kind, folder: Path, besides: Collection[str] = ()) -> None:
     """As :func:`claim_folder`, of one that a command makes for itself: whether it can be written to shows when it is.
 
     Raises:
@@ -118,7 +127,7 @@ def claim_names(kind: Kind, folder: Path) -> None:
             raise ConfigError(f"{folder}: holds {other.words}, not {own.words}; choose another --out")
     if own.signs & names:
         return
-    found = [name for name in strangers(kind, folder) if name not in _OF_OTHERS]
+    found = [name for name in strangers(kind, folder) if name not in _OF_OTHERS and name not in besides]
     if found:
         raise ConfigError(
             f"{folder}: holds {listed(found, 3)}, which {own.words} would not; choose another --out, of a new folder"

@@ -151,9 +151,27 @@ def test_what_is_set_beside_the_table_is_told_of_the_setting_that_has_it(out: Pa
     assert "CHANGED SETTING" not in (out / "table.md").read_text(encoding="utf-8")
 
 
-def test_figures_of_two_budgets_are_not_put_into_one_folder(tmp_path: Path) -> None:
-    said = {"id": "fedpa.tiny", "seeds": [0], "partition_seeds": None, "rounds_scale": 0.1}
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds_scale": 0.1}, r"holds the table at 0\.1 of its rounds, not 0\.2; choose another --out"),
+        ({"id": "fedpa.table2"}, r"holds fedpa\.table2, not fedpa\.tiny; choose another --out"),
+    ],
+)
+def test_figures_of_two_budgets_or_tables_are_not_put_into_one_folder(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    said = {"id": "fedpa.tiny", "seeds": [0], "partition_seeds": None, "rounds_scale": 0.2, **changes}
     (tmp_path / "table.json").write_text(json.dumps(said))
     planned, how = plan(tiny(), Asked(rounds_scale=0.2), look_at_data=False), Operation(*[Silence()] * 3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"holds the table at 0\.1 of its rounds, not 0\.2; choose another --out"):
+    with pytest.raises(ConfigError, match=message):
         run_table(planned, tmp_path, how)
+
+
+def test_a_folder_with_other_files_is_not_written_in(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("mine")
+    (tmp_path / "thesis.tex").write_text("mine")
+    planned, how = plan(tiny(), Asked(), look_at_data=False), Operation(*[Silence()] * 3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"holds thesis\.tex, which a paper's table would not; choose another --out"):
+        run_table(planned, tmp_path, how)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "thesis.tex"]

@@ -42,6 +42,7 @@ def left(folder: Path) -> list[str]:
         ("study", (".lock", ".claims/0000", "study.journal")),
         ("study", ("study.db", "study.db-journal")),
         ("study", (".lock", ".study.journal.lock")),
+        ("paper table", ("table.json", "even/comparison.json", "notes.txt")),
         ("stages", ("prepared/meta.json", "soak/soak.md", ".gitignore", "runs.json")),
         ("prepared", ("train.safetensors",)),
         ("partitions", ("seed-0/manifest.json", ".seed-1.unfinished/manifest.json")),
@@ -73,6 +74,9 @@ def test_a_folder_of_its_own_is_gone_on_with_in_any_state(kind: Kind, names: tup
         ("sweep", ("comparison.json", "runs/x"), "holds a comparison, not a sweep"),
         ("study", ("config.json",), "holds a run, not a study"),
         ("study", ("notes.txt",), "holds notes.txt, which a study would not"),
+        ("run", ("table.json", "even/comparison.json"), "holds a paper's table, not a run"),
+        ("paper table", ("comparison.json", "runs/x"), "holds a comparison, not a paper's table"),
+        ("paper table", ("table.csv", "report.html", "mine.txt"), "holds mine.txt, which a paper's table would not"),
         ("stages", ("comparison.json", "runs/x"), "holds a comparison, not the stages"),
         ("prepared", ("meta.json", "mine.csv"), "holds mine.csv, which prepared data would not"),
         ("partitions", ("seed-0/manifest.json", "essay.tex"), "holds essay.tex, which partitions would not"),
@@ -88,6 +92,14 @@ def test_what_is_another_s_is_refused_in_a_line_and_stays(
     assert str(refused.value).startswith(f"{folder}: {found}")
     assert "choose another --out" in str(refused.value) and "\n" not in str(refused.value)
     assert left(folder) == sorted(names)
+
+
+def test_a_table_has_its_settings_beside_what_every_table_has(tmp_path: Path) -> None:
+    """A kill in the first of them leaves nothing else that says whose the folder is."""
+    folder = filled(tmp_path / "out", "even/runs/fedavg-s0-01234567/config.json")
+    claim_folder("paper table", folder, ["even", "skewed"])
+    with pytest.raises(ConfigError, match="holds even, which a paper's table would not"):
+        claim_folder("paper table", folder, ["skewed"])
 
 
 @pytest.mark.parametrize("place", ["README.md", "README.md/below", "/proc/x", "/proc/x/y", "n" * 300])
