@@ -25,6 +25,7 @@ EXIT_CODES = {ConfigError: USAGE, DataError: 3, ProtoflError: 4}
 FAULT = 1
 INTERRUPTED = 130
 
+_OWN = ".protofl"
 _LONGEST = 300  # characters of what a library says
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DEFECTIVE = {errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO}
@@ -111,9 +112,22 @@ def _about_file(error: OSError) -> tuple[str, int] | None:
         return f"{path}: {what}; when it works again, the same command goes on", EXIT_CODES[ProtoflError]
     if isinstance(error, PermissionError) and not _may_be_read(path):
         return f"{path}: cannot be read ({error.strerror}); allow it, or name another place", EXIT_CODES[DataError]
-    if isinstance(error, PermissionError) or error.errno in _CANNOT_BE_WRITTEN:
-        return f"{path}: cannot write there ({error.strerror}); choose another --out", EXIT_CODES[ConfigError]
+    gone = (
+        isinstance(error, FileNotFoundError) and path.name == _OWN
+    )  # whoever works there, in a folder that is no more
+    if gone or isinstance(error, PermissionError) or error.errno in _CANNOT_BE_WRITTEN:
+        return f"{path}: cannot write there ({error.strerror}); {_elsewhere(path)}", EXIT_CODES[ConfigError]
     return None
+
+
+def _elsewhere(path: Path) -> str:
+    """How to have what could not be written lie in another place."""
+    cache = os.environ.get("PROTOFL_CACHE")
+    if cache and path.absolute().is_relative_to(Path(cache).absolute()):
+        return "name another folder in PROTOFL_CACHE"
+    if _OWN in path.parts:
+        return "caches and logs go below the folder that a command is typed in: cd to one that can be written to"
+    return "choose another --out"
 
 
 def _may_be_read(path: Path) -> bool:

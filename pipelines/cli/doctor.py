@@ -205,7 +205,7 @@ def _available_memory() -> int | None:
 
 def _disk() -> Iterator[str]:
     if not os.access(Path.cwd(), os.W_OK):
-        yield _miss("disk: this folder cannot be written", "change to another one, or name one with --out")
+        yield _miss("disk: this folder cannot be written, and caches and logs go below it", "change to another one")
         return
     free = shutil.disk_usage(Path.cwd()).free
     if free < _LITTLE_DISK:

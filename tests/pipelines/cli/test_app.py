@@ -190,6 +190,43 @@ def test_a_permission_that_is_missing_is_told_as_what_it_is(
     assert said in outcome(error, monkeypatch, capsys)[1]
 
 
+@pytest.mark.parametrize(
+    ("number", "path", "cure"),
+    [
+        (errno.EROFS, ".protofl", "caches and logs go below the folder that a command is typed in: cd to one that can"),
+        (errno.EROFS, ".protofl/logs/recorder.log", "caches and logs go below the folder that a command is typed in:"),
+        (
+            errno.ENOENT,
+            ".protofl",
+            "caches and logs go below the folder that a command is typed in: cd to one that can",
+        ),
+        (errno.EROFS, "/elsewhere/cache/index", "name another folder in PROTOFL_CACHE"),
+        (errno.EROFS, "/elsewhere/run", "choose another --out"),
+    ],
+)
+def test_where_else_to_write_depends_on_what_was_to_be_written(
+    number: int, path: str, cure: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PROTOFL_CACHE", "/elsewhere/cache")
+    code, said = outcome(os_error(number, path), monkeypatch, capsys)
+    assert code == 2
+    assert said.startswith(f"protofl: {path}: cannot write there ({os.strerror(number)}); {cure}")
+
+
+def test_a_folder_that_is_gone_is_no_fault_of_ours(tmp_path: Path) -> None:
+    """Somebody has deleted the folder of the shell."""
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(
+        f"cd {tmp_path / 'gone'} && rmdir {tmp_path / 'gone'} && {sys.executable} -m pipelines.cli run",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "cd to one that can be written to" in done.stderr
+
+
 def test_whoever_reads_our_output_may_have_enough(empty_folder: Path) -> None:
     done = subprocess.run(
         f"{sys.executable} -m pipelines.cli list methods | head -1",
