@@ -89,9 +89,9 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
     text = io.StringIO()
     width, terminal = operation.console["width"], operation.console["terminal"]
     said = verdicts(found)
-    print_tables(
-        [*paper_tables(found), *([said] if said else [])], Console(file=text, width=width, force_terminal=terminal)
-    )
+    # On a terminal what was measured alone; the page has what else is printed.
+    shown = [*paper_tables(found, measured=True), *([said] if said else [])]
+    print_tables(shown, Console(file=text, width=width, force_terminal=terminal))
     markdown = (out / "table.md").read_text(encoding="utf-8")
     return Outcome(out, page, store, table=text.getvalue(), markdown=markdown, failed={**found.failed, **failed})
 

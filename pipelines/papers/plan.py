@@ -274,15 +274,15 @@ def told_length(found: TablePlan) -> str:
     words = f"{plural(found.num_runs, 'run')} in {plural(len(found.settings), 'setting')}"
     if found.seconds is not None:
         words += f", about {_duration(found.seconds)} on one core"
-        words += f" and {unknown} settings of which no run has finished here" if unknown else ""
+        words += f" and {plural(unknown, 'setting')} of which no run has finished here" if unknown else ""
     elif found.settings:
         words += "; how long they take is not known before one of each kind has finished here (paper show --measure)"
     return words
 
 
 def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return f"{minutes} minutes" if minutes < 120 else f"{seconds / 3600:.1f} hours"
+    minutes = max(1, round(seconds / 60))
+    return plural(minutes, "minute") if minutes < 120 else f"{seconds / 3600:.1f} hours"
 
 
 def refused_by_reason(found: TablePlan) -> dict[str, str]:

@@ -57,5 +57,5 @@ def test_kinds_that_nobody_knows_are_timed_once_where_that_is_little_of_them(
     assert done.returncode == 0, done.stderr
     measured, length = done.stdout.splitlines()
     assert measured == said
-    known = "about 0 minutes on one core" if scale == "4" else "is not known"
+    known = "about 1 minute on one core" if scale == "4" else "is not known"
     assert length.startswith("8 runs in 2 settings") and known in length
