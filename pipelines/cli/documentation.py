@@ -19,7 +19,7 @@ from pipelines.cli import registry
 from pipelines.cli.headlines import headlines, names
 from pipelines.cli.parser import make_parser
 from pipelines.config import schema
-from pipelines.papers.claims_page import kept_page
+from pipelines.papers.verdicts.claims_page import kept_page
 from pipelines.runs.layout import write_text
 
 REFERENCE = Path("docs/reference")

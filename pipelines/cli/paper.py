@@ -188,10 +188,10 @@ def _is_about(path: Path, folder: Path) -> bool:
 def claims_(arguments: argparse.Namespace) -> int:
     """``protofl paper claims``."""
     from pipelines.papers.catalogue import PAPERS
-    from pipelines.papers.claim_files import claims
-    from pipelines.papers.claims import judged
-    from pipelines.papers.claims_page import counts, markdown
     from pipelines.papers.kept import HERE
+    from pipelines.papers.verdicts.claim_files import claims
+    from pipelines.papers.verdicts.claims_page import counts, markdown
+    from pipelines.papers.verdicts.judged import judged
     from pipelines.runs.layout import write_text
 
     for paper in arguments.papers or ():

@@ -19,7 +19,7 @@ from pipelines.execution.one_run import placed
 from pipelines.papers.plan import Setting, TablePlan, plan, told_length
 from pipelines.papers.results import TableResults, paper_tables, results, write
 from pipelines.papers.table_file import Told
-from pipelines.papers.verdicts import verdicts
+from pipelines.papers.verdicts.on_page import verdicts
 from pipelines.reporting.formats import plural
 from pipelines.reporting.tables import print_tables
 from pipelines.runs.cache import Cache

@@ -160,7 +160,7 @@ def write(found: TableResults, directory: Path, drawn: Iterable[Section] = (), v
     Args:
         found: a table as it stands. directory: its folder.
         drawn: parts of the page that come first (:mod:`pipelines.papers.drawings`).
-        verdicts: on the table's claims (:mod:`pipelines.papers.verdicts`); None: there are none.
+        verdicts: on the table's claims (:mod:`pipelines.papers.verdicts.on_page`); None: there are none.
 
     Returns:
         The page.

@@ -13,13 +13,13 @@ import pytest
 
 from flcore.errors import ConfigError
 from flcore.run_folder import RunFiles
-from pipelines.papers import claims_page
 from pipelines.papers.catalogue import PAPERS, table_named
-from pipelines.papers.claim_files import Claim, claims, claims_of
-from pipelines.papers.claims import judge, judged
-from pipelines.papers.claims_page import counts, markdown
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import TableResults, results
+from pipelines.papers.verdicts import claims_page
+from pipelines.papers.verdicts.claim_files import Claim, claims, claims_of
+from pipelines.papers.verdicts.claims_page import counts, markdown
+from pipelines.papers.verdicts.judged import judge, judged
 from pipelines.runs.record import Pair
 from pipelines.tuning.metrics import PER_ROUND
 

@@ -17,13 +17,13 @@ from pipelines.cli.app import main
 from pipelines.execution.bodies import comparison_runs
 from pipelines.papers import keeping
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.claim_files import claims
-from pipelines.papers.claims import judged
 from pipelines.papers.keeping import keep, outdated
 from pipelines.papers.kept import KeptTable, kept_tables, read_kept
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import results, write
 from pipelines.papers.runs import FailedRun
+from pipelines.papers.verdicts.claim_files import claims
+from pipelines.papers.verdicts.judged import judged
 from pipelines.tuning.metrics import PER_ROUND
 
 TABLE = "fedpa.table2"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from pipelines.papers.claim_files import claims
-from pipelines.papers.claims import judge
 from pipelines.papers.marks import mark
 from pipelines.papers.results import TableResults
+from pipelines.papers.verdicts.claim_files import claims
+from pipelines.papers.verdicts.judged import judge
 from pipelines.reporting.formats import format_number_difference
 from pipelines.reporting.tables import WORDS, Column, Format, Table
 

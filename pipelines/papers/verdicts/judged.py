@@ -1,4 +1,4 @@
-"""What a table's runs say of what a paper claims (:mod:`pipelines.papers.claim_files`).
+"""What a table's runs say of what a paper claims (:mod:`pipelines.papers.verdicts.claim_files`).
 
 A claim *holds* if the 95 % interval of the difference lies above ``by``, *does not hold* if it lies below it, and is
 *undecided* if it contains it, or if there is no interval. Interval: paired by seed and division, over divisions where
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.claim_files import Claim, difference_of
 from pipelines.papers.kept import kept_tables
 from pipelines.papers.marks import of_column
 from pipelines.papers.plan import plan
 from pipelines.papers.results import TableResults, results
 from pipelines.papers.runs import asked_of
+from pipelines.papers.verdicts.claim_files import Claim, difference_of
 from pipelines.reporting.claims import Judgement, judgement
 from pipelines.reporting.statistics import PairedDifference, paired_difference
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipelines.papers.catalogue import PaperTable, table_named
-from pipelines.papers.claim_files import Claim, claims
-from pipelines.papers.claims import Judged, judged
 from pipelines.papers.kept import HERE, kept_tables, made_by
 from pipelines.papers.marks import changed
 from pipelines.papers.results import lead, notes, paper_tables, title
+from pipelines.papers.verdicts.claim_files import Claim, claims
+from pipelines.papers.verdicts.judged import Judged, judged
 from pipelines.reporting.claims import Judgement
 from pipelines.reporting.tables import markdown_table
 
