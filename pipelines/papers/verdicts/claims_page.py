@@ -26,10 +26,10 @@ _HEAD = """\
 
 Written from figures of finished tables (`protofl paper run`). A claim holds if the 95 % interval of the difference lies
 above the lead that is claimed, does not hold if it lies below it, and is undecided if it contains it, or where there is
-none. Differences are paired by seed and division, divisions told apart by what their clients hold; n is the number of
-pairs. Where there are several divisions, the interval is over them, of each the mean over its seeds. Where all seeds
-share one, it is over the seeds, and the claim holds, or does not hold, **on one division**: an interval over seeds of
-one division says nothing of other divisions. Budget: share of the paper's rounds.
+none, such as where all runs of a method diverged. Differences are paired by seed and division, divisions told apart by
+what their clients hold; n is the number of pairs. Where there are several divisions, the interval is over them, of each
+the mean over its seeds. Where all share one, it is over the seeds, and the claim holds, or does not hold, **on one
+division**: an interval over seeds of one division says nothing of other divisions. Budget: share of the paper's rounds.
 
 What has not been run waits for hours of a machine, or for images; the command beside it goes on with it
 (`--set data.root=DIR` says where images lie)."""

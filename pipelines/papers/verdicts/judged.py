@@ -1,8 +1,9 @@
 """What a table's runs say of what a paper claims (:mod:`pipelines.papers.verdicts.claim_files`).
 
 A claim *holds* if the 95 % interval of the difference lies above ``by``, *does not hold* if it lies below it, and is
-*undecided* if it contains it, or if there is no interval. Interval: paired by seed and division, over divisions where
-there are several. Where all seeds share one it is over seeds, and the claim holds, or does not, *on one division*.
+*undecided* if it contains it, or if there is no interval, such as where all runs of a row diverged. Interval: paired by
+seed and division, over divisions where there are several. Where all seeds share one it is over seeds, and the claim
+holds, or does not, *on one division*.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def judge(claim: Claim, found: TableResults) -> Judged:
     cells = [found.cells[place] for place in claim.weights]
     lost = tuple(dict.fromkeys(f"{cell.row.title}: {cell.lost}" for cell in cells if cell.failed))
     verdict, scale = judgement(difference, claim.by), found.plan.asked.rounds_scale
+    if verdict == "not run" and lost and all(cell.ours.n or cell.failed for cell in cells):
+        verdict = "undecided"  # whoever ran it again would find the same
     columns = [found.plan.table.column(key) for key in claim.columns]
     besides = tuple(dict.fromkeys(one for column in columns for one in of_column(found.plan, column)))
     return Judged(claim, verdict, difference, seeds, divisions, scale, lost, besides)

@@ -318,6 +318,20 @@ def test_one_run_decides_nothing_and_none_is_not_run(compared: Compared) -> None
     )
 
 
+def test_a_rival_of_which_nothing_is_left_decides_nothing_and_is_not_run_again(
+    compared: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both of FedProx's runs diverged; of the skewed setting nobody ran anything."""
+    monkeypatch.setattr(claims_page, "table_named", lambda id: tiny())
+    runs = {"fedavg": {0: {"top1_global": 0.5}, 1: {"top1_global": 0.5}}}
+    out = compared("even", runs, failed={f"fedprox seed {seed}, near": "training diverged" for seed in (0, 1)})
+    measured = results(plan(tiny(), Asked(), look_at_data=False), out)
+    one, other = judge(claim(), measured), judge(claim(column=("skewed",)), measured)
+    assert (one.verdict, one.lost, one.difference.n) == ("undecided", ("FedProx: 2 of 2 diverged",), 0)
+    assert (other.verdict, other.lost) == ("not run", ())
+    assert "| **undecided** |  (FedProx: 2 of 2 diverged) | 0 | 0 | 0 | 1 |" in markdown([one])
+
+
 def test_the_page_says_how_to_go_on_and_what_cannot_be_run(compared: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of FedProx's runs one ended and one diverged. Nobody ran the skewed setting; two claims can never be decided."""
     table = tiny(beside="Somebody else found 3 points, on a division of their own.")
