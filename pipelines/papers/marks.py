@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from pipelines.papers.assigned import key_of
 from pipelines.papers.catalogue import Column, PaperTable
 
 if TYPE_CHECKING:
@@ -23,9 +24,22 @@ def mark(plan: TablePlan) -> str:
 
 
 def changed(assignments: Iterable[str]) -> str:
-    """A mark for what was set beside a table's own values; empty for nothing."""
-    distinct = dict.fromkeys(assignments)
+    """A mark for what was set beside a table's own values; empty for nothing, and for what can only round otherwise."""
+    distinct = dict.fromkeys(_not_rounding(assignments))
     return f" (CHANGED SETTING: {', '.join(distinct)})" if distinct else ""
+
+
+def is_changed(plan: TablePlan, column: Column) -> bool:
+    """Whether a column's runs are of another setting than the table's."""
+    return any(_not_rounding(of_column(plan, column)))
+
+
+def _not_rounding(assignments: Iterable[str]) -> Iterator[str]:
+    """Without where and how the same sums are added up; their last digits are told beside the figures, not marked."""
+    for assignment in assignments:
+        key = key_of(assignment)
+        if not key.startswith("engine.") or key == "engine.precision":
+            yield assignment
 
 
 def of_column(plan: TablePlan, column: Column) -> tuple[str, ...]:
@@ -41,7 +55,7 @@ def setting_of(table: PaperTable, column: Column) -> str:
 def on_panel(plan: TablePlan, column: Column) -> str:
     """A line below the title of a column's panel, which may be looked at without its page; empty for no mark."""
     scale = plan.asked.rounds_scale
-    words = [f"{scale:g} of the rounds"] * (scale != 1) + ["changed setting"] * bool(of_column(plan, column))
+    words = [f"{scale:g} of the rounds"] * (scale != 1) + ["changed setting"] * is_changed(plan, column)
     return ", ".join(words)
 
 

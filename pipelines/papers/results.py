@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from pipelines.papers.catalogue import Column, PaperTable, Printed, Row
-from pipelines.papers.marks import budget, by_setting, mark, of_column
+from pipelines.papers.marks import budget, by_setting, is_changed, mark, of_column
 from pipelines.papers.plan import TablePlan, cells, refused_by_reason, snapshots_beyond
 from pipelines.papers.runs import INTERRUPTED, FailedRun, MeasuredRun, runs_of, told_pairs
 from pipelines.papers.table_file import Told
@@ -256,7 +256,7 @@ def paper_tables(found: TableResults, *, measured: bool = False) -> list[Table]:
             continue
         beside, here = any(cell.printed for cell in of), any(cell.ours.n or cell.failed for cell in of)
         heading = f"{column.title}, ours" if beside else column.title
-        heading += " (changed setting)" if of_column(found.plan, column) else ""
+        heading += " (changed setting)" if is_changed(found.plan, column) else ""
         if here:
             figures.append(tables.Column(f"{column.key}_ours", heading, of, _OURS))
         if beside:  # a column that nobody has run takes no room for figures that are not there

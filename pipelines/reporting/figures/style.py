@@ -43,6 +43,8 @@ _PAD_ACROSS, _PAD_UP = 0.07, 0.06
 TEXT_SIZE = 8.5
 _LINE = 10.0
 _TICK, _LABEL, _TITLE = 7.0, 4.0 + _LINE, 8.0 + 11.1
+_TITLE_SIZE = 9.5
+_FURTHER_LINE = 1.2 * _TITLE_SIZE  # of a title
 
 INK, MUTED, FAINT, GRID = "#333333", "#767676", "#999999", "#e4e4e4"
 
@@ -77,7 +79,7 @@ MOST_SHAPES = 2500
 _SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same outlines
     "font.size": TEXT_SIZE,
-    "axes.titlesize": 9.5,
+    "axes.titlesize": _TITLE_SIZE,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 8.0,
@@ -157,7 +159,8 @@ class _AroundOnePanel(LayoutEngine):
         top = _LINE / 2 if up else 0.0
         left += _LABEL if axes.get_ylabel() else 0.0
         bottom += _LABEL if axes.get_xlabel() else 0.0
-        top = _TITLE if axes.get_title(loc="left") else top
+        title = axes.get_title(loc="left")
+        top = _TITLE + _FURTHER_LINE * title.count("\n") if title else top
         for text in axes.texts:
             box = text.get_window_extent()
             left, right = max(left, (frame.x0 - box.x0) * unit), max(right, (box.x1 - frame.x1) * unit)

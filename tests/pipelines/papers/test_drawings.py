@@ -14,6 +14,7 @@ from flcore.run_folder import RunFiles
 from pipelines.papers import drawings
 from pipelines.papers.catalogue import Column
 from pipelines.papers.drawings import beside_printed, sections
+from pipelines.papers.marks import by_setting, is_changed, mark
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import TableResults, results
 from pipelines.reporting.figures.partition import draw_partition, load_partition
@@ -53,6 +54,21 @@ def test_a_panel_says_that_it_is_no_figure_of_the_table(compared: Compared) -> N
     assert heading(found, first) == "even\n0.5 of the rounds"
     assert heading(changed, first) == "even\n0.5 of the rounds, changed setting"
     assert heading(changed, third) == "skewed\n0.5 of the rounds"
+
+
+def test_what_can_only_round_otherwise_is_told_and_is_no_other_setting(compared: Compared) -> None:
+    """How steps are compiled and stacked changes last digits; half as many bits change what is learned."""
+    found = results(plan(tiny(), Asked(seeds=(0, 1)), look_at_data=False), compared("even", RUNS))
+    first, marks, told = found.plan.table.columns[0], [], []
+    for assignments in (("engine.compile=default", "engine.stack=true"), ("engine.precision=bfloat16",)):
+        planned = replace(found.plan, besides={"even": assignments})
+        marks.append((is_changed(planned, first), mark(planned)))
+        told.append(by_setting(planned))
+    assert marks == [(False, ""), (True, " (CHANGED SETTING: engine.precision=bfloat16)")]
+    assert told == [
+        ["even, kilobytes: engine.compile=default, engine.stack=true"],
+        ["even, kilobytes: engine.precision=bfloat16"],
+    ]
 
 
 def test_nothing_is_drawn_of_what_nobody_has_run(tmp_path: Path) -> None:

@@ -287,6 +287,15 @@ def test_all_that_stands_around_a_panel_is_within_its_figure() -> None:
         assert not figure.axes[0].yaxis.get_offset_text().get_text()  # a power of ten would stand in the title
 
 
+def test_a_title_of_several_lines_is_within_its_figure() -> None:
+    for lines in (1, 2, 3):
+        with house_style():
+            figure, axes = panel("\n".join(["Fashion-MNIST, α 0.3"] * lines))
+            axes.plot([0, 1], [0, 1])
+            svg_text(figure)
+            assert figure.get_tightbbox().y1 <= figure.get_size_inches()[1], lines
+
+
 def names_in(drawings: dict[str, Drawing]) -> list[str]:
     return [stem for drawing in drawings.values() for stem in drawing.panels]
 
