@@ -153,11 +153,15 @@ def read_kept(path: Path) -> KeptTable:
             for one in document.get("failed", ())
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{path}: not a file of kept runs; name another folder, or keep the table again") from error
+        raise DataError(
+            f"{path}: not a file of kept runs; name another folder, or delete it and keep the table again"
+        ) from error
     if wrong:
         raise DataError(f"{path}: run {wrong}: expected {', '.join(sorted(known))}")
     if changed := sorted(name for name, own in settings.items() if _digest(own) != name):
-        raise DataError(f"{path}: settings {changed[0]}: not those that were kept; keep the table again")
+        raise DataError(
+            f"{path}: settings {changed[0]}: not those that were kept; delete the file and keep the table again"
+        )
     return KeptTable(table_named(id), scale, runs, failed)
 
 

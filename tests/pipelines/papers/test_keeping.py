@@ -263,14 +263,14 @@ def test_code_that_is_in_no_commit_is_refused(tmp_path: Path, commit: str | None
     ("text", "said"),
     [
         ("{", "damaged"),
-        ('{"id": "fedpa.table2"}', "not a file of kept runs; name another folder, or keep"),
+        ('{"id": "fedpa.table2"}', "not a file of kept runs; name another folder, or delete it"),
         (
             '{"id": "fedpa.table2", "rounds_scale": 1, "settings": {}, "runs": [{"row": "fedavg"}]}',
             "run 1: expected besides, commit",
         ),
         (
             '{"id": "fedpa.table2", "rounds_scale": 1, "settings": {"0123": {"seed": 1}}, "runs": []}',
-            "settings 0123: not those that were kept; keep the table again",
+            "settings 0123: not those that were kept; delete the file",
         ),
     ],
 )
