@@ -62,7 +62,8 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
         raise planned.nothing_to_run()
     claim_folder("paper table", out, [columns[0].key for columns in planned.table.settings()])
     _refuse_other_table(planned, out)
-    operation.watcher.say(f"{planned.table.id}: {told_length(planned)}")
+    there = {setting.name: _num_finished(setting, out / setting.name) for setting in planned.settings}
+    operation.watcher.say(f"{planned.table.id}: {told_length(planned, there)}")
     failed: dict[str, str] = {}
     carried_out: list[str] = []
     store = None
@@ -148,6 +149,11 @@ def _finished_pairs(home: Path) -> list[tuple[int | None, int]]:
     folders = [folder for folder in sorted((home / RUNS).glob("*")) if RunFiles(folder).metrics.exists()]
     configs = [described(folder)["config"] for folder in folders]
     return [(config["partition"]["seed"], config["seed"]) for config in configs]
+
+
+def _num_finished(setting: Setting, home: Path) -> int:
+    """How many of a setting's runs need not be made any more."""
+    return sum(_has_finished(run, home) for run in comparison_runs(setting.parameters, None, None))
 
 
 def _has_finished(run: PlannedRun, home: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from flcore.config import Config
@@ -75,12 +76,6 @@ class TablePlan:
     refused: Mapping[tuple[str, str], str]
     at_fault: Mapping[tuple[str, str], type[ProtoflError]] = field(default_factory=dict)
     besides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    @property
-    def seconds(self) -> float | None:
-        """Of all runs on one core, as far as it is known."""
-        known = [setting.seconds for setting in self.settings if setting.seconds is not None]
-        return sum(known) if known else None
 
     def nothing_to_run(self) -> ProtoflError:
         """Why there is no setting: an error of the kind that all refusals are, but for those of the table's file."""
@@ -268,14 +263,23 @@ def _missing_data(table: PaperTable, column: Column, asked: Asked) -> DataError 
     return None
 
 
-def told_length(found: TablePlan) -> str:
-    """How many runs, and about how long they take on one core; earlier runs of the same kind say how long each does."""
-    unknown = sum(setting.seconds is None for setting in found.settings)
+def told_length(found: TablePlan, finished: Mapping[str, int] = MappingProxyType({})) -> str:
+    """How many runs, and about how long they take on one core; earlier runs of the same kind say how long each does.
+
+    Args:
+        found: the plan. finished: how many runs there are already, by setting; the others of it count by their share.
+    """
+    done, draws = sum(finished.values()), len(found.asked.seeds) * len(found.asked.partition_seeds or (0,))
+    left = {setting.name: 1 - finished.get(setting.name, 0) / (len(setting.rows) * draws) for setting in found.settings}
+    waiting = [setting for setting in found.settings if left[setting.name] > 0]
+    known = [setting.seconds * left[setting.name] for setting in waiting if setting.seconds is not None]
     words = f"{plural(found.num_runs, 'run')} in {plural(len(found.settings), 'setting')}"
-    if found.seconds is not None:
-        words += f", about {_duration(found.seconds)} on one core"
+    words += f", {done} of them finished before" if done else ""
+    if known:
+        unknown = len(waiting) - len(known)
+        words += f", about {_duration(sum(known))} on one core"
         words += f" and {plural(unknown, 'setting')} of which no run has finished here" if unknown else ""
-    elif found.settings:
+    elif waiting:
         words += "; how long they take is not known before one of each kind has finished here (paper show --measure)"
     return words
 

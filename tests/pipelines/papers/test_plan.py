@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.plan import Asked, TablePlan, plan, refused_by_reason, snapshots_beyond
+from pipelines.papers.plan import Asked, TablePlan, plan, refused_by_reason, snapshots_beyond, told_length
 from pipelines.papers.results import assembled, notes
 
 from .conftest import TINY, tiny
@@ -96,6 +97,36 @@ def test_snapshots_beyond_a_reduced_budget_are_left_out_and_told() -> None:
     assert notes(assembled(alone, ()))[-1] == "No pictures of round 8: the reduced budget ends before."
     given = planned(Asked(rows=("fedavg",), rounds_scale=0.5, assignments=("evaluation.snapshots=[8]",)), common=common)
     assert "evaluation.snapshots = [8]: the run has 5 rounds" in given.refused["fedavg", "even"]
+
+
+UNKNOWN = "how long they take is not known before one of each kind has finished here (paper show --measure)"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "finished", "told"),
+    [
+        ((480.0, 480.0), {}, ", about 16 minutes on one core"),
+        ((480.0, 480.0), {"even": 3}, ", 3 of them finished before, about 10 minutes on one core"),
+        (
+            (480.0, None),
+            {"even": 2},
+            ", 2 of them finished before, about 4 minutes on one core and 1 setting of which no run has finished here",
+        ),
+        (
+            (480.0, None),
+            {"even": 4},
+            f", 4 of them finished before; {UNKNOWN}",
+        ),
+        ((480.0, 480.0), {"even": 4, "skewed": 4}, ", 8 of them finished before"),
+    ],
+)
+def test_what_has_finished_takes_no_time(
+    seconds: tuple[float | None, ...], finished: dict[str, int], told: str
+) -> None:
+    """Two settings of four runs each, which take two minutes each where that is known."""
+    found = planned(Asked(seeds=(0, 1)))
+    settings = tuple(replace(one, seconds=each) for one, each in zip(found.settings, seconds, strict=True))
+    assert told_length(replace(found, settings=settings), finished) == f"8 runs in 2 settings{told}"
 
 
 def test_rounds_are_not_set_behind_the_back_of_their_mark() -> None:
