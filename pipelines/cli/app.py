@@ -112,9 +112,8 @@ def _about_file(error: OSError) -> tuple[str, int] | None:
         return f"{path}: {what}; when it works again, the same command goes on", EXIT_CODES[ProtoflError]
     if isinstance(error, PermissionError) and not _may_be_read(path):
         return f"{path}: cannot be read ({error.strerror}); allow it, or name another place", EXIT_CODES[DataError]
-    gone = (
-        isinstance(error, FileNotFoundError) and path.name == _OWN
-    )  # whoever works there, in a folder that is no more
+    # Whoever works in a folder that somebody has deleted cannot make one there.
+    gone = isinstance(error, FileNotFoundError) and path.name == _OWN
     if gone or isinstance(error, PermissionError) or error.errno in _CANNOT_BE_WRITTEN:
         return f"{path}: cannot write there ({error.strerror}); {_elsewhere(path)}", EXIT_CODES[ConfigError]
     return None

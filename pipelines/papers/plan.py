@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from flcore.config import Config
@@ -263,14 +262,15 @@ def _missing_data(table: PaperTable, column: Column, asked: Asked) -> DataError 
     return None
 
 
-def told_length(found: TablePlan, finished: Mapping[str, int] = MappingProxyType({})) -> str:
+def told_length(found: TablePlan, finished: Mapping[str, int] | None = None) -> str:
     """How many runs, and about how long they take on one core; earlier runs of the same kind say how long each does.
 
     Args:
         found: the plan. finished: how many runs there are already, by setting; the others of it count by their share.
     """
-    done, draws = sum(finished.values()), len(found.asked.seeds) * len(found.asked.partition_seeds or (0,))
-    left = {setting.name: 1 - finished.get(setting.name, 0) / (len(setting.rows) * draws) for setting in found.settings}
+    there = finished or {}
+    done, draws = sum(there.values()), len(found.asked.seeds) * len(found.asked.partition_seeds or (0,))
+    left = {setting.name: 1 - there.get(setting.name, 0) / (len(setting.rows) * draws) for setting in found.settings}
     waiting = [setting for setting in found.settings if left[setting.name] > 0]
     known = [setting.seconds * left[setting.name] for setting in waiting if setting.seconds is not None]
     words = f"{plural(found.num_runs, 'run')} in {plural(len(found.settings), 'setting')}"
