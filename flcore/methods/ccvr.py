@@ -38,7 +38,7 @@ Privacy: the mean of a class with one sample is that sample's feature.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -48,9 +48,9 @@ from torch import Tensor
 from flcore.errors import ConfigError
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays, Weights
-from flcore.methods.on_top import OnTop, patched
+from flcore.methods.new_head import NewHead
 from flcore.methods.server_training import Moving, Terms, fit, leaves
-from flcore.methods.vocabulary import MODEL, Before, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
+from flcore.methods.vocabulary import Facts, Replies, Setting, TrainedClient, Turn
 from flcore.optim import Sgd
 from flcore.params import Search, param
 from flcore.prototypes.gaussians import (
@@ -62,26 +62,24 @@ from flcore.prototypes.gaussians import (
     sample_gaussians,
     upper_triangles,
 )
-from flcore.records import Payloads, Record, Slot, on_device
+from flcore.records import Payloads, Slot
 from flcore.rng import torch_stream
-
-COLLECT_LEG = "collect-statistics"
 
 STATISTICS = Slot("statistics", Arrays)
 """Of a client's k classes: ``classes`` and ``counts`` int64 [k], ``means`` float32 [k, d] and ``covariances`` float32
 [k, d·(d + 1)/2]."""
 
-HEAD = Slot("calibrated_head", Weights)
-"""The head that answers instead of the base's, from the calibration on."""
-
 
 @dataclass(frozen=True)
-class CCVR(OnTop):
+class CCVR(NewHead):
     """Another method, then a new classifier from class statistics."""
 
     name: ClassVar[str] = "ccvr"
     summary: ClassVar[str] = "another method, after whose last round the head is retrained on virtual features"
     citation: ClassVar[str] = "Luo et al., NeurIPS 2021"
+    collect_leg: ClassVar[str] = "collect-statistics"
+    head_slot: ClassVar[Slot[Weights]] = Slot("calibrated_head", Weights)
+    scored_before: ClassVar[str] = "before_calibration"
 
     tap: Literal["feature", "hidden"] = param(
         "feature", "statistics of features, or of what the projection's last, linear layer reads"
@@ -100,13 +98,8 @@ class CCVR(OnTop):
             raise ValueError("power needs tap = feature: transformed hidden units are not mapped linearly")
 
     @property
-    def can_be_calibrated(self) -> bool:
-        """No: nothing is trained behind it."""
-        return False
-
-    @property
-    def calibration_stage(self) -> str:
-        """Name of the calibration among the server's stages; a base that calibrates too has the shorter one."""
+    def head_stage(self) -> str:
+        """The calibration; over a base that calibrates too, which has the shorter name."""
         return "calibrate-head" if "calibrate" in self.base_method.stages() else "calibrate"
 
     def start_server(self, setting: Setting) -> Payloads:
@@ -119,30 +112,7 @@ class CCVR(OnTop):
             last_linear(setting)
         return super().start_server(setting)
 
-    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
-        """The base's; after the last one of the run, all clients' statistics and the calibration."""
-        legs = self.legs_with(round_number, setting)
-        if round_number < setting.rounds:
-            return legs
-        return (*legs, Leg(COLLECT_LEG, who="all", phases=(), stages=(self.calibration_stage,)))
-
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
-        """The base's message; for the statistics the final model alone."""
-        if exchange.leg == COLLECT_LEG:
-            return {MODEL: self.base_model(server, exchange.setting)}
-        return super().broadcast(server, client, exchange)
-
-    def begin(self, turn: Turn) -> Weights:
-        """The base's start; for the statistics the final model."""
-        return turn.inbox[MODEL] if turn.leg == COLLECT_LEG else super().begin(turn)
-
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The base's; when training is over statistics, and what is remembered stays."""
-        if turn.leg != COLLECT_LEG:
-            return super().reply(turn, trained)
-        return {STATISTICS: self.statistics(turn, trained)}, turn.memory
-
-    def statistics(self, turn: Turn, trained: TrainedClient) -> Arrays:
+    def statistics(self, turn: Turn, trained: TrainedClient) -> Payloads:
         """Count, mean and covariance of each of the client's classes, of what is tapped."""
         if self.tap == "hidden":
             encoded, labels = trained.encoded()
@@ -154,40 +124,25 @@ class CCVR(OnTop):
         classes = counts.nonzero().flatten()
         # Class by class, here and at the server: d² values of all of them at once would not fit into memory.
         own = [class_gaussian(features[labels == label]) for label in classes]
-        return Arrays(
-            {
-                "classes": classes,
-                "counts": counts[classes],
-                "means": torch.cat([held.means for held in own]).float(),
-                "covariances": torch.cat([upper_triangles(held.covariances) for held in own]).float(),
-            }
-        )
+        sent = {
+            "classes": classes,
+            "counts": counts[classes],
+            "means": torch.cat([held.means for held in own]).float(),
+            "covariances": torch.cat([upper_triangles(held.covariances) for held in own]).float(),
+        }
+        return {STATISTICS: Arrays(sent)}
 
-    def stages(self) -> Mapping[str, Stage]:
-        """The base's, and the calibration."""
-        return self.beside(super().stages(), {self.calibration_stage: self.calibrate})
-
-    def score_before(self) -> Mapping[str, Before]:
-        """The base's, and ``before_calibration``."""
-        return {**super().score_before(), "before_calibration": Before(self.calibration_stage)}
-
-    def global_model(self, server: Record, setting: Setting) -> Weights:
-        """The base's, with the calibrated head once there is one."""
-        return patched(self.base_model(server, setting), server.get(HEAD))
-
-    def calibrate(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
-        """Server stage: the head, trained on virtual features; nothing changes where no class has enough samples.
+    def new_head(self, model: Weights, replies: Replies, setting: Setting) -> tuple[Weights | None, Facts]:
+        """The head, trained on virtual features; None where no class has enough samples.
 
         Facts: the mean loss on the virtual features before and after, how many features and classes they are.
 
         Raises:
             ArithmeticError: the calibration diverged.
         """
-        setting = exchange.setting
-        model = self.base_model(server, setting)
         features, labels = (drawn.to(setting.device) for drawn in self.virtual_features(model, replies, setting))
         if len(labels) == 0:
-            return server, {}
+            return None, {}
         head = leaves({name: value for name, value in model.params.items() if name.startswith("head.")}, setting.device)
 
         def loss(rows: Tensor | slice) -> Terms:
@@ -206,7 +161,7 @@ class CCVR(OnTop):
             "calibration_features": len(labels),
             "calibration_classes": len(torch.unique(labels)),
         }
-        return server | on_device({HEAD: Weights(fitted.values)}, "cpu"), facts
+        return Weights(fitted.values), facts
 
     def virtual_features(self, model: Weights, replies: Replies, setting: Setting) -> tuple[Tensor, Tensor]:
         """``per_class`` draws [n, d] of every class with enough samples, and their labels."""

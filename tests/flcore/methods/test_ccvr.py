@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flcore.errors import ConfigError
 from flcore.messages import Weights
-from flcore.methods.ccvr import COLLECT_LEG, STATISTICS, hidden_units, last_linear, signed_power
+from flcore.methods.ccvr import CCVR, STATISTICS, hidden_units, last_linear, signed_power
 from flcore.methods.vocabulary import MODEL, Exchange, Replies
 from flcore.models import Backbone
 from flcore.records import Record, serialise
@@ -100,7 +100,7 @@ def test_legs_and_stages(lab: Any) -> None:
     assert earlier.stages == own
     training, collecting = method.legs(3, setting)
     assert training.stages == own
-    assert (collecting.name, collecting.who, collecting.phases) == (COLLECT_LEG, "all", ())
+    assert (collecting.name, collecting.who, collecting.phases) == (CCVR.collect_leg, "all", ())
     assert collecting.stages == ("calibrate",)
     assert list(method.stages()) == [*own, "calibrate"]
     before = method.score_before()["before_calibration"]
@@ -116,7 +116,7 @@ def test_a_base_that_calibrates_too(lab: Any, tmp_path: Path) -> None:
     method, setting = experiment.method, experiment.setting
     stages = method.stages()
     assert stages["calibrate"] == method.base_method.stages()["calibrate"]
-    assert stages["calibrate-head"] == method.calibrate
+    assert stages["calibrate-head"] == method.answer_with_new_head
     assert [leg.stages[-1] for leg in method.legs(1, setting)] == ["build-exemplars", "calibrate-head"]
     assert method.score_before()["before_calibration"].step == "calibrate-head"
     server = lab.run(experiment, tmp_path / "run").state.server
@@ -124,7 +124,7 @@ def test_a_base_that_calibrates_too(lab: Any, tmp_path: Path) -> None:
     below, after = method.base_method.global_model(server, setting), calibrated(experiment, server)
     for name, value in below.params.items():
         assert torch.equal(after.params[name], value) != name.startswith("head."), name
-    sent = method.broadcast(server, 0, Exchange(setting, 1, COLLECT_LEG))
+    sent = method.broadcast(server, 0, Exchange(setting, 1, CCVR.collect_leg))
     assert same(sent[MODEL], below) and not same(below, server[MODEL])
 
 
@@ -265,7 +265,7 @@ def test_a_calibration_that_diverges_says_so(lab: Any) -> None:
     experiment = toy(lab, [[2, 0]] * 4, [0, 0, 1, 1], [[0, 1, 2, 3]], method=method)
     server, replies = Record(experiment.method.start_server(experiment.setting)), from_clients(lab, experiment, 0)
     with pytest.raises(ArithmeticError, match=r"the calibration diverged .* lower method\.lr"):
-        experiment.method.calibrate(server, replies, Exchange(experiment.setting, 1, COLLECT_LEG))
+        experiment.method.answer_with_new_head(server, replies, Exchange(experiment.setting, 1, CCVR.collect_leg))
 
 
 def test_small_clients_and_missing_classes(lab: Any, tmp_path: Path) -> None:

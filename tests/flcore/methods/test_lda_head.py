@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.methods.lda_head import HEAD, LEG, SUMS
+from flcore.methods.lda_head import SUMS, LdaHead
 from flcore.methods.vocabulary import MODEL, Exchange
 from flcore.records import serialise
 
@@ -20,13 +20,13 @@ def test_the_bases_part_is_the_bases_run(lab: Any, base: str, tmp_path: Path) ->
     alone = lab.run(lab.experiment(method={"name": base}, **changes), tmp_path / "base")
     experiment = lab.experiment(method={"name": "lda_head", "base": base}, **changes)
     found = lab.run(experiment, tmp_path / "lda")
-    assert serialise(found.state.server.without(HEAD)) == serialise(alone.state.server)
+    assert serialise(found.state.server.without(LdaHead.head_slot)) == serialise(alone.state.server)
     for client in range(4):
         assert serialise(found.memory(client)) == serialise(alone.memory(client))
     last = found.history[1]["alternatives"]["before_discriminant"]
     assert last["top1_global"] == alone.history[1]["top1_global"]
     assert found.history[1]["server"] == {"shrinkage": 0.01, "answers": 4}
-    sent = experiment.method.broadcast(found.state.server, 0, Exchange(experiment.setting, 2, LEG))
+    sent = experiment.method.broadcast(found.state.server, 0, Exchange(experiment.setting, 2, LdaHead.collect_leg))
     assert serialise(sent) == serialise({MODEL: alone.state.server[MODEL]})
 
 

@@ -15,7 +15,7 @@ from flcore.errors import ConfigError
 from flcore.messages import Weights
 from flcore.methods import METHODS
 from flcore.methods.base import Method
-from flcore.methods.ccvr import CCVR, COLLECT_LEG
+from flcore.methods.ccvr import CCVR
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedcspc import FedCSPC
 from flcore.methods.fedprox import FedProx
@@ -270,7 +270,7 @@ def test_over_every_base(lab: Any, base: str, tmp_path: Path) -> None:
         moved = {name.split(".")[0] for name, value in before.params.items() if not value.equal(after.params[name])}
         assert moved == ({"head"} if top is CCVR else {"projection", "head"})
         if top is CCVR:
-            sent = experiment.method.broadcast(server, 0, Exchange(setting, 1, COLLECT_LEG))
+            sent = experiment.method.broadcast(server, 0, Exchange(setting, 1, CCVR.collect_leg))
             assert serialise(sent) == serialise({"model": before})
             reply, _ = lab.train(experiment, 0, leg=len(experiment.method.legs(1, setting)) - 1, server=server)
             assert set(reply.message) == {"statistics"}
