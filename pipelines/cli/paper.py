@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ _RUN_EPILOG = """\
 what can be run here        protofl paper show fedpa.table2 --set data.root=DIR
 one column of it            protofl paper run fedpa.table2 --columns mnist_0.1 --set data.root=DIR
 at a fifth of the rounds    protofl paper run gfpl.table1 --rounds-scale 0.2 --set data.root=DIR
+what nobody has kept yet    protofl paper run gfpl.table1 --not-kept --part 1/2 --set data.root=DIR
 over divisions too          protofl paper run fedpa.table2 --columns mnist_0.1 --partition-seeds 42,43,44
 
 Finished runs are found again, those of protofl compare too; the same command goes on where it was stopped.
@@ -76,6 +78,10 @@ def _which(parser: Parser) -> None:
     parser.add_argument("--partition-seeds", type=whole_numbers, metavar="0,1,...", help=about)
     about = "this share of the printed rounds, marked in every output (default: 1)"
     parser.add_argument("--rounds-scale", type=positive, default=1.0, metavar="F", help=about)
+    about = "every N-th of these runs from the K-th on, so that N machines with one command do each once; then 'keep'"
+    parser.add_argument("--part", metavar="K/N", help=about)
+    about = "leave out runs whose figures are kept with the code (see 'paper list')"
+    parser.add_argument("--not-kept", action="store_true", help=about)
     about = "refuse runs that are known to take longer on one core (default: none)"
     parser.add_argument("--max-hours", type=positive, metavar="H", help=about)
     parser.add_argument(
@@ -124,13 +130,15 @@ def show(arguments: argparse.Namespace) -> int:
     """``protofl paper show``."""
     from pipelines.papers.listing import listing
     from pipelines.papers.marks import budget, changed
-    from pipelines.papers.plan import cells, plan, refused_by_reason, told_length
+    from pipelines.papers.plan import cells, refused_by_reason, told_length
+    from pipelines.papers.share import plan_of_share
 
-    found = plan(_table(arguments), _asked(arguments))
+    planned = partial(plan_of_share, _table(arguments), _asked(arguments), arguments.part, not_kept=arguments.not_kept)
+    found = planned()
     if arguments.measure:
-        from pipelines.orchestration.papers import with_times
+        from pipelines.orchestration.papers import learn_times
 
-        found = with_times(found)
+        found = planned() if learn_times(found) else found
     table = found.table
     if arguments.json:
         settings = [{"columns": [c.key for c in s.columns], "parameters": s.parameters} for s in found.settings]
@@ -158,6 +166,8 @@ def run_(arguments: argparse.Namespace) -> int:
         arguments.id,
         _asked(arguments),
         arguments.out,
+        part=arguments.part,
+        not_kept=arguments.not_kept,
         orchestrator=arguments.orchestrator,
         restart=arguments.restart,
         wait=arguments.wait,
@@ -188,7 +198,7 @@ def _is_about(path: Path, folder: Path) -> bool:
 def claims_(arguments: argparse.Namespace) -> int:
     """``protofl paper claims``."""
     from pipelines.papers.catalogue import PAPERS
-    from pipelines.papers.kept import HERE
+    from pipelines.papers.kept import HERE, kept_tables
     from pipelines.papers.verdicts.claim_files import claims
     from pipelines.papers.verdicts.claims_page import counts, markdown
     from pipelines.papers.verdicts.judged import judged
@@ -202,7 +212,8 @@ def claims_(arguments: argparse.Namespace) -> int:
     which = [claim for claim in claims() if arguments.papers is None or claim.id.partition(".")[0] in arguments.papers]
     found = judged(which, arguments.home, None if arguments.kept is None else Path(arguments.kept or HERE))
     if arguments.write is not None:
-        write_text(arguments.write, markdown(found))
+        kept = {one.table.id for one in kept_tables()} if arguments.kept == _WITH_THE_CODE else ()
+        write_text(arguments.write, markdown(found, kept=kept))
         print(arguments.write)
     elif arguments.json:
         print(json.dumps([_described(one) for one in found], indent=2))

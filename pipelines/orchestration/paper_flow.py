@@ -13,7 +13,8 @@ from pipelines.orchestration.ended import HOOKS
 from pipelines.orchestration.flow_runs import Hours, Seed, dated, left, operation, refuse_stores, show_table
 from pipelines.papers.carry_out import folder_of, run_table
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.plan import Asked, plan
+from pipelines.papers.plan import Asked
+from pipelines.papers.share import plan_of_share
 
 
 @flow(name="paper-table", **HOOKS)
@@ -26,6 +27,8 @@ def paper_table(
     rounds_scale: Annotated[float, Field(gt=0)] = 1.0,
     assignments: list[str] | None = None,
     max_hours: Hours | None = None,
+    part: Annotated[str, Field(pattern=r"^\d+/\d+$")] | None = None,
+    not_kept: bool = False,
     out: str | None = None,
     restart: bool = False,
     limit_hours: Hours | None = None,
@@ -41,6 +44,8 @@ def paper_table(
         rounds_scale: share of the printed rounds.
         assignments: ``KEY=VALUE`` for all cells, such as where data lie.
         max_hours: runs that are known to take longer on one core are refused; None: none.
+        part: ``K/N``, every N-th of these runs from the K-th on; None: all.
+        not_kept: leave out runs whose figures are kept with the code.
         out: the table's folder; ``{date}`` as for ``federated-experiment``; None: ``runs/papers/<id>``.
         restart: throw away checkpoints that cannot be used.
         limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
@@ -58,7 +63,7 @@ def paper_table(
         tuple(assignments or ()),
         max_hours,
     )
-    planned = plan(table_named(id), asked)
+    planned = plan_of_share(table_named(id), asked, part, not_kept=not_kept)
     folder = folder_of(planned) if out is None else Path(dated(out))
     config = Config.from_mapping(planned.settings[0].parameters if planned.settings else {})
     with operation(config, f"paper {id}", ["paper", id.partition(".")[0]], limit_hours=limit_hours) as how:

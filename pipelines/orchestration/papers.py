@@ -11,7 +11,8 @@ from pipelines.orchestration.as_flow import as_flow, uses_prefect
 from pipelines.orchestration.commands import operation, say_table
 from pipelines.papers.carry_out import folder_of, run_table
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.plan import Asked, TablePlan, plan
+from pipelines.papers.plan import Asked, TablePlan
+from pipelines.papers.share import plan_of_share
 from pipelines.papers.trial import measure
 
 
@@ -20,6 +21,8 @@ def run_paper(
     asked: Asked,
     out: Path | None,
     *,
+    part: str | None = None,
+    not_kept: bool = False,
     orchestrator: str = "auto",
     restart: bool = False,
     wait: bool = True,
@@ -29,6 +32,7 @@ def run_paper(
     Args:
         id: of the table. asked: what of it.
         out: its folder; None: ``runs/papers/<id>``.
+        part, not_kept: which of its runs, see :func:`pipelines.papers.share.plan_of_share`.
         orchestrator: ``auto``, ``inline`` or ``prefect``.
         restart: throw away checkpoints that cannot be used.
         wait: for MLflow.
@@ -37,14 +41,15 @@ def run_paper(
         ConfigError: no such table, row or column, or an assignment with which no cell can be run.
         DataError: no cell has its data here. RunError: nothing can be run for other reasons, or runs failed.
     """
-    planned = plan(table_named(id), asked)
+    planned = plan_of_share(table_named(id), asked, part, not_kept=not_kept)
     folder = out or folder_of(planned)
     first: Mapping[str, Any] = planned.settings[0].parameters if planned.settings else {}
     with operation(first, wait=wait) as (how, _):
         if uses_prefect(orchestrator, how):
             from pipelines.orchestration.paper_flow import paper_table
 
-            outcome = as_flow(how, paper_table, id=id, out=str(folder), restart=restart, **asdict(_to_be_kept(asked)))
+            which = {**asdict(_to_be_kept(asked)), "part": part, "not_kept": not_kept}
+            outcome = as_flow(how, paper_table, id=id, out=str(folder), restart=restart, **which)
         else:
             outcome = run_table(planned, folder, how, restart=restart)
     say_table(outcome, planned.num_runs)
@@ -56,9 +61,8 @@ def _to_be_kept(asked: Asked) -> Asked:
     return replace(asked, assignments=tuple(kept))
 
 
-def with_times(planned: TablePlan) -> TablePlan:
-    """``protofl paper show --measure``: the plan once more, when a few rounds of each kind of run have been timed."""
+def learn_times(planned: TablePlan) -> bool:
+    """``protofl paper show --measure``: time a few rounds of each kind of run; whether a plan would now know more."""
     first: Mapping[str, Any] = planned.settings[0].parameters if planned.settings else {}
     with operation({**first, "tracking": {"enabled": False}}) as (how, _):
-        measured = measure(planned, folder_of(planned) / "trial", how)
-    return plan(planned.table, planned.asked) if measured else planned
+        return measure(planned, folder_of(planned) / "trial", how)

@@ -114,7 +114,7 @@ def _with_finished_runs(
     planned: TablePlan, setting: Setting, home: Path, operation: Operation
 ) -> tuple[Mapping[str, Any], list[PlannedRun]]:
     """A setting's parameters and runs, with what this code has finished there of other rows, seeds and divisions."""
-    own = comparison_runs(setting.parameters, None, None)
+    own = list(setting.runs)
     asked = planned.asked
     there = _finished_pairs(home)
     if not there:
@@ -153,7 +153,7 @@ def _finished_pairs(home: Path) -> list[tuple[int | None, int]]:
 
 def _num_finished(setting: Setting, home: Path) -> int:
     """How many of a setting's runs need not be made any more."""
-    return sum(_has_finished(run, home) for run in comparison_runs(setting.parameters, None, None))
+    return sum(_has_finished(run, home) for run in setting.runs)
 
 
 def _has_finished(run: PlannedRun, home: Path) -> bool:

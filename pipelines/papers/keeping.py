@@ -16,8 +16,8 @@ from flcore.errors import ConfigError, RunError
 from flcore.run_folder import RunFiles, described
 from pipelines.execution.bodies import comparison_runs
 from pipelines.papers.catalogue import PaperTable, table_named
-from pipelines.papers.kept import HERE, KeptRun, KeptTable, read_kept
-from pipelines.papers.plan import Asked, plan
+from pipelines.papers.kept import HERE, KeptRun, KeptTable, kept_so_far
+from pipelines.papers.plan import Asked, Place, TablePlan, place_of, plan
 from pipelines.papers.runs import INTERRUPTED, MeasuredRun, asked_of, runs_of
 from pipelines.reporting.formats import plural
 from pipelines.runs.compared import flatten
@@ -54,8 +54,7 @@ def keep(out: Path, into: Path = HERE, *, again: bool = False) -> str:
     new = KeptTable(table, asked.rounds_scale, tuple(_kept(table, asked, run) for run in measured))
     if not new.runs:
         raise RunError(f"{out}: no run of it has finished")
-    path = into / f"{new.name}.json"
-    known = read_kept(path) if path.exists() else replace(new, runs=())
+    path, known = new.path(into), kept_so_far(table, asked.rounds_scale, into)
     before = {run.place: run for run in known.runs}
     stale = {run.place for run in outdated(known)} if before else set()
     whole = dict(before)
@@ -101,9 +100,9 @@ def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
     division, seed = run.pair
     alone = replace(asked, rows=(run.row,), seeds=(seed,), partition_seeds=(division,))
     planned = _planned(table, run.setting, alone)
-    settings = _settings(_identity(header))
+    settings = _said_now(header["config"], header["identity"])
     own = flatten(settings)
-    usual = flatten(_settings(planned[run.row, run.pair].identity())) if planned else {}
+    usual = flatten(_without_seeds(planned[run.row, run.pair].identity())) if planned else {}
     values = flatten(header["config"])
     differing = sorted(key for key in own.keys() | usual.keys() if own.get(key) != usual.get(key))
     foreign = [key for key in differing if not _may_differ(key, values.get(key))]
@@ -131,39 +130,33 @@ def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
 
 def _may_differ(key: str, value: object) -> bool:
     """Whether a run is one of its table's although it has another value than the table says."""
-    return key.startswith("engine.") or (key in _MAY_BE_SET and _MAY_BE_SET[key] in (None, value))
+    return _may_be_set(key) and _MAY_BE_SET.get(key) in (None, value)
 
 
-def _identity(header: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run's settings as this code says them; where it knows them no more, as the run said them."""
-    try:
-        return Config.from_mapping(header["config"]).identity()
-    except ConfigError:
-        identity: Mapping[str, Any] = header["identity"]
-        return identity
+def _may_be_set(key: str) -> bool:
+    return key.startswith("engine.") or key in _MAY_BE_SET
 
 
-def _settings(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """An identity without the seed of the run and that of its division, which stand beside it."""
-    settings = {key: value for key, value in identity.items() if key != "seed"}
-    return settings | {"partition": {k: v for k, v in identity["partition"].items() if k != "seed"}}
+def _said_now(settings: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as this code says them, without the seed of the run and that of its division, which stand beside them.
 
-
-def _as_said_now(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Kept settings as this code says them.
-
-    A key that is younger than they are has its default, which means what was done before there was a choice. What this
-    code knows no more stays as it was said.
+    A key that is younger than they are has its default, which means what was done before there was a choice. Where
+    this code does not know them any more they stay as they were ``said``.
     """
     try:
-        return _settings(Config.from_mapping(settings).identity())
+        return _without_seeds(Config.from_mapping(settings).identity())
     except ConfigError:
-        return settings
+        return _without_seeds(said)
+
+
+def _without_seeds(identity: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {key: value for key, value in identity.items() if key != "seed"}
+    return settings | {"partition": {key: value for key, value in identity["partition"].items() if key != "seed"}}
 
 
 def _same(table: PaperTable, path: Path, before: KeptRun, now: KeptRun) -> None:
     """Refuse a run with another engine or other figures than when it was kept; seconds and joules always differ."""
-    if _as_said_now(before.settings) != now.settings:
+    if _said_now(before.settings, before.settings) != now.settings:
         had, has = (", ".join(run.assignments) or "the table's own values" for run in (before, now))
         raise RunError(
             f"{path}: {now.row} on {now.setting}, {pair_name(now.pair)}: was kept with {had}, and was found now with "
@@ -188,9 +181,23 @@ def outdated(kept: KeptTable) -> list[KeptRun]:
     found = []
     for (setting, assignments), runs in groups.items():
         planned = _planned(kept.table, setting, replace(kept.asked(runs), assignments=assignments))
-        wanted = {place: _settings(config.identity()) for place, config in planned.items()}
-        found += [run for run in runs if wanted.get((run.row, run.pair)) != _as_said_now(run.settings)]
+        wanted = {place: _without_seeds(config.identity()) for place, config in planned.items()}
+        found += [run for run in runs if wanted.get((run.row, run.pair)) != _said_now(run.settings, run.settings)]
     return found
+
+
+def kept_places(found: TablePlan, kept: KeptTable) -> set[Place]:
+    """Which runs of a plan are kept, with the settings that it has for them, or have failed where others are kept."""
+    settings = {run.place: _said_now(run.settings, run.settings) for run in kept.runs}
+    places = {(one.setting, one.row, *one.pair) for one in kept.failed}
+    for setting in found.settings:
+        for run in setting.runs:
+            place = place_of(setting, run)
+            if place in settings:
+                own, was = flatten(_without_seeds(run.config.identity())), flatten(settings[place])
+                if all(own.get(key) == was.get(key) or _may_be_set(key) for key in own.keys() | was.keys()):
+                    places.add(place)
+    return places
 
 
 def _planned(table: PaperTable, setting: str, asked: Asked) -> dict[tuple[str, tuple[int, int]], Config]:

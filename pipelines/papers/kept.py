@@ -89,6 +89,10 @@ class KeptTable:
         """Of the file, without its ending; that of ``runs/papers/<name>`` too."""
         return self.table.id + ("" if self.rounds_scale == 1 else f"-x{self.rounds_scale:g}")
 
+    def path(self, folder: Path) -> Path:
+        """Of its file."""
+        return folder / f"{self.name}.json"
+
     def asked(self, runs: Sequence[KeptRun] | None = None) -> Asked:
         """What would measure these runs, or all."""
         of = self.runs if runs is None else runs
@@ -133,6 +137,17 @@ def kept_tables(folder: Path = HERE) -> list[KeptTable]:
     if not folder.is_dir():
         raise DataError(f"{folder}: no folder of kept runs; name another one")
     return [read_kept(path) for path in sorted(folder.glob("*.json"))]
+
+
+def kept_so_far(table: PaperTable, rounds_scale: float, folder: Path = HERE) -> KeptTable:
+    """What is kept of a table at a budget; no runs where there is no file.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    nothing = KeptTable(table, rounds_scale, ())
+    path = nothing.path(folder)
+    return read_kept(path) if path.exists() else nothing
 
 
 def read_kept(path: Path) -> KeptTable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from flcore.config import Config
@@ -39,6 +40,10 @@ class Asked:
     max_hours: float | None = None
 
 
+Place = tuple[str, str, int, int]
+"""Which run of a table: its setting, its row, the seed that divided the data, and the run's."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """Columns that are read from the same runs.
@@ -48,6 +53,7 @@ class Setting:
         parameters: of the comparison.
         seconds: of training that all its runs take on one core, as earlier runs or a trial step say; None: unknown.
         besides: assignments that make it another setting than the table's.
+        only: the runs of the comparison that are made; None: all (:mod:`pipelines.papers.share`).
     """
 
     name: str
@@ -56,6 +62,25 @@ class Setting:
     parameters: Mapping[str, Any]
     seconds: float | None = None
     besides: tuple[str, ...] = ()
+    only: frozenset[Place] | None = None
+
+    @cached_property
+    def runs(self) -> tuple[PlannedRun, ...]:
+        """Those that are made, checked, by row, division and seed."""
+        every = comparison_runs(self.parameters, None, None)
+        return tuple(run for run in every if self.only is None or place_of(self, run) in self.only)
+
+    @property
+    def num_runs(self) -> int:
+        """How many they are; nothing is checked."""
+        compare = self.parameters["compare"]
+        every = len(self.rows) * len(compare["seeds"]) * len(compare["partition_seeds"] or (0,))
+        return every if self.only is None else len(self.only)
+
+
+def place_of(setting: Setting, run: PlannedRun) -> Place:
+    """Of a setting's run."""
+    return setting.name, run.name, run.config.partition_seed, run.config.seed
 
 
 @dataclass(frozen=True)
@@ -86,8 +111,7 @@ class TablePlan:
     @property
     def num_runs(self) -> int:
         """Runs of all comparisons."""
-        draws = len(self.asked.partition_seeds or (0,))
-        return sum(len(setting.rows) for setting in self.settings) * len(self.asked.seeds) * draws
+        return sum(setting.num_runs for setting in self.settings)
 
 
 def plan(table: PaperTable, asked: Asked, *, look_at_data: bool = True) -> TablePlan:
@@ -134,7 +158,7 @@ def plan(table: PaperTable, asked: Asked, *, look_at_data: bool = True) -> Table
             draws = len(asked.seeds) * len(asked.partition_seeds or (0,))
             known = [each for each in seconds if each is not None]
             told = sum(known) * draws if len(known) == len(seconds) else None
-            parameters = _parameters(table, group[0], usable, asked)
+            parameters = comparison_parameters(table, group[0], usable, asked)
             besides = _besides(table, group[0], usable, configs, asked)
             settings.append(Setting(whole[0].key, group, tuple(usable), parameters, told, besides))
     return TablePlan(table, asked, tuple(settings), refused, at_fault)
@@ -145,7 +169,9 @@ def _configs(table: PaperTable, column: Column, rows: Sequence[Row], asked: Aske
     found: dict[str, Config | ConfigError] = {row.key: ConfigError(f"{row.title} is not built") for row in rows}
     built = [row for row in rows if row.method is not None]
     try:
-        runs = comparison_runs(_parameters(table, column, built, asked), None, asked.seeds[:1]) if built else []
+        runs = (
+            comparison_runs(comparison_parameters(table, column, built, asked), None, asked.seeds[:1]) if built else []
+        )
     except ConfigError as error:
         if len(built) == 1:
             return {**found, built[0].key: error}
@@ -191,8 +217,8 @@ def cells(table: PaperTable) -> Iterator[tuple[Row, Column]]:
                 yield row, column
 
 
-def _parameters(table: PaperTable, column: Column, rows: Sequence[Row], asked: Asked) -> dict[str, Any]:
-    """Of the comparison of a column's rows."""
+def comparison_parameters(table: PaperTable, column: Column, rows: Sequence[Row], asked: Asked) -> dict[str, Any]:
+    """Of the comparison of a column's rows, not yet checked."""
     own = {row.key: _own_values(table, column, row, asked) for row in rows}
     variants = {row.key: {"method": row.method, **own[row.key]} for row in rows if row.key != row.method}
     settings = {row.key: own[row.key] for row in rows if row.key == row.method and own[row.key]}
@@ -269,8 +295,8 @@ def told_length(found: TablePlan, finished: Mapping[str, int] | None = None) -> 
         found: the plan. finished: how many runs there are already, by setting; the others of it count by their share.
     """
     there = finished or {}
-    done, draws = sum(there.values()), len(found.asked.seeds) * len(found.asked.partition_seeds or (0,))
-    left = {setting.name: 1 - there.get(setting.name, 0) / (len(setting.rows) * draws) for setting in found.settings}
+    done = sum(there.values())
+    left = {setting.name: 1 - there.get(setting.name, 0) / setting.num_runs for setting in found.settings}
     waiting = [setting for setting in found.settings if left[setting.name] > 0]
     known = [setting.seconds * left[setting.name] for setting in waiting if setting.seconds is not None]
     words = f"{plural(found.num_runs, 'run')} in {plural(len(found.settings), 'setting')}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pipelines.papers.catalogue import PaperTable, table_named
 from pipelines.papers.kept import HERE, kept_tables, made_by
@@ -32,7 +32,7 @@ the mean over its seeds. Where all share one, it is over the seeds, and the clai
 division**: an interval over seeds of one division says nothing of other divisions. Budget: share of the paper's rounds.
 
 What has not been run waits for hours of a machine, or for images; the command beside it goes on with it
-(`--set data.root=DIR` says where images lie)."""
+(`--set data.root=DIR` says where images lie, `--part 1/2` leaves half of it to another machine)."""
 
 
 def counts(found: Sequence[Judged]) -> str:
@@ -44,7 +44,13 @@ def counts(found: Sequence[Judged]) -> str:
 def kept_page() -> str:
     """``docs/claims.md``: of the figures that this project measured itself, and keeps with its code."""
     stored = kept_tables()
-    lines = [markdown(judged(claims(), None, HERE)), "# The figures", "", made_by(stored) if stored else "None.", ""]
+    lines = [
+        markdown(judged(claims(), None, HERE), kept={one.table.id for one in stored}),
+        "# The figures",
+        "",
+        made_by(stored) if stored else "None.",
+        "",
+    ]
     for one in stored:
         found = one.results()
         besides = sorted({f"`{key}={value}`" for run in one.runs for key, value in run.besides.items()})
@@ -58,8 +64,11 @@ def kept_page() -> str:
     return "\n".join(lines)
 
 
-def markdown(found: Sequence[Judged]) -> str:
-    """By paper every claim that runs say something of, what others measured, and how to go on with what is not run."""
+def markdown(found: Sequence[Judged], *, kept: Collection[str] = ()) -> str:
+    """By paper every claim that runs say something of, what others measured, and how to go on with what is not run.
+
+    ``kept`` are tables whose figures come with the code: their runs need not be made again.
+    """
     lines = [_HEAD, "", counts(found), ""]
     for paper in dict.fromkeys(one.claim.id.partition(".")[0] for one in found):
         own = [one for one in found if one.claim.id.partition(".")[0] == paper]
@@ -71,7 +80,7 @@ def markdown(found: Sequence[Judged]) -> str:
         for id in dict.fromkeys(one.claim.table for one in measured):
             if beside := table_named(id).beside:
                 lines += [f"Beside `{id}`: {beside}", ""]
-        waiting = list(_not_run([one.claim for one in own if one.verdict == "not run"]))
+        waiting = list(_not_run([one.claim for one in own if one.verdict == "not run"], kept))
         lines += ["Not run:", "", *waiting, ""] if waiting else []
     return "\n".join(lines)
 
@@ -86,7 +95,7 @@ def _line(one: Judged) -> str:
     )
 
 
-def _not_run(which: Sequence[Claim]) -> Iterator[str]:
+def _not_run(which: Sequence[Claim], kept: Collection[str]) -> Iterator[str]:
     """By table, how many wait and the command that goes on with them; apart those that cannot be run, and why."""
     for id in dict.fromkeys(claim.table for claim in which):
         table = table_named(id)
@@ -103,7 +112,8 @@ def _not_run(which: Sequence[Claim]) -> Iterator[str]:
         if open_:
             asked = [column.key for column in table.columns if column.key in columns]
             part = "" if len(asked) == len(table.columns) else f" --columns {','.join(asked)}"
-            yield f"- {open_} of `{id}`: `protofl paper run {id}{part}`"
+            left = " --not-kept" if id in kept else ""
+            yield f"- {open_} of `{id}`: `protofl paper run {id}{part}{left}`"
         for why, number in reasons.items():
             yield f"- {number} of `{id}` cannot be run: {why}"
 

@@ -112,8 +112,9 @@ OPTIONS = {
     "models scale methods seeds cores engine data-root baseline",
     "completion": "",
     "paper list": "json",
-    "paper show": "rows columns seeds partition-seeds rounds-scale max-hours set measure json",
-    "paper run": "rows columns seeds partition-seeds rounds-scale max-hours set out orchestrator restart no-wait",
+    "paper show": "rows columns seeds partition-seeds rounds-scale part not-kept max-hours set measure json",
+    "paper run": "rows columns seeds partition-seeds rounds-scale part not-kept max-hours set "
+    "out orchestrator restart no-wait",
     "paper keep": "into again",
     "paper claims": "home kept papers write json",
 }

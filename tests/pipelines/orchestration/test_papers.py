@@ -28,9 +28,10 @@ def test_the_address_of_a_store_is_no_parameter_of_the_flow(monkeypatch: pytest.
     monkeypatch.setattr(papers, "uses_prefect", lambda *_: True)
     monkeypatch.chdir(tmp_path)
     assignments = ("data.root=images", f"tracking.uri={SECRET}", " tracking.uri =x", "tracking.enabled=false")
-    papers.run_paper("fedpa.table2", Asked(columns=("mnist_1",), assignments=assignments), tmp_path)
+    papers.run_paper("fedpa.table2", Asked(columns=("mnist_1",), assignments=assignments), tmp_path, part="1/2")
     assert told["assignments"] == ("data.root=images",)
     assert "hidden" not in str(told)
+    assert (told["part"], told["not_kept"]) == ("1/2", False)
 
 
 @pytest.mark.parametrize("assignment", [f"tracking.uri={SECRET}", f"tracking={{uri: '{SECRET}'}}", " tracking.uri =x"])

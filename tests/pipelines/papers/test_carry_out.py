@@ -21,6 +21,7 @@ from pipelines.execution.progress import Silence
 from pipelines.orchestration.commands import operation
 from pipelines.papers.carry_out import run_table
 from pipelines.papers.plan import Asked, plan
+from pipelines.papers.share import share
 
 from .conftest import TINY, tiny
 
@@ -81,11 +82,14 @@ def test_a_killed_table_ends_with_the_same_bytes(tmp_path: Path) -> None:
     }
 
 
-def carried_out(out: Path, *rows: str, seeds: tuple[int, ...] = (0,), **asked: Any) -> list[str]:
+def carried_out(
+    out: Path, *rows: str, seeds: tuple[int, ...] = (0,), part: tuple[int, int] = (1, 1), **asked: Any
+) -> list[str]:
     """Rows of the first setting at a tenth of its rounds; returns what was said on the way."""
     said: list[str] = []
     assignments = ("tracking.enabled=false", *asked.pop("assignments", ()))
     planned = plan(tiny(), Asked(rows, ["even"], seeds, assignments=assignments, **{"rounds_scale": 0.1, **asked}))
+    planned = share(planned, part)
     with operation({"tracking": {"enabled": False}}, wait=False) as (how, _):
         watcher = Silence()
         watcher.say = said.append  # type: ignore[method-assign]
@@ -120,6 +124,15 @@ def test_what_an_earlier_command_finished_stays_beside_what_a_later_one_does(out
     assert document["seeds"] == [0, 1, 2]
     difference = next(one for one in document["cells"] if (one["row"], one["column"]) == ("near", "even"))
     assert difference["difference"] is not None and difference["difference_low"] is None  # one seed in common, 0
+
+
+def test_two_parts_are_the_whole(out: Path) -> None:
+    """Of two rows and two seeds each part has a seed of both; the second one's table has what the first one found."""
+    said = carried_out(out, "fedavg", "near", seeds=(0, 1), part=(1, 2))
+    assert said[0].startswith("fedpa.tiny: 2 runs in 1 setting")
+    assert measured(out) == {("fedavg", "even"): 1, ("fedavg", "sent"): 1, ("near", "even"): 1}
+    carried_out(out, "fedavg", "near", seeds=(0, 1), part=(2, 2))
+    assert measured(out) == {("fedavg", "even"): 2, ("fedavg", "sent"): 2, ("near", "even"): 2}
 
 
 def test_divisions_of_an_earlier_command_stay_and_what_has_none_is_told_to_be_left_out(out: Path) -> None:

@@ -349,6 +349,8 @@ def test_the_page_says_how_to_go_on_and_what_cannot_be_run(compared: Compared, m
         "- 1 of `fedpa.tiny` cannot be run: Unheard-of is not built\n"
         "- 1 of `fedpa.tiny` cannot be run: its bytes are not told\n"
     )
+    page = markdown([judge(one, measured) for one in which], kept={"fedpa.tiny"})
+    assert "- 1 of `fedpa.tiny`: `protofl paper run fedpa.tiny --columns skewed --not-kept`\n" in page
 
 
 @pytest.mark.parametrize(

@@ -304,11 +304,13 @@ def test_a_run_that_is_older_than_a_key_has_its_default() -> None:
     config = Config.from_mapping(
         {"data": {"name": "digits"}, "method": {"name": "fedprox"}, "federation": {"rounds": 7}}
     )
+    settings = {key: value for key, value in config.identity().items() if key != "seed"}
+    settings["partition"] = {key: value for key, value in settings["partition"].items() if key != "seed"}
     values = config.to_mapping()
     del values["local"]["clip"]
-    assert keeping._identity({"config": values, "identity": {}}) == config.identity()
+    assert keeping._said_now(values, {}) == settings
     values["local"]["forgotten"] = 1
-    assert keeping._identity({"config": values, "identity": {"said": 1}}) == {"said": 1}
+    assert keeping._said_now(values, {"seed": 3, "partition": {"seed": 4, "said": 1}}) == {"partition": {"said": 1}}
 
 
 def test_a_folder_of_kept_runs_that_is_not_there_is_named(tmp_path: Path) -> None:

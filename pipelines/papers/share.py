@@ -1,0 +1,74 @@
+"""A share of a table's runs: those that are not kept yet, and of these one machine's.
+
+A table at full budget is days of one machine. Its runs do not depend on each other, and ``protofl paper keep`` puts
+what several machines found into one file; so what a machine is to do can be told in two numbers, without anybody who
+divides rows and seeds by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from flcore.errors import ConfigError, RunError
+from pipelines.papers.catalogue import PaperTable
+from pipelines.papers.keeping import kept_places
+from pipelines.papers.kept import KeptTable, kept_so_far
+from pipelines.papers.plan import Asked, Place, TablePlan, comparison_parameters, place_of, plan
+from pipelines.reporting.formats import plural
+
+
+def plan_of_share(table: PaperTable, asked: Asked, part: str | None = None, *, not_kept: bool = False) -> TablePlan:
+    """The plan of what is asked for, with some of its runs.
+
+    Args:
+        table: of a paper. asked: what of it.
+        part: ``K/N``: every N-th run, from the K-th on. Runs are counted by setting, row, division and seed, kept or
+            not, so that N machines with the same command do each of them once. None: all.
+        not_kept: leave out runs whose figures come with the code.
+
+    Raises:
+        ConfigError: ``part`` is none; or as :func:`pipelines.papers.plan.plan`. RunError: no run is left.
+    """
+    own = _part(part) if part is not None else (1, 1)
+    return share(plan(table, asked), own, kept_so_far(table, asked.rounds_scale) if not_kept else None)
+
+
+def share(found: TablePlan, part: tuple[int, int] = (1, 1), kept: KeptTable | None = None) -> TablePlan:
+    """Some of a plan's runs: the K-th of N parts, and those that are not ``kept``.
+
+    Raises:
+        RunError: no run is left.
+    """
+    number, of = part
+    every = [place_of(setting, run) for setting in found.settings for run in setting.runs]
+    own = every[number - 1 :: of]
+    done = kept_places(found, kept) if kept is not None else set[Place]()
+    left = [place for place in own if place not in done]
+    if every and not left:
+        whose = "" if of == 1 else f" of part {number}/{of}"
+        cure = "all are kept, and are made again without --not-kept" if own else "there are more parts than runs"
+        raise RunError(f"{found.table.id}: of {plural(len(every), 'run')} none{whose} is left; {cure}")
+    return _with_runs(found, set(left)) if len(left) < len(every) else found
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, slash, of = text.partition("/")
+    if slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of):
+        return int(number), int(of)
+    raise ConfigError(f"--part {text}: expected K/N, the K-th of N parts, such as 1/2")
+
+
+def _with_runs(found: TablePlan, wanted: Collection[Place]) -> TablePlan:
+    """The plan with these runs alone; without settings and rows that have none of them."""
+    settings = []
+    for setting in found.settings:
+        only = frozenset(place for place in wanted if place[0] == setting.name)
+        rows = tuple(row for row in setting.rows if any(place[1] == row.key for place in only))
+        if not rows:
+            continue
+        parameters = comparison_parameters(found.table, setting.columns[0], rows, found.asked)
+        share = len(only) / setting.num_runs
+        seconds = None if setting.seconds is None else setting.seconds * share
+        settings.append(replace(setting, rows=rows, parameters=parameters, seconds=seconds, only=only))
+    return replace(found, settings=tuple(settings))

@@ -1,0 +1,95 @@
+"""Some of a table's runs: the parts of machines, and what is kept already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flcore.errors import ConfigError, RunError
+from pipelines.cli.app import main
+from pipelines.papers.catalogue import table_named
+from pipelines.papers.keeping import keep
+from pipelines.papers.kept import kept_so_far
+from pipelines.papers.plan import Asked, Place, TablePlan, place_of, plan, told_length
+from pipelines.papers.runs import FailedRun
+from pipelines.papers.share import plan_of_share, share
+
+from .conftest import tiny
+from .test_keeping import leave
+
+
+def places(found: TablePlan) -> list[Place]:
+    return [place_of(setting, run) for setting in found.settings for run in setting.runs]
+
+
+def test_every_run_is_in_one_part() -> None:
+    """Eight runs dealt to three machines, by setting, row and seed; each seed divides its own data."""
+    found = plan(tiny(), Asked(seeds=(3, 4)), look_at_data=False)
+    first, second, third = (share(found, (number, 3)) for number in (1, 2, 3))
+    assert places(first) == [("even", "fedavg", 3, 3), ("even", "near", 4, 4), ("skewed", "near", 3, 3)]
+    assert places(second) == [("even", "fedavg", 4, 4), ("skewed", "fedavg", 3, 3), ("skewed", "near", 4, 4)]
+    assert places(third) == [("even", "near", 3, 3), ("skewed", "fedavg", 4, 4)]
+    assert [[row.key for row in setting.rows] for setting in third.settings] == [["near"], ["fedavg"]]
+    assert third.settings[0].parameters["compare"]["methods"] == ["near"]
+    assert (found.num_runs, third.num_runs) == (8, 2) and told_length(third).startswith("2 runs in 2 settings;")
+    assert share(found) is found
+
+
+def test_divisions_are_dealt_too() -> None:
+    found = plan(tiny(), Asked(["near"], ["even"], (0,), (5, 6)), look_at_data=False)
+    assert places(share(found, (2, 2))) == [("even", "near", 6, 0)]
+
+
+@pytest.mark.parametrize("part", ["3/2", "0/2", "1", "1/", "a/b", "1/2/3", "²/3"])
+def test_what_is_no_part_is_told(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=r"^--part .*: expected K/N, the K-th of N parts, such as 1/2$"):
+        plan_of_share(tiny(), Asked(), part)
+    assert main(["paper", "show", "fedpa.table2", "--part", part]) == 2
+    assert "expected K/N" in capsys.readouterr().err
+
+
+def asked_of_fedpa(*seeds: int, **asked: Any) -> TablePlan:
+    return plan(
+        table_named("fedpa.table2"), Asked(["fedavg", "fedpa"], ["mnist_0.1"], seeds, **asked), look_at_data=False
+    )
+
+
+def test_what_is_kept_is_left_out(tmp_path: Path) -> None:
+    """FedAvg's and FedPA's of seed 0 are kept, on the table's division 42; both of seed 1 are left, in two parts."""
+    keep(leave(tmp_path / "table", {"fedavg": 90, "fedpa": 93}), tmp_path)
+    kept = kept_so_far(table_named("fedpa.table2"), 1, tmp_path)
+    found = asked_of_fedpa(0, 1)
+    assert places(share(found, kept=kept)) == [("mnist_0.1", "fedavg", 42, 1), ("mnist_0.1", "fedpa", 42, 1)]
+    # A part is of all runs, so that it is the same for a machine that has kept its own already.
+    assert places(share(asked_of_fedpa(0, 1, partition_seeds=(42, 43)), (1, 2), kept)) == [
+        ("mnist_0.1", "fedavg", 43, 0),
+        ("mnist_0.1", "fedpa", 43, 0),
+    ]
+    with pytest.raises(RunError, match=r"^fedpa\.table2: of 2 runs none is left; all are kept, and are made again w"):
+        share(asked_of_fedpa(0), kept=kept)
+    with pytest.raises(RunError, match=r"^fedpa\.table2: of 2 runs none of part 3/3 is left; there are more parts t"):
+        share(asked_of_fedpa(0), (3, 3), kept)
+    assert not kept_so_far(table_named("fedpa.table2"), 0.5, tmp_path).runs  # another budget, another file
+
+
+def test_what_is_kept_of_another_setting_is_made(tmp_path: Path) -> None:
+    """An engine is another way to the same setting; a learning rate is not."""
+    keep(leave(tmp_path / "table", {"fedavg": 90, "fedpa": 93}), tmp_path)
+    kept = kept_so_far(table_named("fedpa.table2"), 1, tmp_path)
+    other = asked_of_fedpa(0, assignments=("local.lr=0.5",))
+    assert share(other, kept=kept) is other
+    with pytest.raises(RunError, match="none is left"):
+        share(asked_of_fedpa(0, assignments=("engine.compile=default",)), kept=kept)
+
+
+def test_a_run_that_failed_where_others_are_kept_is_not_tried_again(tmp_path: Path) -> None:
+    keep(leave(tmp_path / "table", {"fedavg": 90}), tmp_path)
+    kept = kept_so_far(table_named("fedpa.table2"), 1, tmp_path)
+    kept = replace(kept, failed=(FailedRun("fedpa", (42, 1), "mnist_0.1", "round 3: training diverged"),))
+    assert places(share(asked_of_fedpa(0, 1), kept=kept)) == [
+        ("mnist_0.1", "fedavg", 42, 1),
+        ("mnist_0.1", "fedpa", 42, 0),
+    ]
