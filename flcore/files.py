@@ -169,8 +169,8 @@ def read_json(path: Path, cure: str) -> dict[str, Any]:
     return content
 
 
-def read_lines(path: Path, cure: str) -> list[dict[str, Any]]:
-    """The JSON objects in ``path``, one a line.
+def read_lines(path: Path, cure: str, *, growing: bool = False) -> list[dict[str, Any]]:
+    """The JSON objects in ``path``, one a line; of a ``growing`` file without a last line that is not whole yet.
 
     Raises:
         DataError: the file is missing, or a line is no JSON object; the message ends with ``cure``.
@@ -185,7 +185,9 @@ def read_lines(path: Path, cure: str) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-        except NOT_JSON as error:
+        except NOT_JSON as error:  # also an incomplete UTF-8 character
+            if growing and number == len(lines):
+                break
             raise DataError(f"{path}, line {number}: damaged, not readable as JSON; {cure}") from error
         if not isinstance(record, dict):
             raise DataError(f"{path}, line {number}: damaged, not a JSON object; {cure}")

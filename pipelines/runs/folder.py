@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flcore import files
 from flcore.errors import DataError
-from flcore.files import NOT_JSON
 from flcore.run_folder import RunFiles, check_seal
 from pipelines.runs import kinds
 from pipelines.runs.layout import read_json
@@ -115,23 +114,9 @@ def _under_way(checkpoint: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a ``.jsonl`` file, in order; a last line that is still being written is left out.
+    """The records of a ``.jsonl`` file, in order, none where there is none; a last line that is being written is left.
 
     Raises:
         DataError: a line before the last is damaged, or one is no object.
     """
-    if not path.exists():
-        return []
-    lines = path.read_bytes().splitlines()
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except NOT_JSON as error:  # also an incomplete UTF-8 character
-            if number == len(lines):
-                break
-            raise DataError(f"{path}, line {number}: damaged ({error}); run this method again") from error
-        if not isinstance(record, dict):
-            raise DataError(f"{path}, line {number}: damaged (no object); run this method again")
-        records.append(record)
-    return records
+    return files.read_lines(path, kinds.CURE, growing=True) if path.exists() else []

@@ -12,6 +12,9 @@ from typing import Any
 from flcore.errors import DataError
 from flcore.wording import brief
 
+CURE = "run this method again"
+"""What helps a run whose files are not whole."""
+
 NUMBER, COUNT = "a number", "a whole number"
 NUMBERS = {"*": NUMBER}
 _WAYS = {"*": NUMBERS}
@@ -89,4 +92,4 @@ def check(value: Any, kind: Any, where: str) -> None:
 
 
 def _wrong(value: Any, kind: str, where: str) -> DataError:
-    return DataError(f"{where}: damaged, {brief(value, 60)} is not {kind}; run this method again")
+    return DataError(f"{where}: damaged, {brief(value, 60)} is not {kind}; {CURE}")

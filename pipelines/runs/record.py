@@ -6,7 +6,6 @@ Knows nothing of how runs are made. A missing value is None. Two answers on the 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from flcore.errors import ConfigError, DataError
-from flcore.files import NOT_JSON
+from flcore.files import read_json, read_lines
 from flcore.run_folder import check_seal
-from flcore.wording import brief
 from pipelines.runs.convergence import from_history
 from pipelines.runs import kinds
 
@@ -168,14 +166,14 @@ def load_run(directory: Path) -> RunRecord:
     directory = Path(directory)
     path = directory / "metrics.json"
     check_seal(directory)
-    metrics = _parse_object(_read_text(path), str(path))
+    metrics = read_json(path, kinds.CURE)
     kinds.check(metrics, kinds.METRICS, str(path))
     for key in ("method", "dataset", "seed", "rounds"):
         if metrics.get(key) is None:
-            raise DataError(f"{path}: no '{key}'; run this method again.")
+            raise DataError(f"{path}: no '{key}'; {kinds.CURE}")
     history_path = directory / "history.jsonl"
-    lines = enumerate(_read_text(history_path).splitlines(), start=1)
-    history = [_round_record(line, f"{history_path}, line {number}") for number, line in lines if line.strip()]
+    lines = enumerate(read_lines(history_path, kinds.CURE), start=1)
+    history = [_round_record(values, f"{history_path}, line {number}") for number, values in lines]
     numbers = {key: _number(metrics.get(key), f"{path}: {key}") for key in (*SCORES, *COMMUNICATION)}
     best_round = _number(metrics.get("best_round"), f"{path}: best_round")
     return RunRecord(
@@ -214,9 +212,9 @@ def load_identity(directory: Path) -> dict[str, Any] | None:
     path = Path(directory) / "config.json"
     if not path.is_file():
         return None
-    identity = _parse_object(_read_text(path), str(path)).get("identity")
+    identity = read_json(path, kinds.CURE).get("identity")
     if not isinstance(identity, dict):
-        raise DataError(f"{path}: no object 'identity'; run this method again.")
+        raise DataError(f"{path}: no object 'identity'; {kinds.CURE}")
     return identity
 
 
@@ -229,32 +227,14 @@ def load_compared_by(directory: Path) -> frozenset[str] | None:
     path = Path(directory) / "config.json"
     if not path.is_file():
         return None
-    keys = (_parse_object(_read_text(path), str(path)).get("environment") or {}).get("compared_by")
+    keys = (read_json(path, kinds.CURE).get("environment") or {}).get("compared_by")
     return None if keys is None else frozenset(keys)
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({error.__class__.__name__}); is the run finished?") from error
-
-
-def _parse_object(text: str, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except NOT_JSON as error:
-        raise DataError(f"{where}: damaged JSON ({brief(str(error))}); run this method again.") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{where}: expected a JSON object, found {type(value).__name__}; run this method again.")
-    return value
-
-
-def _round_record(line: str, where: str) -> RoundRecord:
-    values = _parse_object(line, where)
+def _round_record(values: Mapping[str, Any], where: str) -> RoundRecord:
     kinds.check(values, kinds.HISTORY, where)
     if values.get("round") is None:
-        raise DataError(f"{where}: no 'round'; run this method again.")
+        raise DataError(f"{where}: no 'round'; {kinds.CURE}")
     train_loss = values.get("train_loss") or {}
     return RoundRecord(
         round=_integer(values["round"], f"{where}: round"),

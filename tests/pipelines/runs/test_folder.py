@@ -61,7 +61,7 @@ def test_an_incomplete_last_line_is_left_out_and_a_damaged_one_is_an_error(tmp_p
     with pytest.raises(DataError, match="line 1"):
         read_lines(path)
     path.write_bytes(b"3\n")
-    with pytest.raises(DataError, match="no object"):
+    with pytest.raises(DataError, match="not a JSON object"):
         read_lines(path)
 
 
