@@ -259,22 +259,7 @@ def bench(arguments: argparse.Namespace) -> int:
     """``protofl bench``: a benchmark."""
     from pipelines import bench as benchmarks
 
-    options: tuple[str, ...] = ("rounds", "repetitions")
-    options += (
-        "peers",
-        "only_peers",
-        "peer_python",
-        "cases",
-        "clients",
-        "workers",
-        "group_sizes",
-        "devices",
-        "model",
-        "models",
-        "scale",
-    )
-    options += ("methods", "seeds", "cores", "engine", "data_root", "baseline")
-    given = {name: getattr(arguments, name) for name in options if getattr(arguments, name) is not None}
+    given = {name: getattr(arguments, name) for name in arguments.measured if getattr(arguments, name) is not None}
     result = benchmarks.run(arguments.name, given)
     print(json.dumps(result, indent=2) if arguments.json else benchmarks.describe(result))
     return 0

@@ -294,57 +294,53 @@ def _add_machine(add: _Commands) -> None:
     bench.add_argument("name", choices=tuple(BENCHMARKS), metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
     options.as_json(bench, "JSON")
     measured = bench.add_argument_group("what is measured (each benchmark has its own defaults)")
-    measured.add_argument("--rounds", type=whole_number(1), metavar="N", help="of every run")
-    measured.add_argument("--repetitions", type=whole_number(1), metavar="N", help="of every case, in turn")
-    measured.add_argument(
+    options_of_benchmarks: list[str] = []
+
+    def option(flag: str, **keywords: Any) -> None:
+        options_of_benchmarks.append(measured.add_argument(flag, **keywords).dest)
+
+    option("--rounds", type=whole_number(1), metavar="N", help="of every run")
+    option("--repetitions", type=whole_number(1), metavar="N", help="of every case, in turn")
+    option(
         "--peers",
         action="store_true",
         default=None,
         help="overhead, gpu: also other simulators, in environments of their own that are made in the cache folder",
     )
-    measured.add_argument("--only-peers", type=names, metavar="A,B,...", help="likewise: some of them, by name")
-    measured.add_argument(
+    option("--only-peers", type=names, metavar="A,B,...", help="likewise: some of them, by name")
+    option(
         "--peer-python",
         type=Path,
         metavar="FILE",
         help="gpu: where no registry is reached: an interpreter that has the packages of --peers (JAX, pfl)",
     )
-    measured.add_argument(
-        "--cases", type=names, metavar="A,B,...", help="overhead: some of our commands alone, such as run_2_workers"
-    )
-    measured.add_argument("--clients", type=whole_numbers, metavar="N,N,...", help="population: how many clients")
-    measured.add_argument(
+    option("--cases", type=names, metavar="A,B,...", help="overhead: some of our commands alone, such as run_2_workers")
+    option("--clients", type=whole_numbers, metavar="N,N,...", help="population: how many clients")
+    option(
         "--workers",
         type=whole_numbers,
         metavar="N,N,...",
         help="workers, models, cifar10-cross-device: worker processes",
     )
-    measured.add_argument("--group-sizes", type=whole_numbers, metavar="N,N,...", help="stack: clients in a stack")
-    measured.add_argument(
-        "--devices", type=names, metavar="cpu,cuda", help="stack, cifar10-cross-device: default: what is there"
-    )
-    measured.add_argument("--model", metavar="NAME", help="stack: see 'protofl list models'")
-    measured.add_argument(
-        "--models", type=names, metavar="A,B,...", help="models: default: all of 'protofl list models'"
-    )
-    measured.add_argument(
-        "--scale", type=positive, metavar="F", help="cifar10-cross-device: this share of it, for trying out"
-    )
-    measured.add_argument("--methods", type=names, metavar="A,B,...", help="comparison: default: eight of them")
-    measured.add_argument("--seeds", type=whole_numbers, metavar="0,1,...", help="comparison: of each method")
-    measured.add_argument("--cores", type=whole_numbers, metavar="N,N,...", help="comparison: how many it may use")
-    measured.add_argument(
+    option("--group-sizes", type=whole_numbers, metavar="N,N,...", help="stack: clients in a stack")
+    option("--devices", type=names, metavar="cpu,cuda", help="stack, cifar10-cross-device: default: what is there")
+    option("--model", metavar="NAME", help="stack: see 'protofl list models'")
+    option("--models", type=names, metavar="A,B,...", help="models: default: all of 'protofl list models'")
+    option("--scale", type=positive, metavar="F", help="cifar10-cross-device: this share of it, for trying out")
+    option("--methods", type=names, metavar="A,B,...", help="comparison: default: eight of them")
+    option("--seeds", type=whole_numbers, metavar="0,1,...", help="comparison: of each method")
+    option("--cores", type=whole_numbers, metavar="N,N,...", help="comparison: how many it may use")
+    option(
         "--engine",
         type=names,
         metavar="KEY=VALUE,...",
         help="comparison: of the section engine, such as stack=true; overhead: cases with these, beside those without",
     )
-    measured.add_argument(
+    option(
         "--data-root", type=Path, metavar="DIR", help="comparison: MNIST's files; default: random images of that shape"
     )
-    measured.add_argument(
-        "--baseline", type=Path, metavar="DIR", help="comparison: sources of another version, measured in turn"
-    )
+    option("--baseline", type=Path, metavar="DIR", help="comparison: sources of another version, measured in turn")
+    bench.set_defaults(measured=options_of_benchmarks)
 
     epilog = "bash:  protofl completion bash > ~/.local/share/bash-completion/completions/protofl"
     completion = add(
