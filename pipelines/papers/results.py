@@ -15,7 +15,7 @@ from pipelines.papers.plan import TablePlan, cells, refused_by_reason, snapshots
 from pipelines.papers.runs import INTERRUPTED, FailedRun, MeasuredRun, runs_of, told_pairs
 from pipelines.papers.table_file import Told
 from pipelines.reporting import tables
-from pipelines.reporting.formats import MISSING, format_number, format_number_difference, listed
+from pipelines.reporting.formats import MISSING, format_number, format_number_difference, listed, plural
 from pipelines.reporting.html import Notes, Rows, Section, Words, write_page
 from pipelines.reporting.statistics import PairedDifference, Summary, paired_difference, summarise
 from pipelines.reporting.tables import WORDS, Format, Table, csv_text, json_text, markdown_table, write_texts
@@ -310,8 +310,10 @@ def notes(found: TableResults) -> list[str]:
     """What a reader should know, and what failed."""
     beyond = ", ".join(map(str, snapshots_beyond(found.plan)))
     without = [f"No pictures of round {beyond}: the reduced budget ends before."] if beyond else []
+    others = plural(found.plan.left_out, "run")
+    elsewhere = [f"{others} left out: kept with the code, or another machine's part; `protofl paper keep` joins them."]
     failed = [f"Failed: {label}: {reason}" for label, reason in found.failed.items()]
-    return [*found.plan.table.notes, *without, *failed]
+    return [*found.plan.table.notes, *without, *(elsewhere if found.plan.left_out else []), *failed]
 
 
 def _refusals(found: TableResults) -> list[str]:

@@ -71,4 +71,5 @@ def _with_runs(found: TablePlan, wanted: Collection[Place]) -> TablePlan:
         share = len(only) / setting.num_runs
         seconds = None if setting.seconds is None else setting.seconds * share
         settings.append(replace(setting, rows=rows, parameters=parameters, seconds=seconds, only=only))
-    return replace(found, settings=tuple(settings))
+    num_left = sum(setting.num_runs for setting in settings)
+    return replace(found, settings=tuple(settings), left_out=found.num_runs - num_left)

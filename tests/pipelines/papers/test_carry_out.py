@@ -129,7 +129,7 @@ def test_what_an_earlier_command_finished_stays_beside_what_a_later_one_does(out
 def test_two_parts_are_the_whole(out: Path) -> None:
     """Of two rows and two seeds each part has a seed of both; the second one's table has what the first one found."""
     said = carried_out(out, "fedavg", "near", seeds=(0, 1), part=(1, 2))
-    assert said[0].startswith("fedpa.tiny: 2 runs in 1 setting")
+    assert said[0].startswith("fedpa.tiny: 2 runs in 1 setting (2 others left out)")
     assert measured(out) == {("fedavg", "even"): 1, ("fedavg", "sent"): 1, ("near", "even"): 1}
     carried_out(out, "fedavg", "near", seeds=(0, 1), part=(2, 2))
     assert measured(out) == {("fedavg", "even"): 2, ("fedavg", "sent"): 2, ("near", "even"): 2}

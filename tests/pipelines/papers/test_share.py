@@ -14,6 +14,7 @@ from pipelines.papers.catalogue import table_named
 from pipelines.papers.keeping import keep
 from pipelines.papers.kept import kept_so_far
 from pipelines.papers.plan import Asked, Place, TablePlan, place_of, plan, told_length
+from pipelines.papers.results import assembled, notes
 from pipelines.papers.runs import FailedRun
 from pipelines.papers.share import plan_of_share, share
 
@@ -34,7 +35,9 @@ def test_every_run_is_in_one_part() -> None:
     assert places(third) == [("even", "near", 3, 3), ("skewed", "fedavg", 4, 4)]
     assert [[row.key for row in setting.rows] for setting in third.settings] == [["near"], ["fedavg"]]
     assert third.settings[0].parameters["compare"]["methods"] == ["near"]
-    assert (found.num_runs, third.num_runs) == (8, 2) and told_length(third).startswith("2 runs in 2 settings;")
+    assert (found.num_runs, third.num_runs, third.left_out) == (8, 2, 6)
+    assert told_length(third).startswith("2 runs in 2 settings (6 others left out); how long")
+    assert any(note.startswith("6 runs left out: kept with") for note in notes(assembled(third, ())))
     assert share(found) is found
 
 
