@@ -15,6 +15,7 @@ from flcore.config import Config
 from flcore.errors import ConfigError, RunError
 from flcore.run_folder import RunFiles, described
 from pipelines.execution.bodies import comparison_runs
+from pipelines.papers.assigned import key_of
 from pipelines.papers.catalogue import PaperTable, table_named
 from pipelines.papers.kept import HERE, KeptRun, KeptTable, kept_so_far
 from pipelines.papers.plan import Asked, Place, TablePlan, place_of, plan
@@ -189,10 +190,14 @@ def outdated(kept: KeptTable) -> list[KeptRun]:
 def kept_places(found: TablePlan, kept: KeptTable) -> set[Place]:
     """Which runs of a plan are kept, with the settings that it has for them, or have failed where others are kept."""
     settings = {run.place: _said_now(run.settings, run.settings) for run in kept.runs}
-    places = {(one.setting, one.row, *one.pair) for one in kept.failed}
+    failed = {(one.setting, one.row, *one.pair) for one in kept.failed}
+    places = set[Place]()
     for setting in found.settings:
+        is_the_tables = all(_may_be_set(key_of(assignment)) for assignment in setting.besides)
         for run in setting.runs:
             place = place_of(setting, run)
+            if place in failed and is_the_tables:
+                places.add(place)
             if place in settings:
                 own, was = flatten(_without_seeds(run.config.identity())), flatten(settings[place])
                 if all(own.get(key) == was.get(key) or _may_be_set(key) for key in own.keys() | was.keys()):

@@ -92,7 +92,7 @@ class TablePlan:
         refused: by row and column, why a cell is not run.
         at_fault: likewise, the error that this would be; not of cells that the table's file refuses.
         besides: by setting, what was set beside the table's own values when the runs were made whose figures are read.
-        left_out: how many runs are not made here, because they are kept or in another part.
+        left_out: runs that are not made here, because they are kept or in another part.
     """
 
     table: PaperTable
@@ -101,7 +101,7 @@ class TablePlan:
     refused: Mapping[tuple[str, str], str]
     at_fault: Mapping[tuple[str, str], type[ProtoflError]] = field(default_factory=dict)
     besides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    left_out: int = 0
+    left_out: frozenset[Place] = frozenset()
 
     def nothing_to_run(self) -> ProtoflError:
         """Why there is no setting: an error of the kind that all refusals are, but for those of the table's file."""
@@ -302,7 +302,7 @@ def told_length(found: TablePlan, finished: Mapping[str, int] | None = None) -> 
     waiting = [setting for setting in found.settings if left[setting.name] > 0]
     known = [setting.seconds * left[setting.name] for setting in waiting if setting.seconds is not None]
     words = f"{plural(found.num_runs, 'run')} in {plural(len(found.settings), 'setting')}"
-    words += f" ({found.left_out} others left out)" if found.left_out else ""
+    words += f" ({len(found.left_out)} others left out)" if found.left_out else ""
     words += f", {done} of them finished before" if done else ""
     if known:
         unknown = len(waiting) - len(known)

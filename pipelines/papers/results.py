@@ -310,10 +310,11 @@ def notes(found: TableResults) -> list[str]:
     """What a reader should know, and what failed."""
     beyond = ", ".join(map(str, snapshots_beyond(found.plan)))
     without = [f"No pictures of round {beyond}: the reduced budget ends before."] if beyond else []
-    others = plural(found.plan.left_out, "run")
+    here = {(run.setting, run.row, *run.pair) for run in found.runs}
+    others = plural(len(found.plan.left_out - here), "run")
     elsewhere = [f"{others} left out: kept with the code, or another machine's part; `protofl paper keep` joins them."]
     failed = [f"Failed: {label}: {reason}" for label, reason in found.failed.items()]
-    return [*found.plan.table.notes, *without, *(elsewhere if found.plan.left_out else []), *failed]
+    return [*found.plan.table.notes, *without, *(elsewhere if found.plan.left_out - here else []), *failed]
 
 
 def _refusals(found: TableResults) -> list[str]:

@@ -7,7 +7,7 @@ divides rows and seeds by hand.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Set
 from dataclasses import replace
 
 from flcore.errors import ConfigError, RunError
@@ -49,7 +49,7 @@ def share(found: TablePlan, part: tuple[int, int] = (1, 1), kept: KeptTable | No
         whose = "" if of == 1 else f" of part {number}/{of}"
         cure = "all are kept, and are made again without --not-kept" if own else "there are more parts than runs"
         raise RunError(f"{found.table.id}: of {plural(len(every), 'run')} none{whose} is left; {cure}")
-    return _with_runs(found, set(left)) if len(left) < len(every) else found
+    return _with_runs(found, set(left), frozenset(every)) if len(left) < len(every) else found
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -59,8 +59,8 @@ def _part(text: str) -> tuple[int, int]:
     raise ConfigError(f"--part {text}: expected K/N, the K-th of N parts, such as 1/2")
 
 
-def _with_runs(found: TablePlan, wanted: Collection[Place]) -> TablePlan:
-    """The plan with these runs alone; without settings and rows that have none of them."""
+def _with_runs(found: TablePlan, wanted: Set[Place], every: frozenset[Place]) -> TablePlan:
+    """The plan with the wanted ones of its runs alone; without settings and rows that have none of them."""
     settings = []
     for setting in found.settings:
         only = frozenset(place for place in wanted if place[0] == setting.name)
@@ -71,5 +71,4 @@ def _with_runs(found: TablePlan, wanted: Collection[Place]) -> TablePlan:
         share = len(only) / setting.num_runs
         seconds = None if setting.seconds is None else setting.seconds * share
         settings.append(replace(setting, rows=rows, parameters=parameters, seconds=seconds, only=only))
-    num_left = sum(setting.num_runs for setting in settings)
-    return replace(found, settings=tuple(settings), left_out=found.num_runs - num_left)
+    return replace(found, settings=tuple(settings), left_out=every - wanted)

@@ -131,8 +131,10 @@ def test_two_parts_are_the_whole(out: Path) -> None:
     said = carried_out(out, "fedavg", "near", seeds=(0, 1), part=(1, 2))
     assert said[0].startswith("fedpa.tiny: 2 runs in 1 setting (2 others left out)")
     assert measured(out) == {("fedavg", "even"): 1, ("fedavg", "sent"): 1, ("near", "even"): 1}
+    assert "- 2 runs left out: kept with the code, or another" in (out / "table.md").read_text(encoding="utf-8")
     carried_out(out, "fedavg", "near", seeds=(0, 1), part=(2, 2))
     assert measured(out) == {("fedavg", "even"): 2, ("fedavg", "sent"): 2, ("near", "even"): 2}
+    assert "left out" not in (out / "table.md").read_text(encoding="utf-8")
 
 
 def test_divisions_of_an_earlier_command_stay_and_what_has_none_is_told_to_be_left_out(out: Path) -> None:
