@@ -175,8 +175,8 @@ class Scorer:
         return self._server[1]
 
     def _global_model(self, request: Request, server: Record, memories: Memories) -> Weights:
-        # Once per request: it may be made of what all clients remember.
-        if self._model is None or self._model[0] is not request:
+        # Once per request, which comes anew with each part to a worker: it may be made of what all clients remember.
+        if self._model is None or self._model[0] != request:
             model = global_model(self._experiment, server, memories)
             assert model is not None  # else there are no parts of shared images
             self._model = (request, model)
@@ -216,7 +216,7 @@ class Scorer:
         weights = with_statistics(trained or setting.initial, memory, setting) if request.private else own
         assert weights is not None
         images = StoredImages(self._experiment, self._data.images[: self._data.num_shared])
-        way = {MAIN: self._experiment.method.predict}
+        way = {MAIN: self._experiment.method.predict_private}
         held = held.to(self._experiment.config.engine.device)
         answers = self._forward.answers(weights, images, way, server, held)[MAIN].argmax(dim=1)
         labels = self._data.shared_labels

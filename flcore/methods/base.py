@@ -197,6 +197,14 @@ class Method(Checked, ABC):
         return False
 
     @property
+    def broadcasts_model(self) -> bool:
+        """Whether clients are sent :data:`MODEL` as the server holds it; else what they make theirs of, as differences.
+
+        Where not, a model that stands on top of it at the server does not reach them in its place.
+        """
+        return True
+
+    @property
     def answers_from_memory(self) -> bool:
         """Whether :meth:`client_model` reads what clients remember; else their files are not opened for scoring."""
         return not self.has_global_model
@@ -233,6 +241,13 @@ class Method(Checked, ABC):
             classes: bool [K], the classes the answering client holds in training; None for a global answer.
         """
         return model.classify(model.features(images))
+
+    def predict_private(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+        """As :meth:`predict`, where a client's model is asked for what it says as its training left it (A_loc, A_sel).
+
+        A method whose answers come from elsewhere too (an ensemble, what stands at the server alone) leaves that out.
+        """
+        return self.predict(model, images, server, classes)
 
     def alternatives(self) -> Mapping[str, Predict]:
         """Other ways to predict by name, scored beside :meth:`predict` (heads, nearest prototypes, their fusion)."""

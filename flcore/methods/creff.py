@@ -15,8 +15,8 @@ history scores f with h as ``fedavg_head``. Clients that answer for themselves d
 
 Choices: the first h̃ is the initial head (all classifiers begin with random weights). Classes that nobody sampled holds
 keep their features; those that nobody ever held keep noise, on which h̃ is trained all the same (the authors' code).
-The code passes a wrong name for the features' learning rate; ours is the paper's 0.1. It augments the images whose
-gradients are taken (DSA); here they are taken as they are. Gradients of the linear layer are computed in closed form.
+The authors' code augments the images whose gradients are taken (DSA); here they are taken as they are. Gradients of the
+linear layer are computed in closed form.
 
 Privacy: a class with one sample has its feature in its gradient.
 """

@@ -69,6 +69,11 @@ class FedAvgQ(FedAvg):
         """No: what stands on top would send the model as it is."""
         return False
 
+    @property
+    def broadcasts_model(self) -> bool:
+        """Its differences; whole only to clients that missed many of them."""
+        return False
+
     def start_server(self, setting: Setting) -> Payloads:
         """The initial model, which everybody knows."""
         return {

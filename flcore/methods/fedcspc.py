@@ -28,9 +28,10 @@ is random already); prototypes come from all training samples in evaluation mode
 shuffled, augmented loader without the last batch, no clusters); absent clients' prototypes are dropped.
 
 The model stays as the base averaged it; the calibrated H and F stand beside it, answer in its place, and go down in its
-place to the clients of the next round unless ``feedback`` is off. The exemplars stay at the server, where the global
-model is scored. A model without a projection is refused for CA: both contrasts would have no gradient, the calibration
-would be cross-entropy on the head alone. The alignment and the exemplars take f for z there.
+place to the clients of the next round unless ``feedback`` is off: what these send back, the base then holds against the
+model that they were sent. The exemplars stay at the server, where the global model is scored; a client's own model
+answers without them. A model without a projection is refused for CA: both contrasts would have no gradient, the
+calibration would be cross-entropy on the head alone. The alignment and the exemplars take f for z there.
 
 ``aux_ce`` (authors' code, not in the paper): clients add the cross-entropy of one more linear classifier, on f. It is
 averaged with the model and answers nothing.
@@ -50,6 +51,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -147,6 +149,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         "w_angle": 0.0,
         "w_edge": 0.0,
         "angle_mode": "all",
+        "tau_g": 0.07,
         "n_aug": 1,
         "fusion": "authors",
         "lambda_p": 0.9,
@@ -243,8 +246,16 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
     )
 
     def __post_init__(self) -> None:
-        """Refuse what no base is, and two accounts of one message."""
+        """Refuse what no base is, two accounts of one message, and to send a model where differences travel.
+
+        Raises:
+            ValueError: any of these.
+        """
         super().__post_init__()
+        needs_model = {"feedback": self.feedback and self.use_ca, "norm_match": self.rescales}
+        for name, needed in needs_model.items():
+            if needed and not self.base_method.broadcasts_model:
+                raise ValueError(f"{name} = true: {self.base} sends differences of its model; set method.{name}=false")
         if self.proto_noise > 0 and self.base_method.privacy(1) is not None:
             raise ValueError(
                 f"proto_noise = {self.proto_noise}: {self.base} has noisy prototypes of its own, and nobody keeps the "
@@ -317,13 +328,8 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         return self.beside(layers, {AUXILIARY: nn.Linear(encoded_dim, num_classes)}) if self.aux_ce else layers
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
-        """The base's message, with calibrated H and F if they are fed back; the global prototypes if they are used.
-
-        H and F were calibrated for the model that answers. Where the base sends another one (FedASAM's mean over rounds
-        answers, and does not travel), they do not fit it, and it goes down as it is.
-        """
-        fits = self.base_model(server, exchange.setting) is server[MODEL]
-        message = super().broadcast(with_calibrated(server) if self.feedback and fits else server, client, exchange)
+        """The base's message, with calibrated H and F if they are fed back; the global prototypes if they are used."""
+        message = super().broadcast(self.as_sent(server, exchange.setting), client, exchange)
         if not self.aligns or not self.brings_prototypes(exchange):
             return message
         return self.beside(message, {ENCODER_PROTOTYPES: server[ENCODER_PROTOTYPES]})
@@ -410,7 +416,31 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
 
     def stages(self) -> Mapping[str, Stage]:
         """The base's, and its own."""
-        return self.beside(super().stages(), self.own_stages())
+        theirs = {name: self.after_feedback(stage) for name, stage in super().stages().items()}
+        return self.beside(theirs, self.own_stages())
+
+    def after_feedback(self, stage: Stage) -> Stage:
+        """A stage of the base, for which the server's model is the one that clients were sent.
+
+        Updates are clipped, and FedDC's drift is measured, from there. The first stage of a round takes H and F over,
+        and the later ones find none beside the model any more.
+        """
+
+        @wraps(stage)
+        def sent_first(server: Record, replies: Replies, exchange: Exchange) -> tuple[Payloads, Facts]:
+            sent = self.as_sent(server, exchange.setting)
+            return stage(server if sent is server else sent.without(CALIBRATED), replies, exchange)
+
+        return sent_first
+
+    def as_sent(self, server: Record, setting: Setting) -> Record:
+        """The server's record with the model that clients are sent: with calibrated H and F if they are fed back.
+
+        H and F were calibrated for the model that answers. Where the base sends another one (FedASAM's mean over rounds
+        answers, and does not travel), they do not fit it, and it goes down as it is.
+        """
+        fits = self.base_model(server, setting) is server[MODEL]
+        return with_calibrated(server) if self.feedback and fits else server
 
     def gather_prototypes(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
         """Server stage: u_g; with ``keep_stale`` also every client's latest prototypes."""

@@ -170,6 +170,10 @@ class FedEnsemble(AuthorsPreset, FedAvg):
         votes = torch.stack([model.classify(model.features(images, values), values) for values in members])
         return votes.sum(dim=0) if self.combine == "logits" else votes.softmax(dim=2).mean(dim=0)
 
+    def predict_private(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+        """What the client's own model says alone."""
+        return super().predict(model, images, server, classes)
+
     def alternatives(self) -> Mapping[str, Predict]:
         """What one model says alone: w_g, or a client's own."""
         return {"single_model": super().predict} if self.variant == "clients" else {}

@@ -201,6 +201,18 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
         """The initial model, an untrained generator, and no prototypes."""
         return {**super().start_server(setting), **no_prototypes(setting)}
 
+    def is_over(self, exchange: Exchange) -> bool:
+        """Whether the round is one of plain FedAvg, behind ``stop_round``."""
+        return self.stop_round is not None and exchange.round > self.stop_round
+
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """The global model and, up to ``stop_round``, the virtual images.
+
+        A round in which nobody answers has no stages: after it the last images would be there still.
+        """
+        message = super().broadcast(server, client, exchange)
+        return {name: payload for name, payload in message.items() if name != VIRTUAL or not self.is_over(exchange)}
+
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Cross-entropy of real and of virtual images, and the contrastive part."""
         if "virtual" not in context:
@@ -210,7 +222,7 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
     def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights with n_k and, up to ``stop_round``, prototypes; nothing is remembered."""
         message, memory = super().reply(turn, trained)
-        if self.stop_round is not None and turn.round > self.stop_round:
+        if self.is_over(turn):
             return message, memory
         stream = turn.stream("fedpg support")
         own = support_means(*trained.features(), turn.setting.num_classes, self.support, stream)

@@ -122,6 +122,11 @@ class OnTop(Method):
         return self.base_method.can_be_calibrated
 
     @property
+    def broadcasts_model(self) -> bool:
+        """The base's."""
+        return self.base_method.broadcasts_model
+
+    @property
     def answers_from_memory(self) -> bool:
         """The base's."""
         return self.base_method.answers_from_memory
@@ -207,6 +212,10 @@ class OnTop(Method):
     def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
         """The base's."""
         return self.base_method.predict(model, images, server, classes)
+
+    def predict_private(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+        """The base's: what is added answers at the server."""
+        return self.base_method.predict_private(model, images, server, classes)
 
     def alternatives(self) -> Mapping[str, Predict]:
         """The base's."""

@@ -14,7 +14,7 @@ import torch
 from flcore.errors import ProtoflError
 from flcore.evaluation.answering import global_model, own_model
 from flcore.evaluation.scores import Scores
-from flcore.evaluation.scoring import Scorer
+from flcore.evaluation.scoring import MAIN, Request, Scorer
 from flcore.messages import Prototypes, Weights
 from flcore.methods.vocabulary import BATCHNORM
 from flcore.records import Record
@@ -247,6 +247,24 @@ def test_private_statistics_are_averaged_for_the_global_model(lab: Any) -> None:
     models += [own_model(experiment, server, client, memories[client]) for client in range(4)]
     means = [model.buffers["encoder.1.running_mean"][0].item() for model in models if model is not None]
     assert means == pytest.approx([143 / 93, 1.0, 2.0, 0.0, 0.0])
+
+
+def test_a_global_model_is_made_once_of_what_clients_remember(lab: Any) -> None:
+    """Whatever the number of parts; to a worker each comes with a request of its own, equal to the others."""
+    experiment = lab.experiment(model__batchnorm="local", evaluation__batch_size=30)
+    server, scorer, asked = Record({"model": experiment.setting.initial}), Scorer(experiment), list[int]()
+
+    def memories(client: int) -> Record:
+        asked.append(client)
+        return Record()
+
+    first, *others = (part for part in scorer.parts(Request((MAIN,), 1), server) if not part.clients)
+    scorer.answer(Request((MAIN,), 1), first, server, memories)
+    assert set(asked) == {0, 1, 2, 3} and others
+    asked.clear()
+    for part in others:
+        scorer.answer(Request((MAIN,), 1), part, server, memories)
+    assert asked == []
 
 
 def test_the_centralised_model_is_scored_with_its_own_statistics(lab: Any, tmp_path: Any) -> None:

@@ -103,6 +103,27 @@ def test_what_answers_is_what_clients_receive(lab: Any, tmp_path: Any) -> None:
         assert torch.equal(value, server["model"].params[name]) == name.startswith("encoder."), name
 
 
+def test_updates_are_measured_from_what_clients_received(lab: Any, tmp_path: Any) -> None:
+    """Who sends back the calibrated model that it was sent has not moved: a norm of 0, and nothing to clip."""
+    experiment = lab.experiment(model=CSPC, method=QUICK, federation__rounds=1, aggregation__clip=1.0)
+    server = lab.run(experiment, tmp_path / "run").state.server
+    sent = experiment.method.broadcast(server, 0, at(experiment, 2))["model"]
+    assert not same({"model": sent}, {"model": server["model"]})
+    replies = Replies({0: {"model": sent, "num_samples": Count(5)}})
+    after, facts = experiment.method.stages()["aggregate"](server, replies, at(experiment, 2))
+    assert facts == {"update_norm": 0, "clip_norm": 1, "clipped": 0}
+    assert same({"model": after["model"]}, {"model": sent})
+
+
+@pytest.mark.parametrize("options", [{}, {"feedback": False, "norm_match": True}])
+def test_a_base_that_sends_differences(options: dict[str, Any]) -> None:
+    """Clients never receive a model that the calibrated one could stand in for, or be asked for its norms."""
+    refused = list(options)[-1] if options else "feedback"
+    with pytest.raises(ValueError, match=rf"^{refused} = true: protolda_distilled .* set method\.{refused}=false"):
+        FedCSPC(base="protolda_distilled", **options)
+    assert FedCSPC(base="protolda_distilled", feedback=False).base_method.broadcasts_model is False
+
+
 def test_a_model_without_a_projection(lab: Any, tmp_path: Any) -> None:
     """Nothing to calibrate: both contrasts would have no gradient. Without CA it trains, and its prototypes answer."""
     model = {"name": "fedgen_cnn", "feature_dim": 8}
@@ -701,6 +722,7 @@ def test_predictions() -> None:
     ways = method.alternatives()
     assert list(ways) == ["network", "knowledge"]
     assert close(ways["network"](model, image, server, None), 2, 1)
+    assert close(method.predict_private(model, image, server, None), 2, 1)  # no client has the exemplars
     assert close(ways["knowledge"](model, image, server, None), 0.447214, 0.948683)
     assert close(ways["knowledge"](model, image, Record(), None), 2, 1)
     assert all(asked is image for asked in model.asked)  # so that the scorer encodes it once

@@ -116,9 +116,14 @@ def test_off_it_is_fedavg_with_uniform_weights(lab: Any, tmp_path: Any) -> None:
     assert all(not torch.equal(on.params[name], value) for name, value in averaged.params.items())
 
 
-def test_the_mean_of_all_drifts_is_the_servers(lab: Any, tmp_path: Any) -> None:
-    """After rounds of two of four clients: h is the mean of what they remember, those never sampled at 0; so is g."""
-    experiment = lab.experiment(method__name="feddc", federation={"rounds": 4, "participation": 0.5})
+@pytest.mark.parametrize("method", [{"name": "feddc"}, {"name": "fedcspc", "base": "feddc", "cal_epochs": 3}])
+def test_the_mean_of_all_drifts_is_the_servers(lab: Any, method: dict[str, Any], tmp_path: Any) -> None:
+    """After rounds of two of four clients: h is the mean of what they remember, those never sampled at 0; so is g.
+
+    Also where they are sent another head than the average's: both sides measure from there.
+    """
+    model = {"name": "fedcspc_cnn", "projection_dim": 8}
+    experiment = lab.experiment(method=method, model=model, federation={"rounds": 4, "participation": 0.5})
     run = lab.run(experiment, tmp_path / "run")
     nothing = Weights({name: torch.zeros_like(value) for name, value in experiment.setting.initial.params.items()})
     for slot in (DRIFT, CHANGE):

@@ -128,14 +128,16 @@ def test_the_ensemble_is_scored_for_clients_too(lab: Any, tmp_path: Any) -> None
     """Client 0 knows class 0 alone, client 1 class 1: alone each calls everything by its own class, together neither.
 
     Client 0 says class 0 to B by its bias, client 1 class 1 to A. Summed, the biases are opposite, and the pixels of A,
-    which client 0 alone reads, and of B, which client 1 alone reads, decide. FedPA compares ``pooled_local``.
+    which client 0 alone reads, and of B, which client 1 alone reads, decide. FedPA compares ``pooled_local``. Asked for
+    what it says by itself (A_loc), client 0 gets the one A right and no B, client 1 the three B.
     """
     changes = {"method": {"name": "fedensemble"}, "federation": {"rounds": 1}, "local": {"lr": 0.5, "epochs": 10}}
-    run = lab.run(by_hand(lab, [[0], [1, 2, 3]], **changes), tmp_path / "run")
+    run = lab.run(by_hand(lab, [[0], [1, 2, 3]], **changes, evaluation__private=True), tmp_path / "run")
     record = run.history[-1]
     assert (record["top1_global"], record["pooled_local"], record["local_accuracy"]) == (1.0, 1.0, [1.0, 1.0])
     alone = record["alternatives"]["single_model"]
     assert (alone["pooled_local"], alone["mean_local"]) == (0.5, 0.5)
+    assert record["private_correct"] == [[1, 0], [0, 3]]
 
 
 def test_members_are_asked_once_about_an_image(lab: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -490,6 +490,13 @@ def test_the_last_round_with_virtual_images(lab: Any, tmp_path: Any) -> None:
     assert 0 < up[0] < up[1] == up[2] == up[3]
 
 
+def test_images_stop_also_behind_a_round_that_nobody_answers(lab: Any) -> None:
+    """It has no stages, so that round 2's images lie at the server in round 3; what goes down is the model alone."""
+    experiment, server = after_a_round(lab, method=SMALL | {"stop_round": 2})
+    sent = {number: experiment.method.broadcast(server, 0, Exchange(experiment.setting, number)) for number in (2, 3)}
+    assert {number: set(message) for number, message in sent.items()} == {2: {MODEL, VIRTUAL}, 3: {MODEL}}
+
+
 # ---- for analyses --------------------------------------------------------------------------------------------------
 
 

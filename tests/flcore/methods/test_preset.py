@@ -25,7 +25,7 @@ CODE: dict[str, dict[str, Any]] = {
         "gen_lr": 2e-5,
         "d_form": "zero_rows",
     },
-    # fedcspc.md 2 ("Code defaults", "Code adds"), 4.3, 4.5 (the node loss alone), 5.1, 6, 7 g.
+    # fedcspc.md 2 ("Code defaults", "Code adds"), 4.3, 4.5 (the node loss alone), 5.1, 6, 7 b and g.
     "fedcspc": {
         "clusters": 1,
         "ratio": 0.8,
@@ -35,6 +35,7 @@ CODE: dict[str, dict[str, Any]] = {
         "angle_mode": "all",
         "aux_ce": True,
         "keep_stale": True,
+        "tau_g": 0.07,
         "n_aug": 1,
         "fusion": "authors",
         "lambda_p": 0.9,
