@@ -12,10 +12,12 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
 
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
+from flcore.user_cache import VARIABLE, user_cache
 from flcore.wording import fit_to_print
 from pipelines.cli.arguments import USAGE
 from pipelines.cli.parser import make_parser
@@ -124,6 +126,9 @@ def _elsewhere(path: Path) -> str:
     cache = os.environ.get("PROTOFL_CACHE")
     if cache and path.absolute().is_relative_to(Path(cache).absolute()):
         return "name another folder in PROTOFL_CACHE"
+    with suppress(ConfigError):  # nobody's
+        if path.absolute().is_relative_to(user_cache()):
+            return f"name another folder in {VARIABLE}"
     if _OWN in path.parts:
         return "caches and logs go below the folder that a command is typed in: cd to one that can be written to"
     return "choose another --out"

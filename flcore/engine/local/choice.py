@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,20 +22,18 @@ from typing import Any
 import torch
 
 from flcore import disk
-from flcore.engine.client import TurnRunner
-from flcore.engine.client_data import ClientData
 from flcore.engine.cohort import leg_steps, select_cohort, stacks, taking_part
 from flcore.engine.local.compiled import CompiledTrainer
+from flcore.engine.local.probe import Probe
 from flcore.engine.local.program import Compiler, NotThereError, compiler_missing, default_folder
-from flcore.engine.local.serial import SerialTrainer, Trainer, Training
+from flcore.engine.local.serial import SerialTrainer, Trainer
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.errors import ConfigError, DataError, RunError
 from flcore.experiment import EngineChoice, Experiment
 from flcore.files import read_json, write_json
 from flcore.locks import take_lock
-from flcore.methods.vocabulary import Leg
 from flcore.provenance import code_fingerprint
-from flcore.records import Record
+from flcore.user_cache import user_cache
 from flcore.wording import brief
 
 _WORTH = 1.1  # leave the reference only where that clearly pays
@@ -90,7 +87,7 @@ class EngineDecision:
 
 def decide(
     experiment: Experiment,
-    cache: Path,
+    cache: Path | None = None,
     clock: Callable[[], float] = time.perf_counter,
     programs: Path | None = None,
 ) -> EngineDecision:
@@ -100,11 +97,13 @@ def decide(
 
     Args:
         experiment: the run.
-        cache: folder of earlier decisions. programs: the folder of compiled steps; None: this machine's.
+        cache: folder of earlier decisions; None: this machine's. One that cannot be written to is done without.
+        programs: the folder of compiled steps; None: this machine's.
         clock: of the measurements.
 
     Raises:
-        ConfigError: compiled steps are asked for, and there is no compiler on this machine.
+        ConfigError: compiled steps are asked for, and there is no compiler on this machine; or this machine's folders
+            are wanted, and the user has none.
     """
     engine = experiment.config.engine
     missing = compiler_missing() if engine.compile != "none" and engine.device == "cpu" else None
@@ -114,16 +113,21 @@ def decide(
         )
     if engine.stack != "auto" and (engine.compile != "auto" or missing):
         return EngineDecision(engine.stack, engine.compile == "default", reason=missing or "as configured")
-    path = cache / f"{_key(experiment)}.json"
-    disk.make_folder(cache)
-    with disk.open_lock(path.with_suffix(".lock")) as file:
+    path = (cache or default_cache()) / f"{_key(experiment)}.json"
+    try:
+        disk.make_folder(path.parent)
+        lock = disk.open_lock(path.with_suffix(".lock"))
+    except OSError as error:  # such as a container whose home is read-only
+        decision, _ = measure(experiment, clock, programs)
+        return replace(decision, reason=f"{decision.reason}; not remembered ({error.filename}: {error.strerror})")
+    with lock as file:
         take_lock(file, wait=True)
         with suppress(DataError):  # not there, or damaged: measured again
             return EngineDecision.restored(read_json(path, ""))
         # Seconds of training that earlier runs of this kind spent without compiled steps.
         spent = path.with_suffix(".spent")
         before = _seconds_in(spent) or 0.0
-        decision, waiting = measure(experiment, clock, programs or default_folder(), before)
+        decision, waiting = measure(experiment, clock, programs, before)
         if waiting is None:
             write_json(path, vars(decision), durable=True)
             disk.remove(spent, missing_ok=True)
@@ -133,8 +137,12 @@ def decide(
 
 
 def default_cache() -> Path:
-    """Where decisions of this machine are kept: ``protofl/engine`` in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "protofl" / "engine"
+    """Where decisions of this machine are kept.
+
+    Raises:
+        ConfigError: as :func:`flcore.user_cache.user_cache`.
+    """
+    return user_cache() / "engine"
 
 
 def _key(experiment: Experiment) -> str:
@@ -154,33 +162,6 @@ def _key(experiment: Experiment) -> str:
         "code": code_fingerprint(config),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@dataclass
-class _Probe:
-    """The first steps of a run's first stack, to be trained in different ways; nothing of it enters the run."""
-
-    experiment: Experiment
-    leg: Leg
-    clients: Sequence[int]
-    clock: Callable[[], float]
-
-    def __post_init__(self) -> None:
-        """Receive as the clients would."""
-        runner = TurnRunner(replace(self.experiment, choice=EngineChoice(False, False)))
-        server = Record(self.experiment.method.start_server(self.experiment.setting))
-        turns = [runner.receive(1, self.leg, client, server, Record()) for client in self.clients]
-        starts = [turn.with_statistics(self.experiment.method.begin(turn)) for turn in turns]
-        data = ClientData.of(self.experiment, self.clients, 1)
-        self.training = Training(turns, data, starts, self.leg.phases, 0, runner.tables(turns, data, self.leg))
-
-    def seconds(self, trainer: Trainer, count: int, steps: int) -> float:
-        """Of so many steps of the first ``count`` clients."""
-        phases = [replace(self.leg.phases[0], steps=steps, epochs=None)]
-        training = replace(self.training.of(range(count)), phases=phases)
-        begin = self.clock()
-        trainer.train(training)
-        return self.clock() - begin
 
 
 def measure(
@@ -209,7 +190,7 @@ def measure(
     group = stacks(stacked_run, 1, leg, cohort)
     if not group:
         return EngineDecision(stack, compile_, reason="nobody trains in the first round"), None
-    probe = _Probe(experiment, leg, group[0], clock)
+    probe = Probe(experiment, leg, group[0], clock)
     serial = SerialTrainer(replace(experiment, choice=EngineChoice(False, False)))
     probe.seconds(serial, 1, 2)
     a_step = max(probe.seconds(serial, 1, 2) / 2, 1e-6)
@@ -256,7 +237,7 @@ def measure(
     return decision, waiting
 
 
-def _stacked(experiment: Experiment, probe: _Probe, reasons: list[str]) -> dict[str, Trainer]:
+def _stacked(experiment: Experiment, probe: Probe, reasons: list[str]) -> dict[str, Trainer]:
     """The stacked trainer, tried out; nothing where it cannot be, with the reason."""
     if len(probe.clients) < 2:
         reasons.append("no two clients fit into a stack")
@@ -271,7 +252,7 @@ def _stacked(experiment: Experiment, probe: _Probe, reasons: list[str]) -> dict[
 
 
 def _compiled(
-    experiment: Experiment, probe: _Probe, folder: Path, training: float, reasons: list[str]
+    experiment: Experiment, probe: Probe, folder: Path, training: float, reasons: list[str]
 ) -> tuple[dict[str, Trainer], float | None, bool]:
     """The trainer by programs, compiled now if ``training`` seconds, of this run and those before it, give that back.
 
@@ -297,7 +278,7 @@ def _compiled(
                 return {}, None, False
             compiled_now, trainer = True, CompiledTrainer(run, Compiler(folder))
             probe.seconds(trainer, 1, 1)
-    except RunError as error:
+    except (RunError, OSError) as error:  # no compiler that works, or no folder for what it makes
         reasons.append(str(error))
         return {}, None, False
     if trainer.refused:
@@ -307,7 +288,7 @@ def _compiled(
 
 
 def _recorded(
-    experiment: Experiment, probe: _Probe, steps: int, total: int, spent: float, reasons: list[str]
+    experiment: Experiment, probe: Probe, steps: int, total: int, spent: float, reasons: list[str]
 ) -> tuple[dict[str, Trainer], bool, float | None]:
     """The trainer by recorded kernels, which are fused if the run, and those before it, are long enough as they are.
 
@@ -331,7 +312,7 @@ def _recorded(
     return fused or _tried(experiment, probe, fuse=False, reasons=reasons), bool(fused), None
 
 
-def _tried(experiment: Experiment, probe: _Probe, *, fuse: bool, reasons: list[str]) -> dict[str, Trainer]:
+def _tried(experiment: Experiment, probe: Probe, *, fuse: bool, reasons: list[str]) -> dict[str, Trainer]:
     """One way to record; nothing where it cannot be, with the reason."""
     stack = experiment.config.engine.stack is not False
     trainer = CompiledTrainer(replace(experiment, choice=EngineChoice(stack, True, fuse)))

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,7 @@ from flcore import disk
 from flcore.errors import RunError
 from flcore.files import read_json, replace_file, write_json
 from flcore.locks import take_lock
+from flcore.user_cache import VARIABLE, user_cache
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -153,7 +155,8 @@ class Compiler:
         known = read_json(path, "delete it, and it is compiled again")
         if known.get("refused") is not None:
             raise NotCompilableError(known["refused"])
-        os.utime(path)
+        with suppress(FileNotFoundError):  # forgotten just now by another process
+            os.utime(path)
         return CompiledProgram(tuple(known["terms"]), _loaded(path.with_suffix(".so")))
 
     def path(self, example: Sequence[Tensor], facts: Mapping[str, Any]) -> Path:
@@ -180,7 +183,7 @@ class Compiler:
 
     def _forget_oldest(self) -> None:
         """Keep :data:`MOST_KEPT`; one that a process has loaded goes on working there."""
-        found = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        found = sorted(self.folder.glob("*.json"), key=_last_used)
         for path in found[:-MOST_KEPT]:
             for suffix in (".json", ".so", ".lock"):
                 disk.remove(path.with_suffix(suffix), missing_ok=True)
@@ -206,8 +209,12 @@ def compiler_missing() -> str | None:
 
 
 def default_folder() -> Path:
-    """Where this machine's programs are kept: ``protofl/steps`` in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "protofl" / "steps"
+    """Where this machine's programs are kept.
+
+    Raises:
+        ConfigError: as :func:`flcore.user_cache.user_cache`.
+    """
+    return user_cache() / "steps"
 
 
 def _machine_code(function: Callable[..., tuple[Tensor, ...]], example: Sequence[Tensor]) -> Path:
@@ -283,7 +290,22 @@ def _pools(node: torch.fx.Node) -> bool:
 
 
 def _loaded(library: Path) -> Any:
-    return torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+    try:
+        return torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+    except RuntimeError as error:
+        first = str(error).strip().partition("\n")[0]
+        raise RunError(
+            f"{library}: cannot be loaded ({first[:200]}); delete it with the .json beside it, or name a folder from "
+            f"which programs may be run in {VARIABLE}"
+        ) from error
+
+
+def _last_used(path: Path) -> float:
+    """In seconds since 1970; 0 where another process has forgotten it since the folder was listed."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 @cache

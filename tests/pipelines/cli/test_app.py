@@ -201,6 +201,7 @@ def test_a_permission_that_is_missing_is_told_as_what_it_is(
             "caches and logs go below the folder that a command is typed in: cd to one that can",
         ),
         (errno.EROFS, "/elsewhere/cache/index", "name another folder in PROTOFL_CACHE"),
+        (errno.EROFS, "/elsewhere/user/protofl/steps", "name another folder in XDG_CACHE_HOME"),
         (errno.EROFS, "/elsewhere/run", "choose another --out"),
     ],
 )
@@ -208,6 +209,7 @@ def test_where_else_to_write_depends_on_what_was_to_be_written(
     number: int, path: str, cure: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PROTOFL_CACHE", "/elsewhere/cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere/user")
     code, said = outcome(os_error(number, path), monkeypatch, capsys)
     assert code == 2
     assert said.startswith(f"protofl: {path}: cannot write there ({os.strerror(number)}); {cure}")

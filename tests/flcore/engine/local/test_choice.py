@@ -326,7 +326,7 @@ def test_on_a_gpu_kernels_are_fused_where_recorded_ones_would_take_longer(
             reasons.append("no")
         return {} if fuse and fails else {"compiled": "compiled"}
 
-    monkeypatch.setattr(stacking, "_Probe", Probe)
+    monkeypatch.setattr(stacking, "Probe", Probe)
     monkeypatch.setattr(stacking, "SerialTrainer", lambda experiment: "serial")
     monkeypatch.setattr(stacking, "_stacked", lambda *arguments: {"stacked": "stacked"})
     monkeypatch.setattr(stacking, "_tried", recorded)
@@ -387,6 +387,32 @@ def test_a_failing_compiler_decides_against_compiling(
     decision, waiting = measure(lab.experiment(engine__compile="auto"), programs=tmp_path)
     assert not decision.compile and waiting is not None
     assert decision.reason == "engine.compile: the compiler failed (by hand)"
+
+
+def test_folders_that_cannot_be_written_to_are_done_without(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file stands where they should be: stacks are measured all the same, steps are not compiled."""
+    (tmp_path / "file").touch()
+    cache, programs = tmp_path / "file" / "engine", tmp_path / "file" / "steps"
+    decision = decide(auto(lab), cache, Speeds(monkeypatch, 1.0, 1.0))
+    assert decision.stack
+    assert decision.reason.endswith(f"; not remembered ({tmp_path / 'file'}: File exists)")
+    monkeypatch.setattr(stacking, "compiler_missing", lambda: None)
+    monkeypatch.setattr(stacking, "_expected_seconds", lambda folder: 0.0)
+    decision = decide(lab.experiment(engine__compile="auto"), cache, programs=programs)
+    assert not decision.compile
+    assert f"'{programs}'" in decision.reason or f"'{programs.parent}'" in decision.reason
+
+
+def test_who_has_no_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(ConfigError, match=r"^no home folder to keep caches in; name a folder in XDG_CACHE_HOME$"):
+        default_cache()
 
 
 def test_where_decisions_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -112,6 +112,15 @@ def test_a_compiler_that_fails_says_so_and_leaves_nothing(
     assert not list((tmp_path / "steps").glob("*.json"))
 
 
+def test_a_library_that_cannot_be_loaded_is_named(steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a folder from which nothing may be run."""
+    library = tmp_path / "library"
+    library.write_bytes(b"no machine code")
+    monkeypatch.setattr(program, "_machine_code", lambda function, example: library)
+    with pytest.raises(RunError, match=r"^\S+\.so: cannot be loaded \(.*\); delete it .* in XDG_CACHE_HOME$"):
+        Compiler(tmp_path / "steps").make(steps.halving, steps.example, 1, {})
+
+
 def test_the_oldest_programs_go(steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "MOST_KEPT", 2)
     library = tmp_path / "library"

@@ -1,0 +1,40 @@
+"""First steps of a run, trained to see how long they take; what they give is thrown away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from flcore.engine.client import TurnRunner
+from flcore.engine.client_data import ClientData
+from flcore.engine.local.serial import Trainer, Training
+from flcore.experiment import EngineChoice, Experiment
+from flcore.methods.vocabulary import Leg
+from flcore.records import Record
+
+
+@dataclass
+class Probe:
+    """The first steps of a run's first stack, to be trained in different ways; nothing of it enters the run."""
+
+    experiment: Experiment
+    leg: Leg
+    clients: Sequence[int]
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        """Receive as the clients would."""
+        runner = TurnRunner(replace(self.experiment, choice=EngineChoice(False, False)))
+        server = Record(self.experiment.method.start_server(self.experiment.setting))
+        turns = [runner.receive(1, self.leg, client, server, Record()) for client in self.clients]
+        starts = [turn.with_statistics(self.experiment.method.begin(turn)) for turn in turns]
+        data = ClientData.of(self.experiment, self.clients, 1)
+        self.training = Training(turns, data, starts, self.leg.phases, 0, runner.tables(turns, data, self.leg))
+
+    def seconds(self, trainer: Trainer, count: int, steps: int) -> float:
+        """Of so many steps of the first ``count`` clients."""
+        phases = [replace(self.leg.phases[0], steps=steps, epochs=None)]
+        training = replace(self.training.of(range(count)), phases=phases)
+        begin = self.clock()
+        trainer.train(training)
+        return self.clock() - begin
