@@ -1,8 +1,9 @@
 """The code that a run uses, by content: what a checkpoint is bound to, beside the configuration and the data.
 
-It is the closure of imports, read from the sources, of the engine, the scorer and the classes that the configuration
-names. Registries are tables of strings (`flcore/registry.py`), so other methods are not in it: an edit in one of them
-changes no other run. Neither is what read and divided the data, since what they gave has fingerprints of its own.
+It is the closure of imports, read from the sources, of the engine, the scorer, what makes figures of scores, and the
+classes that the configuration names. Registries are tables of strings (`flcore/registry.py`), so other methods are not
+in it: an edit in one of them changes no other run. Neither is what read and divided the data, since what they gave has
+fingerprints of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ ROOT = Path(__file__).parent
 """The folder of `flcore`."""
 
 _STEP_ENTRIES = tuple(f"flcore.engine.local.{name}" for name in ("step_function", "convolution", "program"))
-_ENTRIES = ("flcore.engine.rounds", "flcore.engine.client", "flcore.evaluation.scoring")
+_ENTRIES = (
+    "flcore.engine.rounds",
+    "flcore.engine.client",
+    "flcore.engine.numerics",
+    "flcore.engine.local.meeting",
+    "flcore.evaluation.scoring",
+    "flcore.evaluation.summaries",
+)
 # Sources and partitioners, and the table of methods, in which a line more concerns nobody else.
 _REGISTRIES = ("flcore.data.sources", "flcore.data.partitioners")
 _LEFT_OUT = (*_REGISTRIES, "flcore.methods.registry")

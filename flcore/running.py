@@ -29,17 +29,20 @@ from flcore.data import dataset
 from flcore.data.dataset import Dataset
 from flcore.data.dividing import make_partition
 from flcore.data.partition import Partition
+from flcore.engine.numerics import single_thread
 from flcore.engine.orchestrator import Orchestrator
-from flcore.engine.rounds import Observers, single_thread
-from flcore.errors import ConfigError, DataError
+from flcore.engine.rounds import Observers
+from flcore.errors import ConfigError, DataError, RunError
 from flcore.evaluation.scoring import Scorer
 from flcore.evaluation.summaries import check_history, summarise
 from flcore.experiment import EngineChoice, Experiment
 from flcore.files import NOT_JSON, read_json, read_lines, sweep
+from flcore.provenance import code_fingerprint
 from flcore.records import Record, load_record
 from flcore.run_folder import (
     RunFiles,
     check_seal,
+    described,
     on_other_data,
     refuse_other_run,
     result_text,
@@ -76,7 +79,8 @@ def run(
         partition: folder of a partition of these data; None divides them in the run's own folder.
         orchestrator: how the pieces of a round are carried out; None: plain calls.
         observers: who is told of progress.
-        restart: throw away a checkpoint that cannot be used; one that can is gone on with.
+        restart: throw away a checkpoint that cannot be used, or results of other code; a checkpoint that can be used is
+            gone on with.
 
     Returns:
         The content of ``metrics.json``.
@@ -84,10 +88,11 @@ def run(
     Raises:
         ConfigError: a bad configuration, or the folder holds another run, or one on other data.
         DataError: data are missing or damaged.
-        RunError: training failed, or another process is at work in the folder.
+        RunError: training failed, another process is at work in the folder, or other code finished the run there.
     """
     resolved, files = _resolved(config), RunFiles(Path(folder))
     refuse_other_run(resolved, files.directory)
+    _refuse_other_code(resolved, files, restart)
     if not files.metrics.exists():
         threads = torch.get_num_threads()
         try:
@@ -114,6 +119,20 @@ def run(
     if any(metrics[name] != found for name, found in handed_in.items()):
         raise on_other_data(files.directory)
     return metrics
+
+
+def _refuse_other_code(config: Config, files: RunFiles, restart: bool) -> None:
+    if not (files.history.exists() and files.config.exists()):
+        return
+    if described(files.directory).get("code") == code_fingerprint(config):
+        return
+    if not restart:
+        raise RunError(
+            f"{files.directory}: holds this run as other code finished it; choose another folder, or restart=True, "
+            "which trains it again"
+        )
+    for path in (files.history, files.metrics, files.seal, files.report):
+        disk.remove(path, missing_ok=True)
 
 
 def _resolved(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Config:

@@ -16,14 +16,15 @@ from flcore import disk, plugins
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.energy import machine_meter
-from flcore.engine.local.choice import EngineDecision, decide, default_cache
+from flcore.engine.local.choice import EngineDecision, decide
 from flcore.engine.local.meeting import Seat, meet
+from flcore.engine.numerics import set_numerics, single_thread
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.pool.executors import Executor, InlineExecutor
-from flcore.engine.pool.process import local_pool, set_numerics
+from flcore.engine.pool.process import local_pool
 from flcore.engine.pool.ray import ray_pool
 from flcore.engine.pool.workers import worker_count
-from flcore.engine.rounds import Observers, run_rounds, single_thread
+from flcore.engine.rounds import Observers, run_rounds
 from flcore.engine.run_state import RunState
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
@@ -87,8 +88,10 @@ def train(
         if is_finished(files.directory, experiment.hash):
             disk.remove_tree(files.checkpoint)  # where a process was killed when all but this was done
             return False
-        # What another run left may go, if the caller says so; this run's own checkpoint only goes by `restart`.
-        others = replace and files.config.exists() and described(directory)["config_hash"] != experiment.hash
+        # What another run left may go, if the caller says so; this run's own checkpoint only goes by `restart`. It goes
+        # before the folder is this run's: a kill between the two leaves one that the same call still replaces.
+        if replace and files.config.exists() and described(directory)["config_hash"] != experiment.hash:
+            disk.remove_tree(files.checkpoint)
         experiment = _claim(files, experiment, replace, environment(config) if about is None else about)
         checkpoint = Checkpoint(files.checkpoint, durable_every=config.engine.durable_every)
         executor = _executor(experiment, prepared, partition, checkpoint, seat)
@@ -99,7 +102,7 @@ def train(
                 executor,
                 orchestrator or InlineOrchestrator(worker_count(config.engine)),
                 observers or Observers(meter=machine_meter(config.engine.device)),
-                restart=restart or others,
+                restart=restart,
             )
         finally:
             executor.close()
@@ -184,10 +187,15 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
     Returns:
         The experiment, with how clients are trained decided and with the folder's copies of its plug-ins.
     """
-    if not replace:
+    before = described(files.directory) if files.config.exists() else {}
+    is_own = before.get("config_hash") == experiment.hash  # then it does not matter where its data lie now
+    if not replace and not is_own:
         refuse_other_run(experiment.config, files.directory)
-        if files.config.exists() and described(files.directory)["config_hash"] != experiment.hash:
+        if before:
             raise on_other_data(files.directory)
+    code = code_fingerprint(experiment.config)
+    goes_on = is_own and before.get("code") == code and files.checkpoint.exists()
+    earlier = _earlier_environments(before, about) if goes_on else []
     disk.make_folder(files.directory)
     decision = _decision(files, experiment)
     config = dataclasses.replace(experiment.config, plugins=plugins.keep(experiment.config.plugins, files.directory))
@@ -203,12 +211,20 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
         "config": mapping,
         "identity": config.identity(),
         "config_hash": experiment.hash,
-        "code": code_fingerprint(experiment.config),
+        "code": code,
         "environment": dict(about),
         "decision": vars(decision),
+        **({"earlier_environments": earlier} if earlier else {}),
     }
     write_result(files.config, sealed(content), durable=True)  # a checkpoint is nobody's without it
     return dataclasses.replace(experiment, config=config, choice=decision.choice)
+
+
+def _earlier_environments(before: Mapping[str, Any], about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """On what else a run was trained that goes on here: its last bits are of no single machine then."""
+    last = before.get("environment", about)
+    moved = any(last.get(key) != about.get(key) for key in ("processor", "device", "versions"))
+    return [*before.get("earlier_environments", ()), *([last] if moved else [])]
 
 
 def _decision(files: RunFiles, experiment: Experiment) -> EngineDecision:
@@ -218,7 +234,7 @@ def _decision(files: RunFiles, experiment: Experiment) -> EngineDecision:
         known = before.get("decision")
         if before["config_hash"] == experiment.hash and isinstance(known, dict):
             return EngineDecision.restored(known)
-    return decide(experiment, default_cache())
+    return decide(experiment)
 
 
 def _executor(

@@ -80,6 +80,7 @@ LIBRARY = House(
             "hints",
             "wording",
             "processor",
+            "user_cache",
         ),
         # Values: how parameters are declared, arrays written, records kept and counted, weights moved by a step.
         ("params", "files", "messages", "records", "optim", "compression"),
@@ -108,7 +109,7 @@ LIBRARY = House(
         ("__init__",),
     ),
     # Methods of five parts and of four loss terms, each part with its switches, and each parameter with when it counts.
-    long={"methods/fedcspc.py": 650, "methods/fedmlp.py": 425},
+    long={"methods/fedcspc.py": 680, "methods/fedmlp.py": 425},
 )
 PIPELINES = House(
     Path(pipelines.__file__).parent,

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import download
@@ -318,8 +317,3 @@ def _add(total: Traffic, more: Iterable[Traffic]) -> dict[str, Size]:
         for kind, size in traffic.items():
             sums[kind] = sums.get(kind, Size()) + size
     return dict(sorted(sums.items()))
-
-
-def single_thread() -> None:
-    """Set one intra-op thread in this process: faster for small models, and results do not depend on cores."""
-    torch.set_num_threads(1)

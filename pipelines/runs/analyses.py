@@ -64,7 +64,7 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
     run = read_json(files.config)["config_hash"]
     index = {name: entry for name, entry in _index(files, run).items() if name not in names}
     if names:
-        from flcore.engine.rounds import single_thread
+        from flcore.engine.numerics import single_thread
         from flcore.evaluation.analyses.base import Result
         from flcore.evaluation.analyses.registry import ANALYSES
         from flcore.experiment import EngineChoice, Experiment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import flcore
-from flcore import plugins, run
+from flcore import plugins, run, running
 from flcore.config import Config
 from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError, DataError, RunError
@@ -206,6 +207,19 @@ def test_a_checkpoint_that_cannot_be_used_is_kept_until_restart_is_said(tmp_path
     assert RunFiles(tmp_path).checkpoint.exists()
     run(RAW, tmp_path, restart=True)
     assert results(tmp_path) == results(finished)
+
+
+def test_results_of_other_code_are_refused_until_restart_is_said(
+    tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    began = (tmp_path / "run" / "timing.json").read_text()
+    monkeypatch.setattr(running, "code_fingerprint", lambda config: "edited since")
+    with pytest.raises(RunError, match=r"^\S+: holds this run as other code finished it; .*restart=True"):
+        run(RAW, tmp_path / "run")
+    run(RAW, tmp_path / "run", restart=True)
+    assert results(tmp_path / "run") == results(finished)
+    assert (tmp_path / "run" / "timing.json").read_text() != began  # trained again
 
 
 # --------------------------------------------------------------------------------------------------------- plug-ins

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from flcore import training
 from flcore.config import Config
 from flcore.engine.rounds import Observers
 from flcore.errors import DataError
 from flcore.processor import processor_class
+from flcore.run_folder import described
 from flcore.training import environment, train
 
 TWO_LEGS = {
@@ -71,6 +73,59 @@ def test_the_folder_says_when_and_nothing_of_who_watches(lab: Any, tmp_path: Pat
     assert "tracking" not in json.loads((tmp_path / "run" / "config.json").read_text())["config"]
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert not [path for path in files if b"secret" in path.read_bytes()]
+
+
+class StopError(Exception):
+    """A run is left after its first round."""
+
+
+def stopping(number: int, record: object) -> None:
+    raise StopError
+
+
+def test_a_run_that_goes_on_elsewhere_says_where_it_began(lab: Any, tmp_path: Path) -> None:
+    """Two rounds on two machines: no one of them gives its last bits."""
+    config, folder = lab.config(federation__rounds=2), tmp_path / "run"
+    here = environment(config)
+    there = {**here, "processor": "another class"}
+    with pytest.raises(StopError):
+        train(config, lab.prepared, lab.partition_folder, folder, observers=Observers(on_round=stopping), about=there)
+    assert "earlier_environments" not in described(folder)
+    assert train(config, lab.prepared, lab.partition_folder, folder, about=here)
+    assert (described(folder)["environment"], described(folder)["earlier_environments"]) == (here, [there])
+
+
+def test_a_run_goes_on_where_its_data_have_moved(lab: Any, tmp_path: Path) -> None:
+    """They are read anyway, and are the same."""
+    folder = tmp_path / "run"
+    with pytest.raises(StopError):
+        train(
+            lab.config(federation__rounds=2, data__root="first"), lab.prepared, lab.partition_folder, folder,
+            observers=Observers(on_round=stopping),
+        )  # fmt: skip
+    moved = lab.config(federation__rounds=2, data__root="second")
+    assert train(moved, lab.prepared, lab.partition_folder, folder)
+    assert described(folder)["config"]["data"]["root"] == "second"
+
+
+def test_a_folder_that_was_being_replaced_is_replaced(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill right behind the moment when it is the new run's, whose checkpoint is not there yet."""
+    folder, claim = tmp_path / "run", training._claim
+    with pytest.raises(StopError):
+        train(lab.config(), lab.prepared, lab.partition_folder, folder, observers=Observers(on_round=stopping))
+
+    def killed(*arguments: Any) -> Any:
+        claim(*arguments)
+        raise StopError
+
+    other = lab.config(local__lr=0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_claim", killed)
+        with pytest.raises(StopError):
+            train(other, lab.prepared, lab.partition_folder, folder, replace=True)
+    assert train(other, lab.prepared, lab.partition_folder, folder, replace=True)
 
 
 def test_a_flipped_bit_of_an_image_stops_the_run_before_it_trains(lab: Any, tmp_path: Path) -> None:

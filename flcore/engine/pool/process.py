@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import astuple
@@ -18,6 +17,7 @@ from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.failures import located, packed, unpacked
+from flcore.engine.numerics import set_numerics, single_thread
 from flcore.engine.pool.child import Child
 from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
 from flcore.engine.pool.groups import Group, Keep, StoppedError, train_group
@@ -191,22 +191,9 @@ class _Worker:
         train_group(self._runner, state, group, memories, pipe.poll, send)
 
 
-def set_numerics(precision: str) -> None:
-    """Arithmetic of this process: TF32 where ``engine.precision`` is ``tf32``, and on a GPU the same bytes each time.
-
-    cuBLAS is the same each time only with its workspace fixed, and reads that when its first handle is made.
-    """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    tf32 = precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
-
-
 def prepare_process(place: int, precision: str) -> None:
     """One intra-op thread; and of several GPUs the one that falls to this worker."""
-    torch.set_num_threads(1)
+    single_thread()
     set_numerics(precision)
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if devices > 1:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.pool.process import set_numerics
+from flcore.engine.numerics import set_numerics
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
 from flcore.messages import Weights
