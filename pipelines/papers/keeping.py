@@ -138,16 +138,16 @@ def _may_be_set(key: str) -> bool:
     return key.startswith("engine.") or key in _MAY_BE_SET
 
 
-def _said_now(settings: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+def _said_now(settings: Mapping[str, Any], identity: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Settings as this code says them, without the seed of the run and that of its division, which stand beside them.
 
     A key that is younger than they are has its default, which means what was done before there was a choice. Where
-    this code does not know them any more they stay as they were ``said``.
+    this code does not know them any more the run's own ``identity`` stands, or what was kept of it: the settings.
     """
     try:
         return _without_seeds(Config.from_mapping(settings).identity())
     except ConfigError:
-        return _without_seeds(said)
+        return _without_seeds(settings if identity is None else identity)
 
 
 def _without_seeds(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _without_seeds(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 def _same(table: PaperTable, path: Path, before: KeptRun, now: KeptRun) -> None:
     """Refuse a run with another engine or other figures than when it was kept; seconds and joules always differ."""
-    if _said_now(before.settings, before.settings) != now.settings:
+    if _said_now(before.settings) != now.settings:
         had, has = (", ".join(run.assignments) or "the table's own values" for run in (before, now))
         raise RunError(
             f"{path}: {now.row} on {now.setting}, {pair_name(now.pair)}: was kept with {had}, and was found now with "
@@ -183,13 +183,13 @@ def outdated(kept: KeptTable) -> list[KeptRun]:
     for (setting, assignments), runs in groups.items():
         planned = _planned(kept.table, setting, replace(kept.asked(runs), assignments=assignments))
         wanted = {place: _without_seeds(config.identity()) for place, config in planned.items()}
-        found += [run for run in runs if wanted.get((run.row, run.pair)) != _said_now(run.settings, run.settings)]
+        found += [run for run in runs if wanted.get((run.row, run.pair)) != _said_now(run.settings)]
     return found
 
 
 def kept_places(found: TablePlan, kept: KeptTable) -> set[Place]:
     """Which runs of a plan are kept, with the settings that it has for them, or have failed where others are kept."""
-    settings = {run.place: _said_now(run.settings, run.settings) for run in kept.runs}
+    settings = {run.place: _said_now(run.settings) for run in kept.runs}
     failed = {(one.setting, one.row, *one.pair) for one in kept.failed}
     places = set[Place]()
     for setting in found.settings:
