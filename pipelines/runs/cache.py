@@ -7,8 +7,9 @@ Below ``.protofl/cache`` (or the folder that the environment variable PROTOFL_CA
     index/                       which request gave which of them; where runs have finished; their time and memory
 
 A request is everything that can change the answer: the section of the configuration, the source code that carries it
-out, and size and time of the files that are read. So nothing is prepared, divided or trained twice, nothing is copied
-into a run's folder (:mod:`pipelines.runs.inputs` says where a run's data lie), and deleting the cache costs time only.
+out, the packages that it uses, and size and time of the files that are read. So nothing is prepared, divided or trained
+twice, nothing is copied into a run's folder (:mod:`pipelines.runs.inputs` says where a run's data lie), and deleting
+the cache costs time only.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ from flcore.locks import take_lock
 from flcore.provenance import division_fingerprint, preparation_fingerprint
 from flcore.run_folder import RunFiles, check_seal, described
 from flcore.running import divide, read_source
+from flcore.training import package_versions
+from pipelines.runs.file_state import state_of
 from pipelines.runs.ownership import Kind, may_be_replaced, remove_own
 
 ENVIRONMENT_VARIABLE = "PROTOFL_CACHE"
 DEFAULT_FOLDER = Path(".protofl") / "cache"
 _DIGITS = 16  # of a fingerprint, in names of folders
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
-_LISTED = 5000  # entries of a folder of images that are looked at to see whether it has changed
+_PACKAGES = ("torch", "torchvision", "pillow", "scikit-learn", "numpy")  # that decode images, resize and draw
 _CURE = "delete it, nothing but time is lost"
 
 
@@ -81,8 +84,9 @@ class Cache:
         section = {key: value for key, value in config.to_mapping()["data"].items() if key not in _NOT_PREPARED}
         request = {
             "data": section,
-            "files": _state_of(None if config.data.root is None else Path(config.data.root)),
+            "files": None if config.data.root is None else state_of(config.source.places(Path(config.data.root))),
             "code": preparation_fingerprint(config),
+            "packages": package_versions(_PACKAGES),
         }
         return self._made(
             "prepared",
@@ -100,9 +104,10 @@ class Cache:
         section = config.to_mapping()["partition"]
         request = {
             "partition": section | {"seed": config.partition_seed},
-            "files": _state_of(None if section.get("path") is None else Path(section["path"])),
+            "files": None if section.get("path") is None else state_of([Path(section["path"])]),
             "data": Dataset.load(prepared).meta.fingerprint,
             "code": division_fingerprint(config),
+            "packages": package_versions(_PACKAGES),
         }
         return self._made(
             "partitions",
@@ -286,25 +291,6 @@ def _link_or_copy(source: Path, target: Path) -> None:
             disk.link(source, target)
             return
     replace_file(target, lambda file: file.write(source.read_bytes()))
-
-
-def _state_of(path: Path | None) -> Any:
-    """What changes when files change: size and time of a file, of a folder of those in it and one level below."""
-    if path is None or not path.exists():
-        return None
-    if path.is_file():
-        return _stamp(path)
-    entries = [item for item in sorted(path.iterdir()) if not item.name.startswith(".")]
-    for folder in [item for item in entries if item.is_dir()]:
-        entries += sorted(folder.iterdir())
-        if len(entries) > _LISTED:
-            break
-    return _digest([[item.relative_to(path).as_posix(), *_stamp(item)] for item in entries[:_LISTED]])
-
-
-def _stamp(path: Path) -> list[int]:
-    about = path.stat()
-    return [about.st_size, about.st_mtime_ns]
 
 
 def _read_or_empty(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from flcore import disk, running
 from flcore.config import Config
@@ -86,17 +87,43 @@ def test_partitions_differ_by_seed_options_and_data(cache: Cache) -> None:
     assert cache.partition(config(method={"name": "local"}), prepared) == cache.partition(config(), prepared)
 
 
-def test_files_that_have_changed_are_read_again(tmp_path: Path) -> None:
+def test_an_image_that_is_overwritten_in_place_is_read_again_and_a_link_that_leads_nowhere_is_no_error(
+    cache: Cache, tmp_path: Path
+) -> None:
+    """Below ``<root>/one/train/<class>``, where no folder that holds another one changes with it."""
     root = tmp_path / "images"
-    (root / "cats").mkdir(parents=True)
-    (root / "cats" / "1.png").write_bytes(b"one")
-    before = caches._state_of(root)
-    assert caches._state_of(root) == before
-    (root / "cats" / "1.png").write_bytes(b"other")
-    changed = caches._state_of(root)
-    assert changed != before
-    (root / "cats" / "2.png").write_bytes(b"")
-    assert caches._state_of(root) not in (before, changed)
+    for part in ("train", "test"):
+        for shade, kind in enumerate(("cats", "dogs")):
+            (root / "one" / part / kind).mkdir(parents=True)
+            Image.new("L", (8, 8), 100 * shade).save(root / "one" / part / kind / "1.png")
+    (root / "notes").symlink_to(tmp_path / "gone")
+    asked = config(data={"name": "imagefolder", "root": str(root), "limit_per_class": None})
+    first = cache.prepared(asked)
+    assert cache.prepared(asked) == first
+    Image.new("L", (8, 8), 50).save(root / "one" / "train" / "cats" / "1.png")
+    changed = cache.prepared(asked)
+    assert changed != first
+    assert Dataset.load(changed).train.images[:, 0, 0, 0].tolist() == [50, 100]
+
+
+def test_other_data_sets_below_the_root_change_nothing(cache: Cache, tmp_path: Path) -> None:
+    """Digits read no file, whatever the root."""
+    asked = config(data={"root": str(tmp_path)})
+    cache.prepared(asked)
+    (tmp_path / "CIFAR").mkdir()
+    (tmp_path / "CIFAR" / "batch").write_bytes(b"")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(caches, "read_source")
+        cache.prepared(asked)
+
+
+def test_another_package_that_decodes_images_prepares_again(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    read = caches.read_source
+    monkeypatch.setattr(caches, "read_source", lambda asked, folder: made.append(folder) or read(asked, folder))
+    folder = cache.prepared(config())
+    monkeypatch.setattr(caches, "package_versions", lambda names: {"pillow": "0"} if "pillow" in names else {})
+    assert cache.prepared(config()) == folder and len(made) == 2
 
 
 def test_two_processes_prepare_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
