@@ -191,7 +191,7 @@ class Cache:
         """The folder in which a run has finished under the same code; None if there is none any more."""
         match _read_or_empty(self.root / "index" / "runs" / f"{run_hash}.json").get(code):
             case [str(folder), str(results)]:
-                with suppress(DataError):  # damaged: nothing to take from there
+                with suppress(DataError, OSError):  # damaged, or in another's home: nothing to take from there
                     # Another revision may have been checked out there, of which DVC knows the results alone.
                     if has_finished(Path(folder), run_hash, code) and _results(Path(folder)) == results:
                         return Path(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -175,6 +176,14 @@ def test_a_finished_run_is_found_by_its_hash_and_code(cache: Cache, tmp_path: Pa
     assert cache.finished_run(about["config_hash"], about["code"]) == folder
     RunFiles(folder).metrics.unlink()
     assert cache.finished_run(about["config_hash"], about["code"]) is None
+
+
+def test_a_run_where_nobody_may_look_is_none_to_take(cache: Cache) -> None:
+    """As below another's home, with a cache that is shared; to the superuser too, a name of 300 letters is an error."""
+    entry = cache.root / "index" / "runs" / "hash.json"
+    entry.parent.mkdir(parents=True)
+    entry.write_text(json.dumps({"code": [f"/home/{300 * 'x'}/run", "results"]}))
+    assert cache.finished_run("hash", "code") is None
 
 
 def test_what_is_placed_elsewhere_shares_large_files_and_replaces_what_was_there(tmp_path: Path) -> None:
