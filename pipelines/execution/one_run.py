@@ -18,8 +18,9 @@ from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError, RunError
 from flcore.experiment import Experiment
+from flcore.files import sealed
 from flcore.provenance import code_fingerprint
-from flcore.run_folder import RunFiles, described, refuse_other_run
+from flcore.run_folder import RunFiles, described, refuse_other_run, write_result
 from flcore.running import evaluate
 from pipelines.runs import analyses, memory
 from pipelines.runs.cache import Cache, has_finished, place
@@ -118,8 +119,13 @@ def placed(config: Config, inputs: Inputs, home: Path, *, label: str = "", direc
         raise ConfigError(f"{error} (with {label})" if label else str(error)) from error
     found = directory or home / f"{config.method.name}-s{config.seed}-{experiment.hash[:8]}"
     claim_names("run", found)
-    refuse_other_run(config, found)
+    if not _holds(found, experiment.hash):  # where the images of this very run lie has no say in it
+        refuse_other_run(config, found)
     return PlacedRun(config, inputs, found, experiment.hash, code_fingerprint(config), name)
+
+
+def _holds(directory: Path, run_hash: str) -> bool:
+    return RunFiles(directory).config.exists() and described(directory)["config_hash"] == run_hash
 
 
 def in_company(runs: Sequence[PlacedRun]) -> list[PlacedRun]:
@@ -141,8 +147,18 @@ def fetch(run: PlacedRun, cache: Cache) -> bool:
     is_inside = run.directory.resolve().is_relative_to(elsewhere.resolve())
     if is_inside or not may_be_replaced("run", run.directory):  # training does not mind
         return False
-    place("run", elsewhere, run.directory, partial(write_inputs, run.directory, run.inputs))
+    place("run", elsewhere, run.directory, partial(_say_where, run))
     return True
+
+
+def _say_where(run: PlacedRun, copy: Path) -> None:
+    """Let a copy of a run's results name this run's files: those of the other one may lie elsewhere, or go."""
+    write_inputs(run.directory, run.inputs, copy)
+    about, own = described(copy), run.config.to_mapping()
+    for section, key in (("data", "root"), ("partition", "path")):
+        if key in own[section]:
+            about["config"][section][key] = own[section][key]
+    write_result(RunFiles(copy).config, sealed(about), durable=True)
 
 
 def carry_out(

@@ -1,0 +1,64 @@
+"""A run's folder where files move, are damaged or wanted by two at once: the same command ends with the same run."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flcore.config import Config
+from flcore.run_folder import described
+from pipelines.execution.bodies import Operation, Outcome, experiment
+from pipelines.execution.one_run import placed
+from pipelines.execution.progress import Silence
+from pipelines.execution.steps import InlineSteps
+from pipelines.runs.cache import ENVIRONMENT_VARIABLE
+from pipelines.runs.inputs import inputs_of
+
+
+class Nobody:
+    """A recorder that draws nothing."""
+
+    def watch(self, directory: Path) -> None:
+        pass
+
+    def stop(self, directory: Path, reason: str) -> None:
+        pass
+
+    def finish(self, directory: Path) -> Future[dict[str, Any]]:
+        future: Future[dict[str, Any]] = Future()
+        future.set_result({"store": None})
+        return future
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(tmp_path / "cache"))
+
+
+def config(root: str | None = None) -> Config:
+    """A run of one round on digits, which read no file, whatever the root."""
+    return Config.from_mapping(
+        {
+            "data": {"limit_per_class": 20, "root": root},
+            "partition": {"num_clients": 3, "alpha": 1.0, "min_size": 5},
+            "federation": {"rounds": 1},
+        }
+    )
+
+
+def carried_out(asked: Config, out: str) -> Outcome:
+    return experiment(asked, Path(out), Operation(InlineSteps(), Silence(), Nobody()))  # type: ignore[arg-type]
+
+
+def test_a_run_that_was_taken_from_elsewhere_names_its_own_files() -> None:
+    """The same images below two roots: the same command finds its run again."""
+    carried_out(config("/a"), "one")
+    for _ in range(2):
+        assert carried_out(config("/b"), "two").was_finished
+    assert [described(Path(name))["config"]["data"]["root"] for name in ("one", "two")] == ["/a", "/b"]
+    # Images that have moved are the same images: the run that lies there is the one that is asked for.
+    assert placed(config("/b"), inputs_of(Path("one")), Path("runs"), directory=Path("one")).is_finished
