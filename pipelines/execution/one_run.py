@@ -6,6 +6,7 @@ Both the process that a command runs in and the workers of :mod:`pipelines.execu
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from flcore.config import Config
 from flcore.engine.local.meeting import Seat
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.rounds import Observers
-from flcore.errors import ConfigError, RunError
+from flcore.errors import ConfigError, DataError, RunError
 from flcore.experiment import Experiment
 from flcore.files import sealed
 from flcore.provenance import code_fingerprint
@@ -25,7 +26,7 @@ from flcore.running import evaluate
 from pipelines.runs import analyses, memory
 from pipelines.runs.cache import Cache, has_finished, place
 from pipelines.runs.folder import read_lines
-from pipelines.runs.inputs import Inputs, write_inputs
+from pipelines.runs.inputs import Inputs, inputs_of, write_inputs
 from pipelines.runs.ownership import claim_names, may_be_replaced
 from pipelines.runs.provenance import environment
 
@@ -138,8 +139,12 @@ def in_company(runs: Sequence[PlacedRun]) -> list[PlacedRun]:
 
 
 def fetch(run: PlacedRun, cache: Cache) -> bool:
-    """Take the results of a run that has finished elsewhere under the same code; False if there are none."""
+    """Take the results of a run that has finished elsewhere under the same code; False if there are none.
+
+    One that has finished here is told where its data lie, if they do not lie where they did.
+    """
     if run.is_finished:
+        _find_data_again(run)
         return True
     elsewhere = cache.finished_run(run.hash, run.code)
     if elsewhere is None or RunFiles(run.directory).checkpoint.exists() or finished_by_other_code(run):
@@ -149,6 +154,14 @@ def fetch(run: PlacedRun, cache: Cache) -> bool:
         return False
     place("run", elsewhere, run.directory, partial(_say_where, run))
     return True
+
+
+def _find_data_again(run: PlacedRun) -> None:
+    try:
+        inputs_of(run.directory)
+    except DataError:
+        with suppress(OSError):  # results may lie where nothing can be written; to be read they need no data
+            write_inputs(run.directory, run.inputs)
 
 
 def _say_where(run: PlacedRun, copy: Path) -> None:

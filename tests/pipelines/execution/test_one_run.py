@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -62,3 +63,17 @@ def test_a_run_that_was_taken_from_elsewhere_names_its_own_files() -> None:
     assert [described(Path(name))["config"]["data"]["root"] for name in ("one", "two")] == ["/a", "/b"]
     # Images that have moved are the same images: the run that lies there is the one that is asked for.
     assert placed(config("/b"), inputs_of(Path("one")), Path("runs"), directory=Path("one")).is_finished
+
+
+def test_a_finished_run_is_told_where_its_data_lie_when_they_have_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's folder first, then the cache: what asks for the data says to run the same command again."""
+    carried_out(config(), "one")
+    Path("deeper").mkdir()
+    Path("one").rename("deeper/one")
+    for cache in ("cache", "another cache"):
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(tmp_path / cache))
+        assert carried_out(config(), "deeper/one").was_finished
+        assert inputs_of(Path("deeper/one")).prepared.parent == tmp_path / cache / "prepared"
+        shutil.rmtree("cache", ignore_errors=True)
