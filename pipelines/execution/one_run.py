@@ -212,17 +212,17 @@ def carry_out(
                 )
             _make_room(run)
         write_inputs(run.directory, run.inputs)
-        training.train(
+        train = partial(
+            training.train,
             run.config,
-            run.inputs.prepared,
-            run.inputs.partition,
-            run.directory,
+            *folders,
             orchestrator=orchestrator,
             observers=_with_hurdles(run, observers),
             restart=restart,
             about=environment(run.config),
             seat=seat,
         )
+        cache.on_whole_data(run.config, run.inputs.prepared, train)
         steps.call("evaluate", _silent(evaluate), run.config, *folders)
         cache.note_run(run.directory, run.config)
     missing = analyses.left(run.config, run.directory)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flcore import disk
 from flcore.config import Config
@@ -39,6 +39,8 @@ from flcore.running import divide, read_source
 from flcore.training import package_versions
 from pipelines.runs.file_state import state_of
 from pipelines.runs.ownership import Kind, may_be_replaced, remove_own
+
+T = TypeVar("T")
 
 ENVIRONMENT_VARIABLE = "PROTOFL_CACHE"
 DEFAULT_FOLDER = Path(".protofl") / "cache"
@@ -75,8 +77,12 @@ class Cache:
 
     # ---- data ----------------------------------------------------------------------------------------------------
 
-    def prepared(self, config: Config) -> Path:
+    def prepared(self, config: Config, *, look: bool = False) -> Path:
         """The folder of the prepared data of a configuration; made if nobody has made it.
+
+        Args:
+            config: says which.
+            look: at every image too, and make them again where one is damaged; it takes as long as to read them.
 
         Raises:
             DataError: the source's files are missing or damaged.
@@ -92,8 +98,31 @@ class Cache:
             "prepared",
             request,
             lambda folder: read_source(config, folder).meta.fingerprint,
-            lambda folder: Dataset.load(folder).meta.fingerprint,
+            _looked_at if look else lambda folder: Dataset.load(folder).meta.fingerprint,
         )
+
+    def on_whole_data(self, config: Config, prepared: Path, work: Callable[[], T]) -> T:
+        """Do what looks at every image; again where one of this cache was damaged, once they are made again.
+
+        Args:
+            config: of which the data are. prepared: where they lie. work: raises DataError where they are damaged.
+        """
+        try:
+            return work()
+        except DataError:
+            if not self._mended(config, prepared):
+                raise
+            return work()
+
+    def _mended(self, config: Config, prepared: Path) -> bool:
+        """Make prepared data again if they lie here and are damaged; whether that was so."""
+        if prepared.parent != self.root / "prepared":
+            return False
+        try:
+            _looked_at(prepared)
+        except DataError:
+            return self.prepared(config, look=True) == prepared
+        return False
 
     def partition(self, config: Config, prepared: Path) -> Path:
         """The folder of a configuration's partition of prepared data; made if nobody has made it.
@@ -112,7 +141,7 @@ class Cache:
         return self._made(
             "partitions",
             request,
-            lambda folder: divide(config, prepared, folder).fingerprint,
+            lambda folder: self.on_whole_data(config, prepared, lambda: divide(config, prepared, folder).fingerprint),
             lambda folder: Partition.load(folder).fingerprint,
         )
 
@@ -215,6 +244,17 @@ def kind_of(config: Config) -> str:
     identity = config.identity()
     identity["partition"] = {key: value for key, value in identity["partition"].items() if key != "seed"}
     return _digest(identity | {"seed": None})[:32]
+
+
+def _looked_at(folder: Path) -> str:
+    """The fingerprint of prepared data, by their content.
+
+    Raises:
+        DataError: they are damaged.
+    """
+    found = Dataset.load(folder)
+    found.check_content(folder)
+    return found.meta.fingerprint
 
 
 _NOT_PREPARED = ("augmentation", "download")

@@ -40,13 +40,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(tmp_path / "cache"))
 
 
-def config(root: str | None = None) -> Config:
-    """A run of one round on digits, which read no file, whatever the root."""
+def config(root: str | None = None, rounds: int = 1) -> Config:
+    """A run on digits, which read no file, whatever the root."""
     return Config.from_mapping(
         {
             "data": {"limit_per_class": 20, "root": root},
             "partition": {"num_clients": 3, "alpha": 1.0, "min_size": 5},
-            "federation": {"rounds": 1},
+            "federation": {"rounds": rounds},
         }
     )
 
@@ -77,3 +77,13 @@ def test_a_finished_run_is_told_where_its_data_lie_when_they_have_moved(
         assert carried_out(config(), "deeper/one").was_finished
         assert inputs_of(Path("deeper/one")).prepared.parent == tmp_path / cache / "prepared"
         shutil.rmtree("cache", ignore_errors=True)
+
+
+def test_a_flipped_bit_in_the_cache_costs_time_and_no_run() -> None:
+    """One pixel of the prepared images; the run is another one than that which found them whole."""
+    carried_out(config(), "one")
+    images = inputs_of(Path("one")).prepared / "train.safetensors"
+    whole = images.read_bytes()
+    images.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert not carried_out(config(rounds=2), "two").was_finished
+    assert images.read_bytes() == whole
