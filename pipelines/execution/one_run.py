@@ -147,13 +147,19 @@ def fetch(run: PlacedRun, cache: Cache) -> bool:
         _find_data_again(run)
         return True
     elsewhere = cache.finished_run(run.hash, run.code)
-    if elsewhere is None or RunFiles(run.directory).checkpoint.exists() or finished_by_other_code(run):
+    if elsewhere is None or _is_taken(run):
         return False
     is_inside = run.directory.resolve().is_relative_to(elsewhere.resolve())
     if is_inside or not may_be_replaced("run", run.directory):  # training does not mind
         return False
-    place("run", elsewhere, run.directory, partial(_say_where, run))
-    return True
+    with suppress(RunError):  # another process is at work there: training says so, or finds what it has done
+        place("run", elsewhere, run.directory, partial(_say_where, run), lambda: run.is_finished or _is_taken(run))
+    return run.is_finished
+
+
+def _is_taken(run: PlacedRun) -> bool:
+    """Whether a run's folder holds what is not to be replaced: half of it, or all of it by other code."""
+    return RunFiles(run.directory).checkpoint.exists() or finished_by_other_code(run)
 
 
 def _find_data_again(run: PlacedRun) -> None:

@@ -32,7 +32,7 @@ from flcore.data.partition import Partition
 from flcore.engine.pool.workers import worker_count
 from flcore.errors import ConfigError, DataError
 from flcore.files import make_durable, read_json, replace_file, write_json
-from flcore.locks import take_lock
+from flcore.locks import sole_use, take_lock
 from flcore.provenance import division_fingerprint, preparation_fingerprint
 from flcore.run_folder import RunFiles, check_seal, described
 from flcore.running import divide, read_source
@@ -289,7 +289,13 @@ def _results(directory: Path) -> str:
     return _digest(digests)
 
 
-def place(kind: Kind, source: Path, target: Path, add: Callable[[Path], object] = lambda folder: None) -> None:
+def place(
+    kind: Kind,
+    source: Path,
+    target: Path,
+    add: Callable[[Path], object] = lambda folder: None,
+    unless: Callable[[], bool] = lambda: False,
+) -> None:
     """Put what lies in one folder into another, sharing the large files' bytes on disk where that is possible.
 
     All of it appears at once: half a run would look like a whole one.
@@ -299,21 +305,25 @@ def place(kind: Kind, source: Path, target: Path, add: Callable[[Path], object] 
         source: stays as it is; its files are never written to, only replaced.
         target: replaced if it is there.
         add: is called with the copy before it appears, and may change it.
+        unless: is asked when nobody else can work in the target any more; where it says so, that stays as it is.
 
     Raises:
         ConfigError: something lies in the target that is not of this kind, or it cannot be replaced.
+        RunError: another process is at work in the target.
     """
     target = target.resolve()  # "." has no name, and a link cannot be replaced by a folder
     if not may_be_replaced(kind, target):
         raise ConfigError(f"{target}: holds other files, or is in use as it is; choose another --out")
     unfinished = target.with_name(f".{target.name}.unfinished")
-    disk.remove_tree(unfinished)
-    _copy(source, unfinished)
-    add(unfinished)
-    make_durable(path for path in sorted(unfinished.rglob("*")) if path.is_file())
-    disk.make_folder(target)
-    remove_own(kind, target)
-    disk.rename(unfinished, target)
+    with sole_use(target):
+        if unless():
+            return
+        disk.remove_tree(unfinished)
+        _copy(source, unfinished)
+        add(unfinished)
+        make_durable(path for path in sorted(unfinished.rglob("*")) if path.is_file())
+        remove_own(kind, target)
+        disk.rename(unfinished, target)
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from flcore.config import Config
+from flcore.errors import RunError
+from flcore.locks import sole_use
 from flcore.run_folder import described
 from pipelines.execution.bodies import Operation, Outcome, experiment
 from pipelines.execution.one_run import placed
@@ -87,3 +89,13 @@ def test_a_flipped_bit_in_the_cache_costs_time_and_no_run() -> None:
     images.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     assert not carried_out(config(rounds=2), "two").was_finished
     assert images.read_bytes() == whole
+
+
+def test_a_run_that_another_process_has_just_begun_is_not_replaced() -> None:
+    """It holds the folder's lock and has written nothing yet; the same run lies finished elsewhere."""
+    carried_out(config(), "one")
+    with sole_use(Path("two")):
+        with pytest.raises(RunError, match="two: another process is at work on this run"):
+            carried_out(config(), "two")
+        assert Path("two/.running").exists() and not Path("two/history.jsonl").exists()
+    assert carried_out(config(), "two").was_finished

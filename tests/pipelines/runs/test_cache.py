@@ -14,7 +14,7 @@ from PIL import Image
 from flcore import disk, running
 from flcore.config import Config
 from flcore.data.dataset import Dataset
-from flcore.errors import DataError
+from flcore.errors import DataError, RunError
 from flcore.run_folder import RunFiles
 from pipelines.runs import cache as caches
 from pipelines.runs.cache import Cache, Cost, has_finished, kind_of, place
@@ -237,6 +237,25 @@ def test_what_is_placed_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     place("run", source, target, lambda folder: (folder / "inputs.json").write_text("{}"))
     names = ["history.jsonl", "inputs.json", "metrics.json", "model.safetensors"]
     assert sorted(path.name for path in target.iterdir()) == names
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "target"}
+
+
+def test_one_at_a_time_places_something_and_looks_first_whether_another_has(tmp_path: Path) -> None:
+    """Whoever comes while a copy is made is told; who had to be quicker finds the target as the other has left it."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    (source / "metrics.json").write_text("{}")
+
+    def come_meanwhile(copy: Path) -> None:
+        with pytest.raises(RunError, match="target: another process is at work"):
+            place("run", source, target)
+        assert (copy / "metrics.json").exists()
+
+    place("run", source, target, come_meanwhile)
+    assert [path.name for path in target.iterdir()] == ["metrics.json"]
+    (source / "metrics.json").write_text("later")
+    place("run", source, target, unless=(target / "metrics.json").exists)
+    assert (target / "metrics.json").read_text() == "{}"
     assert {path.name for path in tmp_path.iterdir()} == {"source", "target"}
 
 
