@@ -6,6 +6,7 @@ Both the process that a command runs in and the workers of :mod:`pipelines.execu
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,15 +17,16 @@ from flcore.config import Config
 from flcore.engine.local.meeting import Seat
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.rounds import Observers
-from flcore.errors import ConfigError, RunError
+from flcore.errors import ConfigError, DataError, RunError
 from flcore.experiment import Experiment
+from flcore.files import sealed
 from flcore.provenance import code_fingerprint
-from flcore.run_folder import RunFiles, described, refuse_other_run
+from flcore.run_folder import RunFiles, described, refuse_other_run, write_result
 from flcore.running import evaluate
 from pipelines.runs import analyses, memory
 from pipelines.runs.cache import Cache, has_finished, place
 from pipelines.runs.folder import read_lines
-from pipelines.runs.inputs import Inputs, write_inputs
+from pipelines.runs.inputs import Inputs, inputs_of, write_inputs
 from pipelines.runs.ownership import claim_names, may_be_replaced
 from pipelines.runs.provenance import environment
 
@@ -118,8 +120,13 @@ def placed(config: Config, inputs: Inputs, home: Path, *, label: str = "", direc
         raise ConfigError(f"{error} (with {label})" if label else str(error)) from error
     found = directory or home / f"{config.method.name}-s{config.seed}-{experiment.hash[:8]}"
     claim_names("run", found)
-    refuse_other_run(config, found)
+    if not _holds(found, experiment.hash):  # where the images of this very run lie has no say in it
+        refuse_other_run(config, found)
     return PlacedRun(config, inputs, found, experiment.hash, code_fingerprint(config), name)
+
+
+def _holds(directory: Path, run_hash: str) -> bool:
+    return RunFiles(directory).config.exists() and described(directory)["config_hash"] == run_hash
 
 
 def in_company(runs: Sequence[PlacedRun]) -> list[PlacedRun]:
@@ -132,17 +139,45 @@ def in_company(runs: Sequence[PlacedRun]) -> list[PlacedRun]:
 
 
 def fetch(run: PlacedRun, cache: Cache) -> bool:
-    """Take the results of a run that has finished elsewhere under the same code; False if there are none."""
+    """Take the results of a run that has finished elsewhere under the same code; False if there are none.
+
+    One that has finished here is told where its data lie, if they do not lie where they did.
+    """
     if run.is_finished:
+        _find_data_again(run)
         return True
     elsewhere = cache.finished_run(run.hash, run.code)
-    if elsewhere is None or RunFiles(run.directory).checkpoint.exists() or finished_by_other_code(run):
+    if elsewhere is None or _is_taken(run):
         return False
     is_inside = run.directory.resolve().is_relative_to(elsewhere.resolve())
     if is_inside or not may_be_replaced("run", run.directory):  # training does not mind
         return False
-    place("run", elsewhere, run.directory, partial(write_inputs, run.directory, run.inputs))
-    return True
+    with suppress(RunError):  # another process is at work there: training says so, or finds what it has done
+        place("run", elsewhere, run.directory, partial(_say_where, run), lambda: run.is_finished or _is_taken(run))
+    return run.is_finished
+
+
+def _is_taken(run: PlacedRun) -> bool:
+    """Whether a run's folder holds what is not to be replaced: half of it, or all of it by other code."""
+    return RunFiles(run.directory).checkpoint.exists() or finished_by_other_code(run)
+
+
+def _find_data_again(run: PlacedRun) -> None:
+    try:
+        inputs_of(run.directory)
+    except DataError:
+        with suppress(OSError):  # results may lie where nothing can be written; to be read they need no data
+            write_inputs(run.directory, run.inputs)
+
+
+def _say_where(run: PlacedRun, copy: Path) -> None:
+    """Let a copy of a run's results name this run's files: those of the other one may lie elsewhere, or go."""
+    write_inputs(run.directory, run.inputs, copy)
+    about, own = described(copy), run.config.to_mapping()
+    for section, key in (("data", "root"), ("partition", "path")):
+        if key in own[section]:
+            about["config"][section][key] = own[section][key]
+    write_result(RunFiles(copy).config, sealed(about), durable=True)
 
 
 def carry_out(
@@ -183,17 +218,17 @@ def carry_out(
                 )
             _make_room(run)
         write_inputs(run.directory, run.inputs)
-        training.train(
+        train = partial(
+            training.train,
             run.config,
-            run.inputs.prepared,
-            run.inputs.partition,
-            run.directory,
+            *folders,
             orchestrator=orchestrator,
             observers=_with_hurdles(run, observers),
             restart=restart,
             about=environment(run.config),
             seat=seat,
         )
+        cache.on_whole_data(run.config, run.inputs.prepared, train)
         steps.call("evaluate", _silent(evaluate), run.config, *folders)
         cache.note_run(run.directory, run.config)
     missing = analyses.left(run.config, run.directory)

@@ -7,8 +7,9 @@ Below ``.protofl/cache`` (or the folder that the environment variable PROTOFL_CA
     index/                       which request gave which of them; where runs have finished; their time and memory
 
 A request is everything that can change the answer: the section of the configuration, the source code that carries it
-out, and size and time of the files that are read. So nothing is prepared, divided or trained twice, nothing is copied
-into a run's folder (:mod:`pipelines.runs.inputs` says where a run's data lie), and deleting the cache costs time only.
+out, the packages that it uses, and size and time of the files that are read. So nothing is prepared, divided or trained
+twice, nothing is copied into a run's folder (:mod:`pipelines.runs.inputs` says where a run's data lie), and deleting
+the cache costs time only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flcore import disk
 from flcore.config import Config
@@ -31,17 +32,21 @@ from flcore.data.partition import Partition
 from flcore.engine.pool.workers import worker_count
 from flcore.errors import ConfigError, DataError
 from flcore.files import make_durable, read_json, replace_file, write_json
-from flcore.locks import take_lock
+from flcore.locks import sole_use, take_lock
 from flcore.provenance import division_fingerprint, preparation_fingerprint
 from flcore.run_folder import RunFiles, check_seal, described
 from flcore.running import divide, read_source
+from flcore.training import package_versions
+from pipelines.runs.file_state import state_of
 from pipelines.runs.ownership import Kind, may_be_replaced, remove_own
+
+T = TypeVar("T")
 
 ENVIRONMENT_VARIABLE = "PROTOFL_CACHE"
 DEFAULT_FOLDER = Path(".protofl") / "cache"
 _DIGITS = 16  # of a fingerprint, in names of folders
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
-_LISTED = 5000  # entries of a folder of images that are looked at to see whether it has changed
+_PACKAGES = ("torch", "torchvision", "pillow", "scikit-learn", "numpy")  # that decode images, resize and draw
 _CURE = "delete it, nothing but time is lost"
 
 
@@ -72,8 +77,12 @@ class Cache:
 
     # ---- data ----------------------------------------------------------------------------------------------------
 
-    def prepared(self, config: Config) -> Path:
+    def prepared(self, config: Config, *, look: bool = False) -> Path:
         """The folder of the prepared data of a configuration; made if nobody has made it.
+
+        Args:
+            config: says which.
+            look: at every image too, and make them again where one is damaged; it takes as long as to read them.
 
         Raises:
             DataError: the source's files are missing or damaged.
@@ -81,15 +90,39 @@ class Cache:
         section = {key: value for key, value in config.to_mapping()["data"].items() if key not in _NOT_PREPARED}
         request = {
             "data": section,
-            "files": _state_of(None if config.data.root is None else Path(config.data.root)),
+            "files": None if config.data.root is None else state_of(config.source.places(Path(config.data.root))),
             "code": preparation_fingerprint(config),
+            "packages": package_versions(_PACKAGES),
         }
         return self._made(
             "prepared",
             request,
             lambda folder: read_source(config, folder).meta.fingerprint,
-            lambda folder: Dataset.load(folder).meta.fingerprint,
+            _looked_at if look else lambda folder: Dataset.load(folder).meta.fingerprint,
         )
+
+    def on_whole_data(self, config: Config, prepared: Path, work: Callable[[], T]) -> T:
+        """Do what looks at every image; again where one of this cache was damaged, once they are made again.
+
+        Args:
+            config: of which the data are. prepared: where they lie. work: raises DataError where they are damaged.
+        """
+        try:
+            return work()
+        except DataError:
+            if not self._mended(config, prepared):
+                raise
+            return work()
+
+    def _mended(self, config: Config, prepared: Path) -> bool:
+        """Make prepared data again if they lie here and are damaged; whether that was so."""
+        if prepared.parent != self.root / "prepared":
+            return False
+        try:
+            _looked_at(prepared)
+        except DataError:
+            return self.prepared(config, look=True) == prepared
+        return False
 
     def partition(self, config: Config, prepared: Path) -> Path:
         """The folder of a configuration's partition of prepared data; made if nobody has made it.
@@ -100,14 +133,15 @@ class Cache:
         section = config.to_mapping()["partition"]
         request = {
             "partition": section | {"seed": config.partition_seed},
-            "files": _state_of(None if section.get("path") is None else Path(section["path"])),
+            "files": None if section.get("path") is None else state_of([Path(section["path"])]),
             "data": Dataset.load(prepared).meta.fingerprint,
             "code": division_fingerprint(config),
+            "packages": package_versions(_PACKAGES),
         }
         return self._made(
             "partitions",
             request,
-            lambda folder: divide(config, prepared, folder).fingerprint,
+            lambda folder: self.on_whole_data(config, prepared, lambda: divide(config, prepared, folder).fingerprint),
             lambda folder: Partition.load(folder).fingerprint,
         )
 
@@ -186,7 +220,7 @@ class Cache:
         """The folder in which a run has finished under the same code; None if there is none any more."""
         match _read_or_empty(self.root / "index" / "runs" / f"{run_hash}.json").get(code):
             case [str(folder), str(results)]:
-                with suppress(DataError):  # damaged: nothing to take from there
+                with suppress(DataError, OSError):  # damaged, or in another's home: nothing to take from there
                     # Another revision may have been checked out there, of which DVC knows the results alone.
                     if has_finished(Path(folder), run_hash, code) and _results(Path(folder)) == results:
                         return Path(folder)
@@ -210,6 +244,17 @@ def kind_of(config: Config) -> str:
     identity = config.identity()
     identity["partition"] = {key: value for key, value in identity["partition"].items() if key != "seed"}
     return _digest(identity | {"seed": None})[:32]
+
+
+def _looked_at(folder: Path) -> str:
+    """The fingerprint of prepared data, by their content.
+
+    Raises:
+        DataError: they are damaged.
+    """
+    found = Dataset.load(folder)
+    found.check_content(folder)
+    return found.meta.fingerprint
 
 
 _NOT_PREPARED = ("augmentation", "download")
@@ -244,7 +289,13 @@ def _results(directory: Path) -> str:
     return _digest(digests)
 
 
-def place(kind: Kind, source: Path, target: Path, add: Callable[[Path], object] = lambda folder: None) -> None:
+def place(
+    kind: Kind,
+    source: Path,
+    target: Path,
+    add: Callable[[Path], object] = lambda folder: None,
+    unless: Callable[[], bool] = lambda: False,
+) -> None:
     """Put what lies in one folder into another, sharing the large files' bytes on disk where that is possible.
 
     All of it appears at once: half a run would look like a whole one.
@@ -254,21 +305,25 @@ def place(kind: Kind, source: Path, target: Path, add: Callable[[Path], object] 
         source: stays as it is; its files are never written to, only replaced.
         target: replaced if it is there.
         add: is called with the copy before it appears, and may change it.
+        unless: is asked when nobody else can work in the target any more; where it says so, that stays as it is.
 
     Raises:
         ConfigError: something lies in the target that is not of this kind, or it cannot be replaced.
+        RunError: another process is at work in the target.
     """
     target = target.resolve()  # "." has no name, and a link cannot be replaced by a folder
     if not may_be_replaced(kind, target):
         raise ConfigError(f"{target}: holds other files, or is in use as it is; choose another --out")
     unfinished = target.with_name(f".{target.name}.unfinished")
-    disk.remove_tree(unfinished)
-    _copy(source, unfinished)
-    add(unfinished)
-    make_durable(path for path in sorted(unfinished.rglob("*")) if path.is_file())
-    disk.make_folder(target)
-    remove_own(kind, target)
-    disk.rename(unfinished, target)
+    with sole_use(target):
+        if unless():
+            return
+        disk.remove_tree(unfinished)
+        _copy(source, unfinished)
+        add(unfinished)
+        make_durable(path for path in sorted(unfinished.rglob("*")) if path.is_file())
+        remove_own(kind, target)
+        disk.rename(unfinished, target)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -286,25 +341,6 @@ def _link_or_copy(source: Path, target: Path) -> None:
             disk.link(source, target)
             return
     replace_file(target, lambda file: file.write(source.read_bytes()))
-
-
-def _state_of(path: Path | None) -> Any:
-    """What changes when files change: size and time of a file, of a folder of those in it and one level below."""
-    if path is None or not path.exists():
-        return None
-    if path.is_file():
-        return _stamp(path)
-    entries = [item for item in sorted(path.iterdir()) if not item.name.startswith(".")]
-    for folder in [item for item in entries if item.is_dir()]:
-        entries += sorted(folder.iterdir())
-        if len(entries) > _LISTED:
-            break
-    return _digest([[item.relative_to(path).as_posix(), *_stamp(item)] for item in entries[:_LISTED]])
-
-
-def _stamp(path: Path) -> list[int]:
-    about = path.stat()
-    return [about.st_size, about.st_mtime_ns]
 
 
 def _read_or_empty(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -149,8 +149,12 @@ def may_be_replaced(kind: Kind, folder: Path) -> bool:
 
 
 def remove_own(kind: Kind, folder: Path) -> None:
-    """Remove what commands of this kind leave, in order of names; the rest stays, and so does the folder."""
-    own: Iterable[str] = sorted(name for name in _names_in(folder) if _is_left_by(kind, name))
+    """Remove what commands of this kind leave, in order of names; the rest stays, and so does the folder.
+
+    Hidden names come last: one of them is the lock of whoever does this.
+    """
+    own = [name for name in _names_in(folder) if _is_left_by(kind, name)]
+    own.sort(key=lambda name: (name.startswith("."), name))
     for path in (folder / name for name in own):
         if path.is_dir() and not path.is_symlink():
             disk.remove_tree(path)

@@ -10,6 +10,6 @@ from pipelines.runs.cache import Cache, place
 
 
 def prepare(config: Config, directory: Path) -> Dataset:
-    """Put the prepared data of a configuration into a folder, from the cache where they are there."""
-    place("prepared", Cache.here().prepared(config), directory)
+    """Put the prepared data of a configuration into a folder, from the cache where they are there and whole."""
+    place("prepared", Cache.here().prepared(config, look=True), directory)
     return Dataset.load(directory)

@@ -19,6 +19,7 @@ from flcore import disk
 from flcore.config import Config
 from flcore.errors import DataError, RunError
 from flcore.files import read_json, sweep, write_json
+from flcore.locks import sole_use
 from flcore.run_folder import RunFiles, described, write_result
 from pipelines.execution.bodies import Operation, carry_out_placed
 from pipelines.execution.one_run import PlacedRun, finished_by_other_code, placed
@@ -51,7 +52,7 @@ def train(
 
     Raises:
         ConfigError: a partition was made with other parameters.
-        RunError: runs failed; the others are finished, and found again next time.
+        RunError: runs failed; the others are finished, and found again next time. Or another process has begun one.
     """
     ledger = directory.with_suffix(".json")
     sweep(ledger.parent, ledger.name)
@@ -70,8 +71,10 @@ def train(
     for run in runs:
         if run.directory.name in kept:
             _describe_again(run)
-        elif run.directory.name in known or not _was_begun(run) or finished_by_other_code(run):
-            disk.remove_tree(run.directory)
+        elif run.directory.exists():
+            with sole_use(run.directory):  # another process may be about to say whose it is
+                if run.directory.name in known or not _was_begun(run) or finished_by_other_code(run):
+                    remove_others(run.directory, [".running"])
     if directory.exists():
         remove_others(directory, sorted(own | others))
     failed = carry_out_placed(runs, operation, restart=restart)

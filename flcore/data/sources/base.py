@@ -99,6 +99,10 @@ class Source(abc.ABC):
             DataError: files are missing or damaged.
         """
 
+    def places(self, root: Path) -> tuple[Path, ...]:
+        """The files and folders that hold all that :meth:`load` reads; other data sets may lie below ``root`` too."""
+        return (root,)
+
 
 def missing(name: str, root: Path | None, layout: str, *, can_download: bool = True) -> DataError:
     """The error for data that are not there: says which layout is expected and which key to set."""

@@ -37,6 +37,10 @@ class CelebA(Source):
     users: int | None = param(None, "draw so many persons; null takes all", low=1)
     test_fraction: float = param(0.2, "share of each person's images to test on", above=0, below=1)
 
+    def places(self, root: Path) -> tuple[Path, ...]:
+        """What :meth:`load` reads."""
+        return (root / "celeba",)
+
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """List the images below ``<root>/celeba``; they cannot be fetched."""
         folder = None if root is None else root / "celeba"

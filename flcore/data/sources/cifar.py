@@ -22,6 +22,10 @@ class Cifar10(Source):
     num_classes: ClassVar[int | None] = 10
     channels: ClassVar[int | None] = 3
 
+    def places(self, root: Path) -> tuple[Path, ...]:
+        """What :meth:`load` reads."""
+        return (root / "cifar-10-batches-py",)
+
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/cifar-10-batches-py``."""
         return _read(
@@ -44,6 +48,10 @@ class Cifar100(Source):
     summary: ClassVar[str] = "objects 32x32 in colour, 50,000 / 10,000 images, 100 classes; torchvision (Krizhevsky)"
     num_classes: ClassVar[int | None] = 100
     channels: ClassVar[int | None] = 3
+
+    def places(self, root: Path) -> tuple[Path, ...]:
+        """What :meth:`load` reads."""
+        return (root / "cifar-100-python",)
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/cifar-100-python``."""

@@ -22,6 +22,10 @@ class Digits(Source):
     num_classes: ClassVar[int | None] = 10
     channels: ClassVar[int | None] = 1
 
+    def places(self, root: Path) -> tuple[Path, ...]:
+        """None: the images come with a package."""
+        return ()
+
     def load(self, root: Path | None = None, download: bool = False) -> RawDataset:
         """The bundled images; ``root`` and ``download`` play no part."""
         from sklearn.datasets import load_digits  # here, because it takes seconds

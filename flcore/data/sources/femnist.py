@@ -50,6 +50,10 @@ class Femnist(Source):
         0.2, "share of each writer's samples to test on, where LEAF made no split", above=0, below=1
     )
 
+    def places(self, root: Path) -> tuple[Path, ...]:
+        """What :meth:`load` reads."""
+        return (root / "femnist" if self.reading == "by_writer" else root / "EMNIST" / "raw",)
+
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/femnist`` (LEAF) or ``<root>/EMNIST/raw``; LEAF's files cannot be fetched."""
         if self.reading == "by_writer":

@@ -31,6 +31,11 @@ class ImageFolder(Source):
         None, "height and width to read at, in pixels; null: those of the first image", low=1
     )
 
+    def places(self, root: Path) -> tuple[Path, ...]:
+        """What :meth:`load` reads: where the split lies in the folder itself, whatever else does plays no part."""
+        split = (root / "train", root / "test")
+        return split if all(folder.is_dir() for folder in split) else (root,)
+
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """List the images below the folder or inside the zip ``root``; they are decoded later."""
         if root is None or not root.exists():

@@ -34,6 +34,10 @@ class Mnist(Source):
     num_classes: ClassVar[int | None] = 10
     channels: ClassVar[int | None] = 1
 
+    def places(self, root: Path) -> tuple[Path, ...]:
+        """What :meth:`load` reads."""
+        return (root / "MNIST" / "raw",)
+
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/MNIST/raw``."""
         train, test = _read_pair(self.name, root, download, "MNIST", ("train", "t10k"))
@@ -56,6 +60,10 @@ class FashionMnist(Source):
     summary: ClassVar[str] = "clothing 28x28, 60,000 / 10,000 images, 10 classes; torchvision (Zalando Research)"
     num_classes: ClassVar[int | None] = len(_CLOTHES)
     channels: ClassVar[int | None] = 1
+
+    def places(self, root: Path) -> tuple[Path, ...]:
+        """What :meth:`load` reads."""
+        return (root / "FashionMNIST" / "raw",)
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/FashionMNIST/raw``."""
@@ -83,6 +91,10 @@ class Emnist(Source):
     split: Literal["letters", "balanced", "byclass"] = param(
         "letters", "letters: 26 classes, both cases together; balanced: 47; byclass: digits, upper and lower case, 62"
     )
+
+    def places(self, root: Path) -> tuple[Path, ...]:
+        """What :meth:`load` reads."""
+        return (root / "EMNIST" / "raw",)
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """Read ``<root>/EMNIST/raw``."""

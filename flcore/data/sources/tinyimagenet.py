@@ -27,6 +27,10 @@ class TinyImageNet(Source):
     num_classes: ClassVar[int | None] = 200
     channels: ClassVar[int | None] = 3
 
+    def places(self, root: Path) -> tuple[Path, ...]:
+        """What :meth:`load` reads."""
+        return (root / "tiny-imagenet-200",)
+
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """List ``<root>/tiny-imagenet-200``; it cannot be fetched."""
         folder = None if root is None else root / "tiny-imagenet-200"

@@ -36,6 +36,10 @@ class VireoFood172(Source):
     image_size: int = param(224, "height and width in pixels; 64 for cheap runs", low=8, high=512)
     train_on_val: bool = param(False, "add the images of VAL.txt to the training split")
 
+    def places(self, root: Path) -> tuple[Path, ...]:
+        """What :meth:`load` reads."""
+        return (root / "ready_chinese_food", root / "SplitAndIngreLabel")
+
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """List the images below ``<root>/ready_chinese_food``; they cannot be fetched."""
         if root is None or not (root / "ready_chinese_food").is_dir():

@@ -19,6 +19,7 @@ from flcore.data.sources import SOURCES
 from flcore.data.sources.base import Source
 from flcore.data.sources.cifar import Cifar10
 from flcore.data.sources.digits import Digits
+from flcore.data.sources.femnist import Femnist
 from flcore.data.sources.imagefolder import ImageFolder
 from flcore.data.sources.mnist import Emnist, FashionMnist, Mnist
 from flcore.errors import DataError
@@ -75,6 +76,19 @@ def test_the_number_of_classes_is_known_before_anything_is_read() -> None:
     assert found == {**published, "imagefolder": None}
     assert [Emnist(split=split).num_classes for split in ("balanced", "byclass")] == [47, 62]
     assert len(Digits().load().class_names) == 10
+
+
+def test_where_files_lie_is_known_before_anything_is_read(tmp_path: Path) -> None:
+    """Below one root as each is published (data.md, section 1); of one's own images all of it, or both splits."""
+    published = {"digits": "", "mnist": "MNIST/raw", "fashionmnist": "FashionMNIST/raw", "emnist": "EMNIST/raw"}
+    published |= {"femnist": "femnist", "cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+    published |= {"tinyimagenet": "tiny-imagenet-200", "vireofood172": "ready_chinese_food SplitAndIngreLabel"}
+    published |= {"celeba": "celeba", "imagefolder": "."}
+    found = {name: [place.relative_to(tmp_path) for place in kind().places(tmp_path)] for name, kind in SOURCES.items()}
+    assert found == {name: list(map(Path, places.split())) for name, places in published.items()}
+    assert Femnist(reading="byclass").places(tmp_path) == (tmp_path / "EMNIST" / "raw",)
+    as_folder(plain_tree(), tmp_path)
+    assert ImageFolder().places(tmp_path) == (tmp_path / "train", tmp_path / "test")
 
 
 @pytest.mark.parametrize("kind", [kind for name, kind in SOURCES.items() if name != "digits"])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from flcore import disk, running
 from flcore.config import Config
 from flcore.data.dataset import Dataset
-from flcore.errors import DataError
+from flcore.errors import DataError, RunError
 from flcore.run_folder import RunFiles
 from pipelines.runs import cache as caches
 from pipelines.runs.cache import Cache, Cost, has_finished, kind_of, place
@@ -64,6 +66,23 @@ def test_damaged_data_are_made_again(cache: Cache) -> None:
     assert images.read_bytes() == content
 
 
+def test_a_flipped_bit_is_mended_before_data_are_divided_or_put_elsewhere(cache: Cache) -> None:
+    """One pixel, of which no size tells: whoever looks at every image makes them again, and goes on."""
+    folder = cache.prepared(config())
+    images = folder / "train.safetensors"
+    whole = images.read_bytes()
+    damaged = whole[:-1] + bytes([whole[-1] ^ 1])
+    images.write_bytes(damaged)
+    assert cache.partition(config(), folder).exists() and images.read_bytes() == whole
+    images.write_bytes(damaged)
+    assert cache.prepared(config(), look=True) == folder and images.read_bytes() == whole
+    # What lies elsewhere was made by somebody else, and is not this cache's to replace.
+    disk.rename(folder, cache.root / "mine")
+    (cache.root / "mine" / "train.safetensors").write_bytes(damaged)
+    with pytest.raises(DataError, match="content differs from the fingerprint"):
+        cache.partition(config(partition={"num_clients": 4}), cache.root / "mine")
+
+
 def test_other_code_gives_another_request_with_the_same_answer(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """A changed comment in what prepares data: prepared again, found to be the same, and nobody's files are moved."""
     folder = cache.prepared(config())
@@ -86,17 +105,43 @@ def test_partitions_differ_by_seed_options_and_data(cache: Cache) -> None:
     assert cache.partition(config(method={"name": "local"}), prepared) == cache.partition(config(), prepared)
 
 
-def test_files_that_have_changed_are_read_again(tmp_path: Path) -> None:
+def test_an_image_that_is_overwritten_in_place_is_read_again_and_a_link_that_leads_nowhere_is_no_error(
+    cache: Cache, tmp_path: Path
+) -> None:
+    """Below ``<root>/one/train/<class>``, where no folder that holds another one changes with it."""
     root = tmp_path / "images"
-    (root / "cats").mkdir(parents=True)
-    (root / "cats" / "1.png").write_bytes(b"one")
-    before = caches._state_of(root)
-    assert caches._state_of(root) == before
-    (root / "cats" / "1.png").write_bytes(b"other")
-    changed = caches._state_of(root)
-    assert changed != before
-    (root / "cats" / "2.png").write_bytes(b"")
-    assert caches._state_of(root) not in (before, changed)
+    for part in ("train", "test"):
+        for shade, kind in enumerate(("cats", "dogs")):
+            (root / "one" / part / kind).mkdir(parents=True)
+            Image.new("L", (8, 8), 100 * shade).save(root / "one" / part / kind / "1.png")
+    (root / "notes").symlink_to(tmp_path / "gone")
+    asked = config(data={"name": "imagefolder", "root": str(root), "limit_per_class": None})
+    first = cache.prepared(asked)
+    assert cache.prepared(asked) == first
+    Image.new("L", (8, 8), 50).save(root / "one" / "train" / "cats" / "1.png")
+    changed = cache.prepared(asked)
+    assert changed != first
+    assert Dataset.load(changed).train.images[:, 0, 0, 0].tolist() == [50, 100]
+
+
+def test_other_data_sets_below_the_root_change_nothing(cache: Cache, tmp_path: Path) -> None:
+    """Digits read no file, whatever the root."""
+    asked = config(data={"root": str(tmp_path)})
+    cache.prepared(asked)
+    (tmp_path / "CIFAR").mkdir()
+    (tmp_path / "CIFAR" / "batch").write_bytes(b"")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(caches, "read_source")
+        cache.prepared(asked)
+
+
+def test_another_package_that_decodes_images_prepares_again(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    read = caches.read_source
+    monkeypatch.setattr(caches, "read_source", lambda asked, folder: made.append(folder) or read(asked, folder))
+    folder = cache.prepared(config())
+    monkeypatch.setattr(caches, "package_versions", lambda names: {"pillow": "0"} if "pillow" in names else {})
+    assert cache.prepared(config()) == folder and len(made) == 2
 
 
 def test_two_processes_prepare_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +195,14 @@ def test_a_finished_run_is_found_by_its_hash_and_code(cache: Cache, tmp_path: Pa
     assert cache.finished_run(about["config_hash"], about["code"]) is None
 
 
+def test_a_run_where_nobody_may_look_is_none_to_take(cache: Cache) -> None:
+    """As below another's home, with a cache that is shared; to the superuser too, a name of 300 letters is an error."""
+    entry = cache.root / "index" / "runs" / "hash.json"
+    entry.parent.mkdir(parents=True)
+    entry.write_text(json.dumps({"code": [f"/home/{300 * 'x'}/run", "results"]}))
+    assert cache.finished_run("hash", "code") is None
+
+
 def test_what_is_placed_elsewhere_shares_large_files_and_replaces_what_was_there(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     (source / "clients").mkdir(parents=True)
@@ -184,6 +237,25 @@ def test_what_is_placed_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     place("run", source, target, lambda folder: (folder / "inputs.json").write_text("{}"))
     names = ["history.jsonl", "inputs.json", "metrics.json", "model.safetensors"]
     assert sorted(path.name for path in target.iterdir()) == names
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "target"}
+
+
+def test_one_at_a_time_places_something_and_looks_first_whether_another_has(tmp_path: Path) -> None:
+    """Whoever comes while a copy is made is told; who had to be quicker finds the target as the other has left it."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    (source / "metrics.json").write_text("{}")
+
+    def come_meanwhile(copy: Path) -> None:
+        with pytest.raises(RunError, match="target: another process is at work"):
+            place("run", source, target)
+        assert (copy / "metrics.json").exists()
+
+    place("run", source, target, come_meanwhile)
+    assert [path.name for path in target.iterdir()] == ["metrics.json"]
+    (source / "metrics.json").write_text("later")
+    place("run", source, target, unless=(target / "metrics.json").exists)
+    assert (target / "metrics.json").read_text() == "{}"
     assert {path.name for path in tmp_path.iterdir()} == {"source", "target"}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flcore import disk
 from flcore.errors import ConfigError
 from pipelines.runs.ownership import Kind, claim_folder, may_be_replaced, remove_own, strangers
 
@@ -125,12 +126,16 @@ def test_asking_leaves_no_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_what_a_run_leaves_is_removed(tmp_path: Path) -> None:
+def test_only_what_a_run_leaves_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = filled(tmp_path / "out", "config.json", "clients/0000.safetensors", ".running", "notes.txt", "mine/a")
     assert strangers("run", folder) == ["mine", "notes.txt"]
     assert not may_be_replaced("run", folder)
+    removed: list[str] = []
+    remove = disk.remove
+    monkeypatch.setattr(disk, "remove", lambda path, **how: removed.append(path.name) or remove(path, **how))
     remove_own("run", folder)
     assert left(folder) == ["mine/a", "notes.txt"]
+    assert removed[-1] == ".running"  # else another could begin among what is still being removed
 
 
 def test_the_folder_that_one_is_in_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from flcore.config import Config
-from flcore.errors import ConfigError, DataError
+from flcore.errors import ConfigError, DataError, RunError
+from flcore.locks import sole_use
 from pipelines.execution.bodies import Operation, comparison_runs
 from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps
@@ -214,6 +215,19 @@ def test_what_an_older_layout_left_is_cleared_away(artifacts: Path) -> None:
     (artifacts / "runs.json").write_text('{"fedavg-s0": "768f4b02"}')
     assert trained(artifacts) == ["fedavg-s0"]
     assert not (run / "partition").exists()
+
+
+def test_a_run_that_another_process_has_just_begun_is_left_to_it(artifacts: Path) -> None:
+    """It holds the lock, and nothing says yet whose the folder is: two would train into one checkpoint."""
+    run = artifacts / "runs" / "fedavg-s0"
+    shutil.rmtree(run)
+    (artifacts / "runs.json").unlink()
+    with sole_use(run):
+        lock = (run / ".running").stat().st_ino
+        with pytest.raises(RunError, match="fedavg-s0: another process is at work on this run"):
+            trained(artifacts)
+        assert (run / ".running").stat().st_ino == lock
+    assert trained(artifacts) == ["fedavg-s0"]
 
 
 def test_a_damaged_ledger_is_named_with_its_cure(artifacts: Path) -> None:

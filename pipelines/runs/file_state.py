@@ -1,0 +1,53 @@
+"""Whether files have changed, without reading them: what the cache asks of images that it has prepared."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+
+def state_of(places: Iterable[Path]) -> str:
+    """A digest of name, size and time of files and of all files below folders, at any depth.
+
+    Links stand for what they lead to. Hidden names are left out: file managers and protofl itself keep such beside
+    images. So is what cannot be looked at: whoever reads it says what is wrong, if it is needed.
+    """
+    digest = hashlib.sha256()
+    for place in places:
+        digest.update(b"\n")
+        for name, about in _files(os.fspath(place), frozenset()):
+            digest.update(os.fsencode(f"{name}\0{about.st_size} {about.st_mtime_ns}\0"))
+    return digest.hexdigest()
+
+
+def _files(path: str, above: frozenset[tuple[int, int]], name: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """What lies at a path, by names relative to the first, in order of names.
+
+    Args:
+        path: a file or a folder. above: device and inode of the folders that it lies in. name: of it.
+    """
+    about = _looked_at(path)
+    if about is None:
+        return
+    if not stat.S_ISDIR(about.st_mode):
+        yield name, about
+        return
+    here = (about.st_dev, about.st_ino)
+    if here in above:  # a link back to where it lies
+        return
+    names, inside = list[str](), above | {here}
+    with suppress(OSError), os.scandir(path) as entries:
+        names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
+    for below in names:
+        yield from _files(f"{path}/{below}", inside, f"{name}/{below}")
+
+
+def _looked_at(path: str) -> os.stat_result | None:
+    for look in (os.stat, os.lstat):  # of a link that leads nowhere: itself
+        with suppress(OSError):
+            return look(path)
+    return None

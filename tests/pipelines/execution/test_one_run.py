@@ -1,0 +1,101 @@
+"""A run's folder where files move, are damaged or wanted by two at once: the same command ends with the same run."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flcore.config import Config
+from flcore.errors import RunError
+from flcore.locks import sole_use
+from flcore.run_folder import described
+from pipelines.execution.bodies import Operation, Outcome, experiment
+from pipelines.execution.one_run import placed
+from pipelines.execution.progress import Silence
+from pipelines.execution.steps import InlineSteps
+from pipelines.runs.cache import ENVIRONMENT_VARIABLE
+from pipelines.runs.inputs import inputs_of
+
+
+class Nobody:
+    """A recorder that draws nothing."""
+
+    def watch(self, directory: Path) -> None:
+        pass
+
+    def stop(self, directory: Path, reason: str) -> None:
+        pass
+
+    def finish(self, directory: Path) -> Future[dict[str, Any]]:
+        future: Future[dict[str, Any]] = Future()
+        future.set_result({"store": None})
+        return future
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(tmp_path / "cache"))
+
+
+def config(root: str | None = None, rounds: int = 1) -> Config:
+    """A run on digits, which read no file, whatever the root."""
+    return Config.from_mapping(
+        {
+            "data": {"limit_per_class": 20, "root": root},
+            "partition": {"num_clients": 3, "alpha": 1.0, "min_size": 5},
+            "federation": {"rounds": rounds},
+        }
+    )
+
+
+def carried_out(asked: Config, out: str) -> Outcome:
+    return experiment(asked, Path(out), Operation(InlineSteps(), Silence(), Nobody()))  # type: ignore[arg-type]
+
+
+def test_a_run_that_was_taken_from_elsewhere_names_its_own_files() -> None:
+    """The same images below two roots: the same command finds its run again."""
+    carried_out(config("/a"), "one")
+    for _ in range(2):
+        assert carried_out(config("/b"), "two").was_finished
+    assert [described(Path(name))["config"]["data"]["root"] for name in ("one", "two")] == ["/a", "/b"]
+    # Images that have moved are the same images: the run that lies there is the one that is asked for.
+    assert placed(config("/b"), inputs_of(Path("one")), Path("runs"), directory=Path("one")).is_finished
+
+
+def test_a_finished_run_is_told_where_its_data_lie_when_they_have_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's folder first, then the cache: what asks for the data says to run the same command again."""
+    carried_out(config(), "one")
+    Path("deeper").mkdir()
+    Path("one").rename("deeper/one")
+    for cache in ("cache", "another cache"):
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(tmp_path / cache))
+        assert carried_out(config(), "deeper/one").was_finished
+        assert inputs_of(Path("deeper/one")).prepared.parent == tmp_path / cache / "prepared"
+        shutil.rmtree("cache", ignore_errors=True)
+
+
+def test_a_flipped_bit_in_the_cache_costs_time_and_no_run() -> None:
+    """One pixel of the prepared images; the run is another one than that which found them whole."""
+    carried_out(config(), "one")
+    images = inputs_of(Path("one")).prepared / "train.safetensors"
+    whole = images.read_bytes()
+    images.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert not carried_out(config(rounds=2), "two").was_finished
+    assert images.read_bytes() == whole
+
+
+def test_a_run_that_another_process_has_just_begun_is_not_replaced() -> None:
+    """It holds the folder's lock and has written nothing yet; the same run lies finished elsewhere."""
+    carried_out(config(), "one")
+    with sole_use(Path("two")):
+        with pytest.raises(RunError, match="two: another process is at work on this run"):
+            carried_out(config(), "two")
+        assert Path("two/.running").exists() and not Path("two/history.jsonl").exists()
+    assert carried_out(config(), "two").was_finished
