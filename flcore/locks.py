@@ -56,7 +56,8 @@ def sole_use(directory: Path) -> Iterator[None]:
             try:
                 yield
             finally:
-                disk.remove(path, missing_ok=True)
+                if _is_at(file, path):  # else the folder has another name by now, and this one may be another's lock
+                    disk.remove(path, missing_ok=True)
             return
 
 

@@ -215,8 +215,13 @@ def is_finished(directory: Path, run_hash: str) -> bool:
     return files.history.exists() and files.config.exists() and described(directory).get("config_hash") == run_hash
 
 
-def refuse_other_run(config: Config, directory: Path) -> None:
+def refuse_other_run(config: Config, directory: Path, *, by_places: bool = True) -> None:
     """Stop before anything is written where a folder holds a run of another configuration.
+
+    Args:
+        config: of the run that is to go there. directory: the folder.
+        by_places: also where its data and its partition lay elsewhere. Not for a caller that reads them next, and then
+            sees whether they are others.
 
     Raises:
         ConfigError: it does; or it holds results, and nothing says whose.
@@ -234,8 +239,8 @@ def refuse_other_run(config: Config, directory: Path) -> None:
     # Files elsewhere may hold other images under the same configuration; whether they do, only reading them would tell.
     places = (("data", "root"), ("partition", "path"))
     moved = [{s: {key: held[s].get(key)} for s, key in places} for held in (found["config"], wanted)]
-    if moved[0] != moved[1] or found["identity"] != here:
-        differs = differences(found["identity"], here) + differences(*moved)
+    if found["identity"] != here or (by_places and moved[0] != moved[1]):
+        differs = differences(found["identity"], here) + (differences(*moved) if by_places else [])
         raise ConfigError(
             f"{directory}: holds a run with another configuration or other files ({told(differs)}); "
             "choose another folder, or delete that one"

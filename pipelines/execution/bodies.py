@@ -99,7 +99,7 @@ def experiment(
     """
     if out is not None:
         claim_folder("run", out)
-        refuse_other_run(config, out)
+        refuse_other_run(config, out, by_places=False)
     cache = Cache.here()
     run = placed(config, inputs or _inputs(config, cache, operation), RUNS, directory=out)
     is_done = fetch(run, cache)

@@ -36,6 +36,16 @@ def test_another_process_is_kept_out_until_it_is_killed(tmp_path: Path) -> None:
     assert list((tmp_path / "run").iterdir()) == []
 
 
+def test_a_folder_that_was_renamed_meanwhile_takes_nobodys_lock_away(tmp_path: Path) -> None:
+    """Under its old name there is another folder by now, and somebody in it."""
+    run = tmp_path / "run"
+    with sole_use(run):
+        run.rename(tmp_path / "renamed")
+        run.mkdir()
+        (run / ".running").touch()
+    assert (run / ".running").exists()
+
+
 def test_a_failure_inside_lets_go(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="inside"), sole_use(tmp_path):
         raise ValueError("inside")

@@ -14,7 +14,6 @@ from flcore.errors import RunError
 from flcore.locks import sole_use
 from flcore.run_folder import described
 from pipelines.execution.bodies import Operation, Outcome, experiment
-from pipelines.execution.one_run import placed
 from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE
@@ -64,7 +63,7 @@ def test_a_run_that_was_taken_from_elsewhere_names_its_own_files() -> None:
         assert carried_out(config("/b"), "two").was_finished
     assert [described(Path(name))["config"]["data"]["root"] for name in ("one", "two")] == ["/a", "/b"]
     # Images that have moved are the same images: the run that lies there is the one that is asked for.
-    assert placed(config("/b"), inputs_of(Path("one")), Path("runs"), directory=Path("one")).is_finished
+    assert carried_out(config("/b"), "one").was_finished
 
 
 def test_a_finished_run_is_told_where_its_data_lie_when_they_have_moved(
