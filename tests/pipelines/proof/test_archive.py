@@ -210,6 +210,10 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
     "modules in a list": (of_run(modules=[]), "modules: expected an object"),
     "a config that is none": (of_config(config=[]), "config: expected an object"),
     "a decision that is none": (of_config(decision={"stack": "yes"}), "stack: expected true or false"),
+    "a fuse that is none": (
+        of_config(decision={"stack": True, "compile": False, "fuse": 1}),
+        "fuse: expected true or false",
+    ),
     "a plug-in outside": (
         of_config(config={"plugins": [{"path": "../../x.py", "sha256": "0" * 64}]}),
         "plugins: expected files such as plugins/mine.py",

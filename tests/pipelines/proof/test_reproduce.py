@@ -136,6 +136,18 @@ def test_other_code_and_packages_are_told_beside_what_differs(
     ]
 
 
+@pytest.mark.parametrize(("fuse", "taken"), [({"fuse": False}, False), ({}, True)])
+def test_it_trains_as_was_decided_there(
+    fuse: dict[str, bool], taken: bool, archived: Path, forged: Forge, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With steps fused or not; an archive from before that was decided does not say, and fused is how it trains."""
+    there = {key: read_json_of(archived, "config.json")["decision"][key] for key in ("stack", "compile")}
+    carried_out(forged(of_json("config.json", decision={**there, **fuse})), code=0, capsys=capsys)
+    (folder,) = Path("runs/forged/runs").iterdir()
+    decision = read_json(folder / "config.json", "")["decision"]
+    assert decision == {**decision, **there, "fuse": taken, "reason": "as in the archive"}
+
+
 def test_an_exchanged_partition_is_found_by_dividing_again(
     archived: Path, finished: Path, forged: Forge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
