@@ -206,6 +206,45 @@ def test_analyses_of_an_earlier_run_are_not_shown(run: Path) -> None:
     assert analyses.load(run) == []
 
 
+@pytest.fixture(scope="module")
+def other_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the run gives with another step of local training, as an edit of the code could make it."""
+    folder = tmp_path_factory.mktemp("analyses") / "other"
+    run_to_end(Config.from_mapping({**RAW, "local": {"epochs": 1, "lr": 0.5}}), folder)
+    return folder
+
+
+@pytest.mark.parametrize("changed", ["history.jsonl", "server.safetensors"])
+def test_analyses_of_a_run_that_was_trained_again_are_made_again(
+    changed: str, run: Path, other_code: Path
+) -> None:
+    """``--restart`` leaves the name of the run and other results: of these nothing has been analysed.
+
+    While it is trained there is no history: what lies there belongs to nothing.
+    """
+    asked = asking("class_heatmap")
+    report(asked, run)
+    assert analyses.left(asked, run) == []
+    (run / "history.jsonl").rename(run / "kept")
+    assert analyses.load(run) == []
+    (run / "kept").rename(run / "history.jsonl")
+    assert [entry.name for entry in analyses.load(run)] == ["class_heatmap"]
+    shutil.copy(other_code / changed, run / changed)
+    assert (analyses.left(asked, run), analyses.load(run)) == (["class_heatmap"], [])
+    # One that is asked for later does not bring the others back.
+    analyses.compute(asking("gradcam"), run / "prepared", run / "partition", run, ["gradcam"])
+    assert [entry.name for entry in analyses.load(run)] == ["gradcam"]
+    assert analyses.left(asked, run) == ["class_heatmap"]
+
+
+def test_an_index_of_an_earlier_version_is_of_what_lies_there(run: Path) -> None:
+    report(asking("class_heatmap"), run)
+    index = read_json(run / "analyses" / "index.json")
+    del index["results"]
+    (run / "analyses" / "index.json").write_text(json.dumps(index))
+    assert analyses.left(asking("class_heatmap"), run) == []
+
+
 def test_what_is_stored_is_read_back(run: Path) -> None:
     """Arrays as they were, numbers of tables to twelve digits, nothing for None; an earlier table does not survive."""
     files = RunFiles(run)
