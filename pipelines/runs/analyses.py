@@ -64,7 +64,7 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
     """
     files = RunFiles(directory)
     about = _analysed(files)
-    index = {name: entry for name, entry in _index(files).items() if name not in names}
+    index = _index(files)
     if names:
         from flcore.engine.rounds import single_thread
         from flcore.evaluation.analyses.base import Result
@@ -86,6 +86,8 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
             result = Result() if reason is not None else ANALYSES[base].compute(run_left)
             if reason is not None:
                 print(f"{name}: left out, {reason}", file=sys.stderr)
+            if index.pop(name, None) is not None:  # first: who is stopped between its files has not done it
+                write_json(files.analyses / "index.json", {**about, "analyses": index})
             _store(files, name, result)
             index[name] = {"skipped": reason, "notes": list(result.notes), "chosen": chosen(name, config.evaluation)}
     write_json(files.analyses / "index.json", {**about, "analyses": index})
@@ -164,13 +166,19 @@ def _analysed(files: RunFiles) -> dict[str, str]:
 
 
 def _index(files: RunFiles) -> dict[str, Any]:
-    """What was analysed of the results that lie there."""
+    """What was analysed of the results that lie there, without what has lost its data."""
     path = files.analyses / "index.json"
     if not path.exists():
         return {}
     stored, about = read_json(path), _analysed(files)
     known = {"results": about["results"], **stored}  # an index of an earlier version does not say of which
-    return dict(stored["analyses"]) if all(known.get(key) == own for key, own in about.items()) else {}
+    if any(known.get(key) != own for key, own in about.items()):
+        return {}
+    return {name: entry for name, entry in stored["analyses"].items() if entry["skipped"] or _has_data(files, name)}
+
+
+def _has_data(files: RunFiles, name: str) -> bool:
+    return any((files.analyses / f"{name}{ending}").exists() for ending in (".npz", ".csv"))
 
 
 def _store(files: RunFiles, name: str, result: Result) -> None:

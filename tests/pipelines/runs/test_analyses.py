@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from flcore import disk
 from flcore.config import Config
 from flcore.errors import DataError
 from flcore.evaluation.analyses import SUMMARIES
-from flcore.evaluation.analyses.base import Result
+from flcore.evaluation.analyses.base import Analysis, Result
+from flcore.evaluation.analyses.registry import ANALYSES
 from flcore.running import divide
 from flcore.running import run as run_to_end
 from pipelines.cli import app as cli
@@ -243,6 +247,61 @@ def test_an_index_of_an_earlier_version_is_of_what_lies_there(run: Path) -> None
     del index["results"]
     (run / "analyses" / "index.json").write_text(json.dumps(index))
     assert analyses.left(asking("class_heatmap"), run) == []
+
+
+class Killed(BaseException):
+    """As sudden as a kill."""
+
+
+def test_stopped_while_it_is_done_again_an_analysis_is_whole_or_not_done(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before any operation on the disk: the index, the old array, the old table, then the new ones.
+
+    The index, without it; two files removed; two files that appear; the index, with it: six.
+    """
+    places, asked = (run / "prepared", run / "partition", run), asking("class_heatmap", "tsne")
+    analyses.compute(asked, *places, ["class_heatmap"])
+    found = before = Result({"points": np.zeros(2)}, ({"model": "0"},))
+    monkeypatch.setitem(ANALYSES, "tsne", Analysis("", lambda left: found, lambda left: None))
+    stopped = 0
+    while True:
+        found = before
+        analyses.compute(asked, *places, ["tsne"])
+        found, seen = Result({"points": np.ones(2)}, ({"model": "1"},)), itertools.count()
+        with monkeypatch.context() as patched:
+            for name in ("rename", "remove"):
+                patched.setattr(disk, name, _killed_at(stopped, seen, getattr(disk, name)))
+            try:
+                analyses.compute(asked, *places, ["tsne"])
+            except Killed:
+                stopped += 1
+            else:
+                break
+        done = {entry.name: (entry.arrays["points"].tolist(), entry.rows) for entry in analyses.load(run)[1:]}
+        assert done == ({} if stopped > 1 else {"tsne": ([0, 0], ({"model": "0"},))})
+        assert analyses.left(asked, run) == ["tsne"] * (stopped > 1)
+        assert analyses.load(run)[0].name == "class_heatmap"
+    assert stopped == 6
+    assert analyses.load(run)[1].rows == ({"model": "1"},)
+
+
+def _killed_at(number: int, seen: Iterator[int], operation: Callable[..., None]) -> Callable[..., None]:
+    def killed(path: Path, *arguments: Path, **keywords: bool) -> None:
+        if next(seen) >= number:
+            raise Killed
+        operation(path, *arguments, **keywords)
+
+    return killed
+
+
+def test_an_analysis_without_its_data_is_not_done(run: Path) -> None:
+    """An earlier version may have been stopped there. What could not be done has no data, and is done."""
+    analyses.compute(asking(), run / "prepared", run / "partition", run, ["class_heatmap", "gradcam"])
+    assert analyses.left(asking("class_heatmap", "gradcam"), run) == []
+    (run / "analyses" / "class_heatmap.csv").unlink()
+    assert analyses.left(asking("class_heatmap", "gradcam"), run) == ["class_heatmap"]
+    assert [entry.name for entry in analyses.load(run)] == ["gradcam"]
 
 
 def test_what_is_stored_is_read_back(run: Path) -> None:
