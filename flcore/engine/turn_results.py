@@ -95,8 +95,9 @@ class TurnResults:
 
     def load_all(self, leg: int, clients: Sequence[int], run: str) -> dict[int, Result | None]:
         """As :meth:`load`, by client; where nothing of a leg lies on the disk, it is asked once."""
-        there = self.reply_file(leg, 0).parent.exists()
         held = {client: self._held.get((leg, client), (None, None))[0] for client in clients}
+        # Asked second: what another group's thread spills in between is on the disk before it is held no more.
+        there = self.reply_file(leg, 0).parent.exists()
         return {
             client: self.load(leg, client, run) if there and found is None else found for client, found in held.items()
         }

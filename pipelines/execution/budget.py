@@ -176,10 +176,13 @@ def inputs_of(config: Config) -> Inputs:
 
 
 def _sent(run: Path) -> list[int]:
-    return [
-        sum(record["bytes_up"].values()) + sum(record["bytes_down"].values())
-        for record in read_lines(RunFiles(run).history)
-    ]
+    """Bytes by round, from the first one; evaluated rounds say what was sent until then, and those before share it."""
+    sent: list[int] = []
+    for record in read_lines(RunFiles(run).history):
+        more = sum(record["bytes_up"].values()) + sum(record["bytes_down"].values()) - sum(sent)
+        rounds = record["round"] - len(sent)
+        sent += [more * (at + 1) // rounds - more * at // rounds for at in range(rounds)]  # whole bytes, `more` in all
+    return sent
 
 
 def _refuse_streams(config: Config, inputs: Inputs) -> Experiment:

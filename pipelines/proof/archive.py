@@ -32,7 +32,7 @@ from pipelines.proof.contents import (
 )
 from pipelines.proof.crate import Described, metadata, readme
 from pipelines.proof.results import COMPARED, digest_of, digests, result_files
-from pipelines.proof.stored_zip import Content, write_zip
+from pipelines.proof.stored_zip import Content, refused_names, write_zip
 from pipelines.runs.inputs import inputs_of
 from pipelines.runs.provenance import LOCK, ROOT, git_commit, lock_hash
 
@@ -77,7 +77,7 @@ def archive(directory: Path, out: Path, *, licence: str) -> str:
     """
     compared = _comparison_in(directory)
     runs = [_run(folder) for folder in ([directory] if compared is None else compared.runs)]
-    contents: dict[str, Content] = _code()
+    contents: dict[str, Content] = {**_code()}
     runs_said: dict[str, Any] = {}
     for run in runs:
         runs_said[run.name] = _add_run(run, contents)
@@ -226,15 +226,24 @@ def _named(document: Mapping[str, Any]) -> str:
     return f"comparison of {len(document['methods'])} methods on {document['dataset']}"
 
 
-def _code() -> dict[str, Content]:
-    """The code and the lock of its packages, from which its environment is made again; nothing outside a checkout."""
+def _code() -> dict[str, Path]:
+    """The code and the lock of its packages, from which its environment is made again; nothing outside a checkout.
+
+    Raises:
+        DataError: a file there cannot be archived by its name.
+    """
     if not LOCK.is_file():
         return {}
     found = [ROOT / name for name in _PACKAGED] + [LOCK]
     for package in ("flcore", "pipelines"):
         found += [path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    found = [path for path in found if not path.name.startswith(".")]  # what an editor or a file manager has left
-    return {f"code/{path.relative_to(ROOT).as_posix()}": path for path in found}
+    named = {f"code/{path.relative_to(ROOT).as_posix()}": path for path in found}
+    # What is hidden was left by an editor or a file manager. Of nothing else that is known: whether it is read, and the
+    # code without it would be other code.
+    named = {name: path for name, path in named.items() if "/." not in name}
+    if refused := refused_names(sorted(named)):
+        raise DataError(f"{named[refused[0]]}: has a name that not every system can unpack; rename it, or move it away")
+    return named
 
 
 def _last_day(run: _Run) -> str:

@@ -58,7 +58,8 @@ class ArchivedRun:
         code: SHA-256 of the sources that it uses. modules: of each of them.
         data, partition: fingerprints.
         environment: versions, class of processor and device that it was made with, as far as they are known.
-        decision: whether clients were trained in stacks, and by compiled steps; None where nobody has said.
+        decision: whether clients were trained in stacks, by compiled steps, and by fused ones; None where nobody has
+            said. An archive from before ``fuse`` has the first two.
         plugins: files of its method from outside the package, by path in the archive's folder of the run.
         results: SHA-256 by name of each file that it gave.
     """
@@ -220,6 +221,7 @@ def _run(file: StoredZip, name: str, said: _Values) -> ArchivedRun:
             raise DataError(f"{header.where}: plugins: expected files such as plugins/mine.py with their SHA-256")
         plugins.append(place)
     decision = header.inner("decision") if header.values.get("decision") is not None else None
+    decided = ("stack", "compile", "fuse") if decision and "fuse" in decision.values else ("stack", "compile")
     return ArchivedRun(
         name=name,
         config=config.values,
@@ -230,7 +232,7 @@ def _run(file: StoredZip, name: str, said: _Values) -> ArchivedRun:
         data=said.hash("data"),
         partition=said.hash("partition"),
         environment=header.inner("environment").values,
-        decision=None if decision is None else {key: decision.truth(key) for key in ("stack", "compile")},
+        decision=None if decision is None else {key: decision.truth(key) for key in decided},
         plugins=plugins,
         results=said.hashes("results"),
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from flcore import disk
 from flcore.errors import ConfigError, DataError, RunError, listed
-from flcore.files import read_json, replace_file
+from flcore.files import read_json, replace_file, sweep
 from flcore.plugin_places import located
 from flcore.run_folder import RunFiles, write_result
 from pipelines.config.params import override
@@ -106,6 +106,7 @@ def _claim(home: Path, archive: Archive) -> None:
     """Make a folder this archive's own; one that it has begun is gone on with."""
     proof = home / PROOF
     content = archive.read(PROOF)
+    sweep(home, PROOF)  # who was killed while beginning left half a file, which is no reason to refuse the folder
     if proof.is_file() and proof.read_bytes() == content:
         return
     if home.exists() and (not home.is_dir() or any(home.iterdir())):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -82,6 +82,11 @@ class StoredZip:
             yield from _chunks(file, entry.size)
 
 
+def refused_names(names: Sequence[str]) -> list[str]:
+    """Names with which :func:`write_zip` writes nothing: they cannot be unpacked on every system."""
+    return [name for name in names if not _is_name(name)] or _clashes(names)
+
+
 def write_zip(path: Path, contents: Mapping[str, Content]) -> None:
     """Write a zip file in one step; the same contents give the same bytes.
 
@@ -94,8 +99,7 @@ def write_zip(path: Path, contents: Mapping[str, Content]) -> None:
         ValueError: a name that :func:`read_zip` would refuse.
     """
     names = sorted(contents)
-    refused = [name for name in names if not _is_name(name)] or _clashes(names)
-    if refused:
+    if refused := refused_names(names):
         raise ValueError(f"{refused[0]!r}: cannot be unpacked everywhere")
     sizes = {name: content.stat().st_size if isinstance(content, Path) else len(content)
              for name, content in contents.items()}  # fmt: skip

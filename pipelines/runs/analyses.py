@@ -1,12 +1,14 @@
 """Analyses of a finished run: computed by `flcore`, kept in its folder ``analyses``, read back for figures and pages.
 
-``index.json`` says which were asked for, and why one could not be done. Data are plain arrays (``.npz`` without pickle)
-and tables (``.csv``); the same run gives the same bytes. To read them back torch is not imported.
+``index.json`` says which were asked for, of which results, and why one could not be done. Data are plain arrays
+(``.npz`` without pickle) and tables (``.csv``); the same run gives the same bytes. To read them back torch is not
+imported.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import sys
 from collections.abc import Mapping, Sequence
@@ -61,8 +63,8 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
         DataError: the run has not finished, is damaged, or ran on other data.
     """
     files = RunFiles(directory)
-    run = read_json(files.config)["config_hash"]
-    index = {name: entry for name, entry in _index(files, run).items() if name not in names}
+    about = _analysed(files)
+    index = _index(files)
     if names:
         from flcore.engine.numerics import single_thread
         from flcore.evaluation.analyses.base import Result
@@ -72,7 +74,7 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
         single_thread()
         nothing_is_trained = EngineChoice(stack=False, compile=False)
         experiment = Experiment.open(config, prepared, partition, choice=nothing_is_trained)
-        if experiment.hash != run:
+        if experiment.hash != about["run"]:
             raise DataError(
                 f"{directory}: the run has other data, another partition or another configuration than {prepared} and "
                 f"{partition}; name its own with --prepared and --partition"
@@ -84,9 +86,11 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
             result = Result() if reason is not None else ANALYSES[base].compute(run_left)
             if reason is not None:
                 print(f"{name}: left out, {reason}", file=sys.stderr)
+            if index.pop(name, None) is not None:  # first: who is stopped between its files has not done it
+                write_json(files.analyses / "index.json", {**about, "analyses": index})
             _store(files, name, result)
             index[name] = {"skipped": reason, "notes": list(result.notes), "chosen": chosen(name, config.evaluation)}
-    write_json(files.analyses / "index.json", {"run": run, "analyses": index})
+    write_json(files.analyses / "index.json", {**about, "analyses": index})
 
 
 def _left(files: RunFiles, experiment: Experiment, number: int | None) -> FinishedRun:
@@ -114,7 +118,7 @@ def left(config: Config, directory: Path) -> list[str]:
     One that could not be done is held too.
     """
     files = RunFiles(directory)
-    index = _index(files, read_json(files.config)["config_hash"]) if files.analyses.is_dir() else {}
+    index = _index(files)
     return [
         name
         for name in asked(config)
@@ -125,13 +129,13 @@ def left(config: Config, directory: Path) -> list[str]:
 def load(directory: Path) -> list[StoredAnalysis]:
     """The analyses in a run's folder, in the order of the registry; none where they belong to an earlier run.
 
+    Or to results of this one that are not there any more, since it was trained again.
+
     Raises:
         DataError: a file is missing or damaged.
     """
     files = RunFiles(directory)
-    if not files.analyses.is_dir():
-        return []
-    index = _index(files, read_json(files.config)["config_hash"])
+    index = _index(files)
     return [
         StoredAnalysis(
             name,
@@ -150,12 +154,31 @@ def _place(name: str) -> tuple[int, float]:
     return list(SUMMARIES).index(base), float("inf") if number is None else number
 
 
-def _index(files: RunFiles, run: str) -> dict[str, Any]:
+def _analysed(files: RunFiles) -> dict[str, str]:
+    """What is analysed: a run, and the results that it has now; trained again by other code it has others."""
+    digest = hashlib.sha256()
+    # Of clients that share nothing the server has nothing to show: their losses are in the history.
+    for path in (files.history, files.server):
+        if path.exists():
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return {"run": read_json(files.config)["config_hash"], "results": digest.hexdigest()}
+
+
+def _index(files: RunFiles) -> dict[str, Any]:
+    """What was analysed of the results that lie there, without what has lost its data."""
     path = files.analyses / "index.json"
     if not path.exists():
         return {}
-    stored = read_json(path)
-    return dict(stored["analyses"]) if stored.get("run") == run else {}
+    stored, about = read_json(path), _analysed(files)
+    known = {"results": about["results"], **stored}  # an index of an earlier version does not say of which
+    if any(known.get(key) != own for key, own in about.items()):
+        return {}
+    return {name: entry for name, entry in stored["analyses"].items() if entry["skipped"] or _has_data(files, name)}
+
+
+def _has_data(files: RunFiles, name: str) -> bool:
+    return any((files.analyses / f"{name}{ending}").exists() for ending in (".npz", ".csv"))
 
 
 def _store(files: RunFiles, name: str, result: Result) -> None:

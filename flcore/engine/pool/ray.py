@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from functools import cached_property, partial
@@ -40,6 +41,8 @@ from flcore.experiment import EngineChoice, Experiment
 from flcore.files import replace_file
 from flcore.plugins import brought
 from flcore.records import Record
+
+_SECONDS_TO_LEAVE = 5.0  # for an idle actor to remove its folder, before it is killed
 
 Files = Mapping[str, bytes]
 References = Mapping[str, Sequence[Any]]
@@ -130,8 +133,15 @@ class _Actor(WorkerHandle):
     def __init__(self, ray: Any, actor: Any, shared: _Shared) -> None:
         self._ray, self._actor, self._shared = ray, actor, shared
         self._has_data, self._dismissed = False, False
+        self._at_work = threading.Lock()
+        self._leaving: Any = None
+        self._killed_at = 0.0
 
     def train(self, state: RunState, group: Group, keep: Keep) -> None:
+        with self._at_work:
+            self._train(state, group, keep)
+
+    def _train(self, state: RunState, group: Group, keep: Keep) -> None:
         checkpoint = self._shared.checkpoint
         if not self._has_data:
             shared = self._shared
@@ -169,9 +179,15 @@ class _Actor(WorkerHandle):
 
     def dismiss(self) -> None:
         self._dismissed = True
-        self._ray.kill(self._actor)
+        if self._at_work.acquire(blocking=False):
+            self._leaving, self._killed_at = self._actor.close.remote(), time.monotonic() + _SECONDS_TO_LEAVE
+            self._at_work.release()
+        else:
+            self._ray.kill(self._actor)  # a request would wait behind its work
 
     def end(self) -> None:
+        if self._leaving is not None:
+            self._ray.wait([self._leaving], timeout=max(0.0, self._killed_at - time.monotonic()))
         self._ray.kill(self._actor)
 
 
@@ -200,6 +216,10 @@ class RayWorker:
         self._checkpoint = Checkpoint(self._root / "checkpoint")
         self._runner: TurnRunner | None = None
         self._state: RunState | None = None
+
+    def close(self) -> None:
+        """Remove its folder, with all that it was sent: who is killed, which comes next, leaves it."""
+        self._folder.cleanup()
 
     def find_data(self, folders: Mapping[str, str], descriptions: Mapping[str, Files]) -> bool:
         """Look whether folders with the same description files lie on this node's disk."""

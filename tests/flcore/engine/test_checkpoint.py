@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -656,6 +657,24 @@ def test_answers_are_written_when_they_have_waited(tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "c" / "legs" / "0001").iterdir()}
     assert names == {"0004.safetensors", "0005.json"}
     assert [checkpoint.turns.load(1, client, "run") for client in (4, 5, 6)] == [reply, failure, reply]
+
+
+def test_an_answer_that_is_written_while_it_is_looked_for_is_found(tmp_path: Path) -> None:
+    """Another group's thread spills as soon as the first client is looked up; its own answer came for client 9."""
+    now = 0.0
+    turns = Checkpoint(tmp_path / "c", durable_every=2.0, clock=lambda: now).turns
+    reply = Reply(Record({"n": Count(1)}), {}, 3, True, {}, {})
+    for client in (4, 5):
+        turns.hold(1, client, reply, Record({"kept": Count(2)}), "run", spill=True)
+
+    class Clients(tuple[int, ...]):
+        def __iter__(self) -> Iterator[int]:
+            turns.hold(1, 9, reply, Record(), "run", spill=True)
+            return super().__iter__()
+
+    now = 2.0
+    assert turns.load_all(1, Clients((4, 5, 6)), "run") == {4: reply, 5: reply, 6: None}
+    assert (tmp_path / "c" / "legs" / "0001" / "0009.safetensors").exists()
 
 
 def test_held_replies_are_not_on_the_disk_before_the_commit(lab: Any, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,21 @@ import pytest
 from flcore.config import Config
 from flcore.data.partition import Partition
 from flcore.errors import ConfigError
-from pipelines.execution.bodies import comparison_runs
-from pipelines.execution.budget import Budget, inputs_of, planned_within, rounds_for_bytes, steps_of, within_steps
+from flcore.files import read_tensors
+from pipelines.execution import admission
+from pipelines.execution.bodies import Operation, comparison_runs
+from pipelines.execution.budget import (
+    Budget,
+    _sent,
+    inputs_of,
+    planned_within,
+    rounds_for_bytes,
+    steps_of,
+    within_steps,
+)
+from pipelines.execution.progress import Silence
+from pipelines.execution.steps import InlineSteps
+from pipelines.reporting.formats import format_bytes
 
 RAW: dict[str, Any] = {
     "data": {"name": "digits", "limit_per_class": 20},
@@ -38,6 +53,48 @@ RAW: dict[str, Any] = {
 )
 def test_bytes_are_enough_for_so_many_rounds(budget: int, sent: list[int], rounds: int) -> None:
     assert rounds_for_bytes(budget, sent) == rounds
+
+
+def test_totals_since_the_start_are_bytes_by_round(tmp_path: Path) -> None:
+    """7 after two rounds are 3 and 4, 10 after three are 3 more; of the fourth and fifth nothing was sent."""
+    totals = ((2, {"model": 4}, {"model": 3}), (3, {"model": 5}, {"model": 5}), (5, {"model": 5}, {"model": 5}))
+    records = [{"round": number, "bytes_up": up, "bytes_down": down} for number, up, down in totals]
+    (tmp_path / "history.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    assert _sent(tmp_path) == [3, 4, 3, 0, 0]
+
+
+class Unrecorded:
+    """A recorder that says that all is done."""
+
+    def watch(self, directory: Path) -> None:
+        pass
+
+    def finish(self, directory: Path) -> Future[dict[str, Any]]:
+        done: Future[dict[str, Any]] = Future()
+        done.set_result({"report": "", "store": None})
+        return done
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_who_sends_twice_as_much_has_half_the_rounds(
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of M bytes a model, a client is sent M a round and sends M + 8, the 8 being its count.
+
+    Two of four clients in each of six rounds: 12 (2 M + 8). Of all four that is three rounds.
+    """
+    monkeypatch.setattr(admission, "physical_cores", lambda: 1)
+    raw = {**RAW, "evaluation": {"every": every}, "tracking": {"enabled": False}}
+    raw |= {"partition": {"name": "iid", "num_clients": 4}, "federation": {"rounds": 6, "participation": 0.5}}
+    all_four = {"all four": {"method": "fedavg", "federation.participation": 1.0}}
+    raw["compare"] = {"methods": ["fedavg", "all four"], "seeds": [0], "baseline": "fedavg", "variants": all_four}
+    operation = Operation(InlineSteps(), Silence(), Unrecorded())  # type: ignore[arg-type]
+    budget, runs = planned_within("bytes", raw, comparison_runs(raw, None, None), tmp_path, operation)
+    folder = next((tmp_path / "budget").glob("fedavg-*"))
+    model = sum(tensor.nbytes for tensor in read_tensors(folder / "model.safetensors", "")[0].values())
+    assert budget.bytes == 12 * (2 * model + 8)
+    assert budget.words is not None and f"may send {format_bytes(budget.bytes)}, as fedavg does" in budget.words
+    assert {run.name: run.config.federation.rounds for run in runs} == {"fedavg": 6, "all four": 3}
 
 
 def config_with(**local: Any) -> Config:

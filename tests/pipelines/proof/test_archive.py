@@ -159,6 +159,29 @@ def test_folders_that_are_no_finished_run_are_refused(finished: Path, tmp_path: 
     assert refused(copy) == "has not finished; the same command goes on with it"
 
 
+@pytest.mark.parametrize("stray", ["x.py~", "x copy.py", "#x#"])
+def test_what_an_editor_has_left_among_the_code_is_named(
+    stray: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It could be read by the code, so nothing is archived without it; what is hidden is left out."""
+    home = tmp_path / "checkout"
+    for name in ("pyproject.toml", "Makefile", "README.md", "LICENSE", "infra/requirements.lock", "flcore/x.py"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(LOCK, home / name)
+    (home / "pipelines" / ".hidden").mkdir(parents=True)
+    (home / "pipelines" / ".hidden" / "x.py").touch()
+    monkeypatch.setattr("pipelines.proof.archive.ROOT", home)
+    monkeypatch.setattr("pipelines.proof.archive.LOCK", home / "infra/requirements.lock")
+    archive(finished, tmp_path / "x.zip", licence="CC-BY-4.0")
+    assert [name for name in entries(tmp_path / "x.zip") if name.endswith(".py")] == ["code/flcore/x.py"]
+    (tmp_path / "x.zip").unlink()
+    (home / "flcore" / stray).touch()
+    assert main(["archive", str(finished), "--out", str(tmp_path / "x.zip")]) == 3
+    said = "has a name that not every system can unpack; rename it, or move it away"
+    assert capsys.readouterr().err == f"protofl: {home / 'flcore' / stray}: {said}\n"
+    assert not (tmp_path / "x.zip").exists()
+
+
 # ---- reading one of somebody else ----------------------------------------------------------------------------------
 
 
@@ -210,6 +233,10 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
     "modules in a list": (of_run(modules=[]), "modules: expected an object"),
     "a config that is none": (of_config(config=[]), "config: expected an object"),
     "a decision that is none": (of_config(decision={"stack": "yes"}), "stack: expected true or false"),
+    "a fuse that is none": (
+        of_config(decision={"stack": True, "compile": False, "fuse": 1}),
+        "fuse: expected true or false",
+    ),
     "a plug-in outside": (
         of_config(config={"plugins": [{"path": "../../x.py", "sha256": "0" * 64}]}),
         "plugins: expected files such as plugins/mine.py",

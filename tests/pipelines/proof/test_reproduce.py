@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -136,6 +137,18 @@ def test_other_code_and_packages_are_told_beside_what_differs(
     ]
 
 
+@pytest.mark.parametrize(("fuse", "taken"), [({"fuse": False}, False), ({}, True)])
+def test_it_trains_as_was_decided_there(
+    fuse: dict[str, bool], taken: bool, archived: Path, forged: Forge, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With steps fused or not; an archive from before that was decided does not say, and fused is how it trains."""
+    there = {key: read_json_of(archived, "config.json")["decision"][key] for key in ("stack", "compile")}
+    carried_out(forged(of_json("config.json", decision={**there, **fuse})), code=0, capsys=capsys)
+    (folder,) = Path("runs/forged/runs").iterdir()
+    decision = read_json(folder / "config.json", "")["decision"]
+    assert decision == {**decision, **there, "fuse": taken, "reason": "as in the archive"}
+
+
 def test_an_exchanged_partition_is_found_by_dividing_again(
     archived: Path, finished: Path, forged: Forge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +210,29 @@ def test_options_that_cannot_be_are_refused(
     _, error = carried_out(archived, *words, code=2, capsys=capsys)
     assert error.startswith(f"protofl: {said}") and error.count("\n") == 1
     assert Path("taken/notes.txt").read_text() == "mine"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from flcore.files import replace_file
+
+replace_file(Path(sys.argv[1]), lambda file: os.kill(os.getpid(), signal.SIGKILL))
+"""
+
+
+def test_killed_while_it_begins_it_begins_again(archived: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half a ``proof.json`` is all that there is; what somebody else has put there is no leftover, and stays."""
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(Path("again/proof.json").absolute())], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = Path("again").iterdir()
+    assert left.name.startswith(".proof.json.") and left.name.endswith(".tmp")
+    Path("again/.notes.1.1.tmp").write_text("mine")
+    _, error = carried_out(archived, "--out", "again", code=2, capsys=capsys)
+    assert error.startswith("protofl: again: holds something else than what this archive gives")
+    Path("again/.notes.1.1.tmp").unlink()
+    carried_out(archived, "--out", "again", code=0, capsys=capsys)
+    assert Path("again/proof.json").read_bytes() == read_archive(archived).read("proof.json")
 
 
 def test_without_an_archive_there_is_nothing_to_carry_out(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from flcore import disk
 from flcore.config import Config
 from flcore.errors import DataError
 from flcore.evaluation.analyses import SUMMARIES
-from flcore.evaluation.analyses.base import Result
+from flcore.evaluation.analyses.base import Analysis, Result
+from flcore.evaluation.analyses.registry import ANALYSES
 from flcore.running import divide
 from flcore.running import run as run_to_end
 from pipelines.cli import app as cli
@@ -204,6 +208,100 @@ def test_analyses_of_an_earlier_run_are_not_shown(run: Path) -> None:
     described = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**described, "config_hash": "another"}))
     assert analyses.load(run) == []
+
+
+@pytest.fixture(scope="module")
+def other_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the run gives with another step of local training, as an edit of the code could make it."""
+    folder = tmp_path_factory.mktemp("analyses") / "other"
+    run_to_end(Config.from_mapping({**RAW, "local": {"epochs": 1, "lr": 0.5}}), folder)
+    return folder
+
+
+@pytest.mark.parametrize("changed", ["history.jsonl", "server.safetensors"])
+def test_analyses_of_a_run_that_was_trained_again_are_made_again(
+    changed: str, run: Path, other_code: Path
+) -> None:
+    """``--restart`` leaves the name of the run and other results: of these nothing has been analysed.
+
+    While it is trained there is no history: what lies there belongs to nothing.
+    """
+    asked = asking("class_heatmap")
+    report(asked, run)
+    assert analyses.left(asked, run) == []
+    (run / "history.jsonl").rename(run / "kept")
+    assert analyses.load(run) == []
+    (run / "kept").rename(run / "history.jsonl")
+    assert [entry.name for entry in analyses.load(run)] == ["class_heatmap"]
+    shutil.copy(other_code / changed, run / changed)
+    assert (analyses.left(asked, run), analyses.load(run)) == (["class_heatmap"], [])
+    # One that is asked for later does not bring the others back.
+    analyses.compute(asking("gradcam"), run / "prepared", run / "partition", run, ["gradcam"])
+    assert [entry.name for entry in analyses.load(run)] == ["gradcam"]
+    assert analyses.left(asked, run) == ["class_heatmap"]
+
+
+def test_an_index_of_an_earlier_version_is_of_what_lies_there(run: Path) -> None:
+    report(asking("class_heatmap"), run)
+    index = read_json(run / "analyses" / "index.json")
+    del index["results"]
+    (run / "analyses" / "index.json").write_text(json.dumps(index))
+    assert analyses.left(asking("class_heatmap"), run) == []
+
+
+class Killed(BaseException):
+    """As sudden as a kill."""
+
+
+def test_stopped_while_it_is_done_again_an_analysis_is_whole_or_not_done(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before any operation on the disk: the index, the old array, the old table, then the new ones.
+
+    The index, without it; two files removed; two files that appear; the index, with it: six.
+    """
+    places, asked = (run / "prepared", run / "partition", run), asking("class_heatmap", "tsne")
+    analyses.compute(asked, *places, ["class_heatmap"])
+    found = before = Result({"points": np.zeros(2)}, ({"model": "0"},))
+    monkeypatch.setitem(ANALYSES, "tsne", Analysis("", lambda left: found, lambda left: None))
+    stopped = 0
+    while True:
+        found = before
+        analyses.compute(asked, *places, ["tsne"])
+        found, seen = Result({"points": np.ones(2)}, ({"model": "1"},)), itertools.count()
+        with monkeypatch.context() as patched:
+            for name in ("rename", "remove"):
+                patched.setattr(disk, name, _killed_at(stopped, seen, getattr(disk, name)))
+            try:
+                analyses.compute(asked, *places, ["tsne"])
+            except Killed:
+                stopped += 1
+            else:
+                break
+        done = {entry.name: (entry.arrays["points"].tolist(), entry.rows) for entry in analyses.load(run)[1:]}
+        assert done == ({} if stopped > 1 else {"tsne": ([0, 0], ({"model": "0"},))})
+        assert analyses.left(asked, run) == ["tsne"] * (stopped > 1)
+        assert analyses.load(run)[0].name == "class_heatmap"
+    assert stopped == 6
+    assert analyses.load(run)[1].rows == ({"model": "1"},)
+
+
+def _killed_at(number: int, seen: Iterator[int], operation: Callable[..., None]) -> Callable[..., None]:
+    def killed(path: Path, *arguments: Path, **keywords: bool) -> None:
+        if next(seen) >= number:
+            raise Killed
+        operation(path, *arguments, **keywords)
+
+    return killed
+
+
+def test_an_analysis_without_its_data_is_not_done(run: Path) -> None:
+    """An earlier version may have been stopped there. What could not be done has no data, and is done."""
+    analyses.compute(asking(), run / "prepared", run / "partition", run, ["class_heatmap", "gradcam"])
+    assert analyses.left(asking("class_heatmap", "gradcam"), run) == []
+    (run / "analyses" / "class_heatmap.csv").unlink()
+    assert analyses.left(asking("class_heatmap", "gradcam"), run) == ["class_heatmap"]
+    assert [entry.name for entry in analyses.load(run)] == ["gradcam"]
 
 
 def test_what_is_stored_is_read_back(run: Path) -> None:

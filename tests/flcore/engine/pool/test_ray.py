@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +155,46 @@ def test_data_that_lie_there_already_are_not_sent(
     assert run_on_ray(lab, tmp_path / "ray", federation__rounds=1).state.round == 1
 
 
+def started(cluster: Any) -> tuple[Any, pools._Actor, Path]:
+    """An actor that has nothing to do, its handle, and its folder."""
+    actor = cluster.remote(num_cpus=1)(RayWorker).remote(0, {}, (False, False, False), {})
+    folder = cluster.get(actor.__ray_call__.remote(lambda worker: worker._folder.name))
+    assert Path(folder).is_dir()
+    return actor, pools._Actor(cluster, actor, None), Path(folder)  # type: ignore[arg-type]
+
+
+def is_gone(cluster: Any, actor: Any) -> bool:
+    try:
+        cluster.get(actor.__ray_call__.remote(lambda worker: None), timeout=60)
+    except cluster.exceptions.RayActorError:
+        return True
+    return False
+
+
+def test_an_actor_that_leaves_takes_its_folder_along(cluster: Any) -> None:
+    actor, handle, folder = started(cluster)
+    handle.dismiss()
+    handle.end()
+    assert not folder.exists()
+    assert is_gone(cluster, actor)
+
+
+@pytest.mark.slow
+def test_an_actor_that_does_not_answer_is_not_waited_for(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hangs for ten minutes: killed after half a second where nobody knows of its work, else without being asked."""
+    monkeypatch.setattr(pools, "_SECONDS_TO_LEAVE", 0.5)
+    for known in (False, True):
+        actor, handle, folder = started(cluster)
+        actor.__ray_call__.remote(lambda worker: time.sleep(600))
+        began = time.monotonic()
+        with handle._at_work if known else nullcontext():
+            handle.dismiss()
+        handle.end()
+        assert is_gone(cluster, actor)
+        assert time.monotonic() - began < 60
+        shutil.rmtree(folder)
+
+
 def test_of_the_state_only_what_has_changed_is_sent_again(tmp_path: Path) -> None:
     """Two payloads, of which a leg changes one: the other's file keeps its reference."""
     put: list[bytes] = []
@@ -181,6 +223,7 @@ def test_an_actor_looks_for_the_files_by_what_describes_them(tmp_path: Path) -> 
     assert not worker.find_data(places, same | {"partition": {"meta.json": b"2", "more.json": b""}})
     assert not worker.find_data(places, same | {"partition": {}})
     assert not worker.find_data({**places, "partition": str(tmp_path / "none")}, same)
+    worker.close()
 
 
 @pytest.mark.slow
