@@ -58,6 +58,7 @@ class ArchivedRun:
         code: SHA-256 of the sources that it uses. modules: of each of them.
         data, partition: fingerprints.
         environment: versions, class of processor and device that it was made with, as far as they are known.
+        earlier_environments: those in which it was begun, where it went on in another one.
         decision: whether clients were trained in stacks, by compiled steps, and by fused ones; None where nobody has
             said. An archive from before ``fuse`` has the first two.
         plugins: files of its method from outside the package, by path in the archive's folder of the run.
@@ -73,6 +74,7 @@ class ArchivedRun:
     data: str
     partition: str
     environment: Mapping[str, Any]
+    earlier_environments: Sequence[Mapping[str, Any]]
     decision: Mapping[str, bool] | None
     plugins: Sequence[str]
     results: Mapping[str, str]
@@ -220,6 +222,9 @@ def _run(file: StoredZip, name: str, said: _Values) -> ArchivedRun:
         if not isinstance(place, str) or not _PLUGIN.fullmatch(place):
             raise DataError(f"{header.where}: plugins: expected files such as plugins/mine.py with their SHA-256")
         plugins.append(place)
+    earlier = header.values.get("earlier_environments", [])
+    if not isinstance(earlier, list) or not all(isinstance(entry, dict) for entry in earlier):
+        raise DataError(f"{header.where}: earlier_environments: expected a list of objects")
     decision = header.inner("decision") if header.values.get("decision") is not None else None
     decided = ("stack", "compile", "fuse") if decision and "fuse" in decision.values else ("stack", "compile")
     return ArchivedRun(
@@ -232,6 +237,7 @@ def _run(file: StoredZip, name: str, said: _Values) -> ArchivedRun:
         data=said.hash("data"),
         partition=said.hash("partition"),
         environment=header.inner("environment").values,
+        earlier_environments=earlier,
         decision=None if decision is None else {key: decision.truth(key) for key in decided},
         plugins=plugins,
         results=said.hashes("results"),

@@ -288,21 +288,21 @@ def _note_circumstances(archive: Archive, run: ArchivedRun, ready: PlacedRun, fi
 
     here = environment(ready.config)
     there = run.environment
+    everywhere = [*run.earlier_environments, there]
     # An archive from before digests of kernels knows the instruction set alone: what both know is compared.
     told = "processor" if there.get("processor") else "cpu_capability"
-    kinds = [f"{about.get(told) or 'unknown'}, {about.get('device') or 'cpu'}" for about in (there, here)]
-    if kinds[0] != kinds[1] and findings.classes is None:
-        findings.classes = (kinds[0], kinds[1])
+    kinds = [f"{about.get(told) or 'unknown'}, {about.get('device') or 'cpu'}" for about in (*everywhere, here)]
+    if len(set(kinds)) > 1 and findings.classes is None:
+        findings.classes = (" and then ".join(dict.fromkeys(kinds[:-1])), kinds[-1])
     if ready.code != run.code:
         modules = code_modules(ready.config)
         names = sorted(
             name for name in modules.keys() | run.modules.keys() if modules.get(name) != run.modules.get(name)
         )
         _remark(findings, f"the code here is another than the archive's: {listed(names)}")
-    versions = there.get("versions")
-    known = versions if isinstance(versions, dict) else {}
-    other = [f"{name} {version} instead of {known[name]}" for name, version in here["versions"].items()
-             if name in known and known[name] != version]  # fmt: skip
+    all_known = [about["versions"] for about in everywhere if isinstance(about.get("versions"), dict)]
+    other = [f"{name} {version} instead of {known[name]}" for known in all_known
+             for name, version in here["versions"].items() if name in known and known[name] != version]  # fmt: skip
     if other:
         _remark(findings, f"packages here are others than the archive's: {listed(other)}")
 

@@ -117,6 +117,24 @@ def test_another_class_of_processor_is_said_and_figures_are_compared(
     assert lines[3:] == [] if code == 0 else f"instead of {true + further:.4f}, more than 0.02 apart" in lines[3]
 
 
+def test_a_run_that_was_begun_on_another_class_is_compared_as_one_of_another(
+    archived: Path, forged: Forge, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It went on here: neither class gives its last bits by itself."""
+    true = read_json_of(archived, "metrics.json")["mean_local"]
+    environment = read_json_of(archived, "config.json")["environment"]
+    began = {**environment, "processor": "OTHER"}
+
+    def change(contents: dict[str, bytes]) -> None:
+        of_json("metrics.json", mean_local=true + 0.015)(contents)
+        of_json("config.json", earlier_environments=[began])(contents)
+
+    path = forged(change)
+    lines, _ = carried_out(path, code=0, capsys=capsys)
+    here = f"{environment['processor']}, cpu"
+    assert lines[0] == f"{path}: ANOTHER CLASS OF PROCESSOR: {here} here, OTHER, cpu and then {here} in the archive"
+
+
 def test_other_code_and_packages_are_told_beside_what_differs(
     archived: Path, forged: Forge, capsys: pytest.CaptureFixture[str]
 ) -> None:
