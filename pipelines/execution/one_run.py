@@ -283,5 +283,5 @@ def finished_by_other_code(run: PlacedRun) -> bool:
 
 def _make_room(run: PlacedRun) -> None:
     files = RunFiles(run.directory)
-    for path in (files.history, files.metrics, files.seal, files.report):
+    for path in (files.history, files.metrics, files.seal, files.report, files.analyses / "index.json"):
         disk.remove(path, missing_ok=True)
