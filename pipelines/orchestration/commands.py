@@ -19,7 +19,8 @@ from pipelines.reporting.formats import plural
 
 if TYPE_CHECKING:
     from flcore.config import Config
-    from pipelines.execution.bodies import Operation, Outcome
+    from pipelines.execution.bodies import Operation
+    from pipelines.execution.outcome import Outcome
     from pipelines.tuning.asked import Asked
 
 _WIDTH_OF_A_LOG = 150  # 80 columns would fold every cell of a table
