@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import TextIO
 
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.user_cache import VARIABLE, user_cache
@@ -22,6 +24,7 @@ from flcore.wording import fit_to_print
 from pipelines.cli.arguments import USAGE
 from pipelines.cli.parser import make_parser
 from pipelines.config.files import dated
+from pipelines.runs.standard_error import let_go, tell
 
 EXIT_CODES = {ConfigError: USAGE, DataError: 3, ProtoflError: 4}
 FAULT = 1
@@ -58,22 +61,32 @@ def main(arguments: Sequence[str] | None = None, today: date | None = None) -> i
             from flcore.plugins import load_all
 
             load_all(parsed.plugins)
-        return int(parsed.command(parsed))
+        code = int(parsed.command(parsed))
     except KeyboardInterrupt:
-        print("protofl: interrupted; the same command goes on where it stopped", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has had enough; Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        tell("protofl: interrupted; the same command goes on where it stopped")
+        code = INTERRUPTED
     except Exception as error:
-        message, code = _told(error)
-        if parsed.debug:
-            traceback.print_exc()
-            if isinstance(error, RunError) and error.details:
-                print(error.details, file=sys.stderr)
-        print(f"protofl: {fit_to_print(message)}", file=sys.stderr)
-        return code
+        if isinstance(error, BrokenPipeError) and _has_no_reader(sys.stdout):
+            code = 0  # what is printed there comes last: the work is done
+        else:
+            message, code = _told(error)
+            if parsed.debug:
+                tell(traceback.format_exc())
+                if isinstance(error, RunError) and error.details:
+                    tell(error.details)
+            tell(f"protofl: {fit_to_print(message)}")
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        let_go(sys.stdout)
+    return code
+
+
+def _has_no_reader(stream: TextIO) -> bool:
+    """Whether a stream is a pipe whose other end is closed."""
+    asked = select.poll()
+    asked.register(stream.fileno(), 0)
+    return any(event & select.POLLERR for _, event in asked.poll(0))
 
 
 def _set_environment(debug: bool) -> None:

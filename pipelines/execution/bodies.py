@@ -22,7 +22,8 @@ from flcore.run_folder import RunFiles, refuse_other_run
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry
 from pipelines.execution.admission import Admission, More, most_at_once
-from pipelines.execution.one_run import PlacedRun, carry_out, fetch, in_company, placed
+from pipelines.execution.one_run import GivenUpError, PlacedRun, carry_out, fetch, in_company, placed
+from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.execution.progress import Watcher
 from pipelines.execution.recorder import Recorder
 from pipelines.execution.run_pool import RunPool, ThisProcess
@@ -54,28 +55,6 @@ class Operation:
     recorder: Recorder
     wait: bool = True
     console: Mapping[str, Any] = field(default_factory=lambda: {"width": 150, "terminal": False})
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a body leaves.
-
-    Attributes:
-        directory: where its results lie.
-        report: the page; None where nobody waited for it.
-        store: where the runs are logged: what to type, or an address; None where they are not.
-        was_finished: nothing had to be trained.
-        table: of a comparison, for a terminal. markdown: the same for a page.
-        failed: of a comparison, runs that failed, with the reason.
-    """
-
-    directory: Path
-    report: Path | None = None
-    store: str | None = None
-    was_finished: bool = False
-    table: str = ""
-    markdown: str = ""
-    failed: Mapping[str, str] | None = None
 
 
 # ---- one run -----------------------------------------------------------------------------------------------------
@@ -215,8 +194,8 @@ def comparison(
     facts = {**facts, "rows": [run.row for run in planned], "draws": [run.draw for run in planned]}
     finished = [run.directory for run in runs if run.label not in failed]
     if not finished:
-        first, reason = next(iter(failed.items()))
-        raise RunError(f"all {len(failed)} runs failed; the first of them, {first}: {reason}")
+        first = Outcome(out, failed=failed).first_failure
+        raise FailedRunsError(f"all {len(failed)} runs failed; the first of them, {first}")
     for text in replaced(kind, out, {run.hash for run in runs}):
         operation.watcher.say(text)
     recorded = operation.recorder.compare(
@@ -310,14 +289,17 @@ def side_by_side(
     """
     watcher = operation.watcher
 
-    def work(run: PlacedRun) -> None:
+    def work(run: PlacedRun) -> ProtoflError | None:
         under_way = {one.label: one for one in (run, *run.company)}
+        failed: dict[str, ProtoflError] = {}
         for one in under_way.values():
             begun(one)
 
         def told(label: str, error: ProtoflError | None) -> None:
             ended(under_way.pop(label), error)
             watcher.run_ended(label)
+            if error is not None and not isinstance(error, GivenUpError | StoppedError):  # which somebody wanted
+                failed[label] = error
 
         try:
             pool.carry_out(run, told, restart=restart(run) if callable(restart) else restart)
@@ -328,6 +310,9 @@ def side_by_side(
             admission.ended(run)
             for label in under_way:
                 watcher.run_ended(label)
+        if len(failed) > 1:
+            return RunError("; ".join(f"{label}: {error}" for label, error in failed.items()))
+        return next(iter(failed.values()), None)
 
     admission = Admission(runs, Cache.here(), pool, more)
     operation.steps.together((((name or _short)(run), partial(work, run)) for run in admission), at_once)

@@ -6,10 +6,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipelines.reporting.formats import plural
+from pipelines.runs.standard_error import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +62,7 @@ class Silence:
 
     def say(self, text: str) -> None:
         """A line on standard error."""
-        print(f"protofl: {text}", file=sys.stderr)
+        tell(f"protofl: {text}")
 
     def close(self) -> None:
         """Ignore."""
@@ -73,7 +73,7 @@ class Lines(Silence):
 
     def __init__(self, write: Callable[[str], None] | None = None) -> None:
         """Write lines with ``write``; None: to standard error."""
-        self._write = write or partial(print, file=sys.stderr)
+        self._write = write or tell
         self._lock = threading.Lock()
         self._rounds: dict[str, int] = {}
         self._last: dict[str, float] = {}

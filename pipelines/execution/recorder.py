@@ -186,7 +186,8 @@ class Recorder:
         for line in process.stdout:
             message = json.loads(line)
             if "say" in message:
-                self.say(message["say"])
+                with suppress(Exception):  # answers come behind it, for which somebody waits
+                    self.say(message["say"])
                 continue
             with self._lock:
                 _, answer = self._asked.pop(message["number"])

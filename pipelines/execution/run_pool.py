@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -190,17 +191,23 @@ class _Worker:
 
     def carry_out(self, run: PlacedRun, watcher: Watcher, ended: Ended, *, restart: bool) -> None:
         """One run with its company; what they tell of their rounds is handed on."""
-        try:
+        with self._alive():
             self._pipe.send(([_as_values(one) for one in (run, *run.company)], restart))
-            while True:
+        while True:
+            with self._alive():  # around the pipe alone: who is told of a round has pipes of its own
                 kind, *content = self._pipe.recv()
-                if kind == "done":
-                    return
-                if kind == "ended":
-                    label, error = content
-                    ended(label, None if error is None else _error_of(*error))
-                else:
-                    getattr(watcher, kind)(*content)
+            if kind == "done":
+                return
+            if kind == "ended":
+                label, error = content
+                ended(label, None if error is None else _error_of(*error))
+            else:
+                getattr(watcher, kind)(*content)
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        try:
+            yield
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             raise _DiedError(self._process.ended(_SECONDS_TO_DIE)) from error
 

@@ -10,7 +10,7 @@ from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 
 Result = TypeVar("Result")
 Work = tuple[str, Callable[[], Result]]
-"""A named piece of work."""
+"""A named piece of work. An error that it returns says that it failed; whoever made it knows that."""
 
 
 class Steps(Orchestrator, Protocol):

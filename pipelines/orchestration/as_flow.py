@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flcore.errors import RunError
+from pipelines.execution.outcome import FailedRunsError
 from pipelines.orchestration.address import choose, is_lost
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ def as_flow(operation: Operation, body: Callable[..., str], *, hidden: str | Non
     try:
         with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}), impatient():
             body(**parameters)
+    except FailedRunsError:  # the flow has failed; a command says so itself, below the table
+        if call.outcome is None:
+            raise
     except Exception as error:
         if not is_lost(error):
             raise

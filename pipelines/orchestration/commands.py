@@ -16,10 +16,12 @@ from pipelines.execution.progress import watcher_for_standard_error
 from pipelines.execution.recorder import Recorder
 from pipelines.orchestration.as_flow import as_flow, uses_prefect
 from pipelines.reporting.formats import plural
+from pipelines.runs.standard_error import tell
 
 if TYPE_CHECKING:
     from flcore.config import Config
-    from pipelines.execution.bodies import Operation, Outcome
+    from pipelines.execution.bodies import Operation
+    from pipelines.execution.outcome import Outcome
     from pipelines.tuning.asked import Asked
 
 _WIDTH_OF_A_LOG = 150  # 80 columns would fold every cell of a table
@@ -240,14 +242,16 @@ def say_table(outcome: Outcome, runs: int) -> None:
     Raises:
         RunError: some of them failed.
     """
-    if outcome.table:
-        print(outcome.table, end="")
-    _say_places(outcome)
-    if outcome.failed:
-        raise RunError(
-            f"{len(outcome.failed)} of {plural(runs, 'run')} failed, for the reasons given above; the table is "
-            "without them, and the same command tries them again"
-        )
+    try:
+        if outcome.table:
+            print(outcome.table, end="")
+        _say_places(outcome)
+    finally:  # they failed though nobody may read the table
+        if outcome.failed:
+            raise RunError(
+                f"{len(outcome.failed)} of {plural(runs, 'run')} failed, for the reasons given above; the table is "
+                "without them, and the same command tries them again"
+            )
 
 
 def _say_places(outcome: Outcome) -> None:
@@ -282,7 +286,7 @@ def track(directories: Sequence[Path], uri: str | None, *, register: bool = Fals
 
     if not all(_log_folder(directory, uri, register) for directory in directories):
         return False
-    print(f"runs in MLflow: {runs_page(uri)}", file=sys.stderr)
+    tell(f"runs in MLflow: {runs_page(uri)}")
     return True
 
 

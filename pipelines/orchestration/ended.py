@@ -20,6 +20,7 @@ from flcore.errors import RunError
 from flcore.locks import sole_use
 from flcore.run_folder import RunFiles
 from pipelines.config.params import override
+from pipelines.execution.outcome import FailedRunsError
 from pipelines.execution.recorder import Recorder
 from pipelines.orchestration.flow_runs import parameters
 from pipelines.papers.assigned import key_of
@@ -35,6 +36,8 @@ def mark_runs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
     """
     if flow_run.deployment_id is None:
         return
+    if state.is_failed() and isinstance(state.result(raise_on_failure=False), FailedRunsError):
+        return  # each of them is marked, with its own reason
     runs = unfinished_runs(flow.name, flow_run)
     log = flow_run_logger(flow_run, flow)
     if not runs:

@@ -27,7 +27,8 @@ from pipelines.config import files
 from pipelines.config.files import read_params
 from pipelines.config.params import override
 from pipelines.config.schema import form
-from pipelines.execution.bodies import Operation, Outcome
+from pipelines.execution.bodies import Operation
+from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.execution.progress import Lines
 from pipelines.execution.recorder import Recorder
 from pipelines.execution.steps import InlineSteps
@@ -35,6 +36,7 @@ from pipelines.orchestration.artifacts import ProgressArtifact
 from pipelines.orchestration.gpus import visible_gpus, worker_devices
 from pipelines.orchestration.limits import gpus_held, time_limit
 from pipelines.orchestration.prefect_steps import PrefectSteps
+from pipelines.reporting.formats import plural
 from pipelines.runs.layout import read_json
 
 if TYPE_CHECKING:
@@ -188,6 +190,23 @@ def left(outcome: Outcome | StudyOutcome) -> str:
     if call is not None:
         call.outcome = outcome
     return str(outcome.directory)
+
+
+def left_by_all(outcome: Outcome, runs: int) -> str:
+    """The folder of many runs' results, where none of them failed.
+
+    Args:
+        outcome: of the runs. runs: how many there are.
+
+    Raises:
+        FailedRunsError: some failed, so that the flow has; its table and artifacts stay.
+    """
+    if outcome.failed:
+        raise FailedRunsError(
+            f"{len(outcome.failed)} of {plural(runs, 'run')} failed; the first of them, {outcome.first_failure}; the "
+            "table is without them, and the same parameters try them again"
+        )
+    return left(outcome)
 
 
 def show_run(outcome: Outcome) -> None:

@@ -35,6 +35,7 @@ from pipelines.orchestration.flow_runs import (
     Seed,
     dated,
     left,
+    left_by_all,
     operation,
     parameters,
     show_run,
@@ -140,11 +141,12 @@ def compare(
     """
     raw = parameters(params_file, overrides, config)
     base, folder = Config.from_mapping(raw), Path(dated(out))
-    check_claims(raw, comparison_runs(raw, methods, seeds), tuned=tuned > 0)  # refused before anything is begun
+    runs = comparison_runs(raw, methods, seeds)
+    check_claims(raw, runs, tuned=tuned > 0)  # refused before anything is begun
     with operation(base, f"compare {folder.name}", ["comparison", base.source.name], limit_hours=limit_hours) as how:
         outcome = compare_methods(raw, methods, seeds, folder, how, tuned=tuned, budget=budget, restart=restart)
         show_table(outcome)
-    return left(outcome)
+    return left_by_all(outcome, len(runs) * (2 if tuned else 1))
 
 
 @flow(name="sweep", **HOOKS)
@@ -189,7 +191,7 @@ def sweep(
         facts = {**asked, "metric": metric, "name": folder.name}
         outcome = comparison("sweep", without_tracking(raw), planned.runs, folder, how, facts, restart=restart)
         show_table(outcome)
-    return left(outcome)
+    return left_by_all(outcome, len(planned.runs))
 
 
 @flow(name="tune", **HOOKS)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from flcore.config import Config
 from pipelines.orchestration.ended import HOOKS
-from pipelines.orchestration.flow_runs import Hours, Seed, dated, left, operation, refuse_stores, show_table
+from pipelines.orchestration.flow_runs import Hours, Seed, dated, left_by_all, operation, refuse_stores, show_table
 from pipelines.papers.carry_out import folder_of, run_table
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.plan import Asked
@@ -69,4 +69,4 @@ def paper_table(
     with operation(config, f"paper {id}", ["paper", id.partition(".")[0]], limit_hours=limit_hours) as how:
         outcome = run_table(planned, folder, how, restart=restart)
         show_table(outcome)
-    return left(outcome)
+    return left_by_all(outcome, planned.num_runs)

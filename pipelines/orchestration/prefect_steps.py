@@ -10,9 +10,9 @@ whole round, whose name says its steps, since a task costs more than many a step
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
@@ -85,19 +85,48 @@ class PrefectSteps(Steps):
     def together(self, works: Iterable[Work[Result]], at_once: int) -> list[Result]:
         """A task per piece of work; the next one appears when another has ended. One at a time is in this thread."""
         if at_once == 1:
-            return [_task(name, work)() for name, work in works]
+            return [piece.result_of(_task(name, piece)) for name, piece in _pieces(works)]
         room = threading.Semaphore(at_once)
 
-        def and_make_room(work: Callable[[], Result]) -> Result:
+        def and_make_room(piece: _Piece[Result]) -> Result:
             try:
-                return work()
+                return piece()
             finally:
                 room.release()
 
-        futures: list[PrefectFuture[Result]] = []
-        asked = iter(works)
+        begun: list[tuple[_Piece[Result], PrefectFuture[Result]]] = []
+        asked = _pieces(works)
         room.acquire()
-        while (piece := next(asked, None)) is not None:
-            futures.append(_task(piece[0], partial(and_make_room, piece[1])).submit())
+        while (named := next(asked, None)) is not None:
+            name, piece = named
+            begun.append((piece, _task(name, partial(and_make_room, piece)).submit()))
             room.acquire()
-        return [future.result() for future in futures]
+        return [piece.result_of(future.result) for piece, future in begun]
+
+
+class _Piece(Generic[Result]):
+    """A piece of work whose task fails with the error that it returns, and nothing else does."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work = work
+        self._failed: Result | None = None
+
+    def __call__(self) -> Result:
+        result = self._work()
+        if isinstance(result, ProtoflError):
+            self._failed = result
+            raise result
+        return result
+
+    def result_of(self, wait: Callable[[], Result]) -> Result:
+        """What ``wait`` returns, or the error that was returned."""
+        try:
+            return wait()
+        except ProtoflError:
+            if self._failed is None:
+                raise
+            return self._failed
+
+
+def _pieces(works: Iterable[Work[Result]]) -> Iterator[tuple[str, _Piece[Result]]]:
+    return ((name, _Piece(work)) for name, work in works)

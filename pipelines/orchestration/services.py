@@ -26,6 +26,7 @@ from pipelines.orchestration.address import configured, problem_with
 from pipelines.orchestration.background import Service
 from pipelines.orchestration.gpus import limit_name, visible_gpus
 from pipelines.orchestration.plans import HOST, Plan
+from pipelines.runs.standard_error import tell
 from pipelines.tracking.addresses import without_password
 
 _PORTS = {"prefect": 4200, "mlflow": 5000, "dashboard": 8080, "worker": 8090}
@@ -178,7 +179,7 @@ def _forget_what_has_ended() -> dict[str, Service]:
         else:
             background.stop(service.name)  # helpers that it may have left
             kept = background.set_log_aside(service)
-            print(f"{service.name}: had ended by itself; {kept} may say why", file=sys.stderr)
+            tell(f"{service.name}: had ended by itself; {kept} may say why")
     background.record(list(running.values()))
     return running
 
@@ -287,7 +288,7 @@ def _hint() -> str:
 def _waiting(what: str) -> Iterator[None]:
     """Say what is waited for, on standard error; on a terminal only as long as it takes."""
     if not sys.stderr.isatty():
-        print(f"starting {what} ...", file=sys.stderr)
+        tell(f"starting {what} ...")
         yield
         return
     from rich.console import Console

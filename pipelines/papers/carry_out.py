@@ -14,8 +14,9 @@ from flcore.errors import ConfigError, RunError
 from flcore.run_folder import RunFiles, described
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import without_tracking
-from pipelines.execution.bodies import RUNS, Operation, Outcome, comparison, comparison_runs
+from pipelines.execution.bodies import RUNS, Operation, comparison, comparison_runs
 from pipelines.execution.one_run import placed
+from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.papers.plan import Setting, TablePlan, plan, told_length
 from pipelines.papers.results import TableResults, paper_tables, results, write
 from pipelines.papers.table_file import Told
@@ -84,7 +85,8 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
             carried_out.append(setting.name)
         _write(results(planned, out, carried_out), out)
     if len(failed) == len(planned.settings):
-        raise RunError(f"{planned.table.id}: every setting failed; the first: {next(iter(failed.values()))}")
+        first = next(iter(failed.values()))
+        raise FailedRunsError(f"{planned.table.id}: every setting failed; the first: {first}")
     found = results(planned, out, carried_out)
     page = _write(found, out)
     text = io.StringIO()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from flcore.errors import DataError
 from flcore.evaluation.analyses import SUMMARIES, chosen, with_snapshots, without_round
 from flcore.files import replace_file, sweep
 from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
+from pipelines.runs.standard_error import tell
 
 if TYPE_CHECKING:
     from flcore.config import Config
@@ -85,7 +85,7 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
             reason = ANALYSES[base].applies(run_left)
             result = Result() if reason is not None else ANALYSES[base].compute(run_left)
             if reason is not None:
-                print(f"{name}: left out, {reason}", file=sys.stderr)
+                tell(f"{name}: left out, {reason}")
             if index.pop(name, None) is not None:  # first: who is stopped between its files has not done it
                 write_json(files.analyses / "index.json", {**about, "analyses": index})
             _store(files, name, result)

@@ -235,6 +235,23 @@ def test_many_runs_are_one_flow_that_ends_with_their_table(
     assert sum(seen[name] for name in trained) == 2 and len(seen) == 3 + len(trained)
 
 
+def test_a_comparison_with_a_run_that_failed_has_failed_and_so_has_the_task_of_that_run(with_prefect: Folder) -> None:
+    """At 1e30 training diverges in the first steps; the other run ends well, and the table is there."""
+    folder, api = with_prefect, with_prefect.services()["prefect"]["address"] + "/api"
+    diverging = ("--variant", "bad=fedavg,local.lr=1e30", "--methods", "fedproto,bad", "--seeds", "0")
+    command = [sys.executable, "-m", "pipelines.cli", "compare", *diverging, "--out", "some-failed"]
+    done = subprocess.run(command, cwd=folder.path, env=folder.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 4 and "protofl: 1 of 2 runs failed" in done.stderr and "fedproto" in done.stdout
+    run, artifacts = the_flow_run(api, "compare", "compare some-failed", state="FAILED")
+    assert "1 of 2 runs failed; the first of them, fedavg seed 0, bad: round 1" in run["state"]["message"]
+    assert "fedproto" in artifacts["table"]
+    tasks_of(api, run["id"], "compare")
+    found = ask(f"{api}/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
+    failed = [task["state"]["message"] for task in found if task["state_type"] == "FAILED"]
+    assert len(failed) == 1 and "round 1" in failed[0]
+    assert {task["state_type"] for task in found} == {"COMPLETED", "FAILED"}
+
+
 def one_that_takes_hours(folder: Folder, api: str, deployment: str) -> None:
     """Begin a run that is still under way when its worker is stopped."""
     asked = {"parameters": {"overrides": ["federation.rounds=100000"], "out": "long"}}
@@ -248,11 +265,11 @@ def one_that_takes_hours(folder: Folder, api: str, deployment: str) -> None:
     raise AssertionError(f"the run did not begin within {SECONDS_TO_RUN} s\n{folder.logs()}")
 
 
-def the_flow_run(api: str, flow: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def the_flow_run(api: str, flow: str, name: str, state: str = "COMPLETED") -> tuple[dict[str, Any], dict[str, Any]]:
     """The one run of a flow that has this name, which no other flow has begun, and its artifacts by their keys."""
     asked = {"flows": {"name": {"any_": [flow]}}, "flow_runs": {"name": {"any_": [name]}}}
     [run] = ask(f"{api}/flow_runs/filter", asked)
-    assert run["state_type"] == "COMPLETED" and run["parent_task_run_id"] is None
+    assert run["state_type"] == state and run["parent_task_run_id"] is None
     artifacts = ask(f"{api}/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
     return run, {artifact["key"]: artifact["data"] for artifact in artifacts}
 

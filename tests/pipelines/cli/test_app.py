@@ -240,6 +240,34 @@ def test_whoever_reads_our_output_may_have_enough(empty_folder: Path) -> None:
     assert (done.stdout.split()[0], done.stderr) == ("local", "")
 
 
+SMALL = (
+    "--set data.limit_per_class=20 --set partition.num_clients=3 --set partition.min_size=5 --set federation.rounds=2 "
+    "--set tracking.enabled=false"
+)
+
+
+def test_a_log_that_nobody_reads_any_more_ends_no_run(empty_folder: Path) -> None:
+    """Its reader goes after the first of the many lines of two runs side by side; one of them fails, which is kept."""
+    said = f"compare {SMALL} --variant bad=local,local.lr=1e30 --methods fedavg,bad --seeds 0 --out all"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipelines.cli", *said.split()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(300) == 4
+    assert [path.parent.name[:6] for path in empty_folder.glob("all/runs/*/metrics.json")] == ["fedavg"]
+    assert (empty_folder / "all" / "report.html").exists()
+
+
+def test_a_pipe_that_breaks_elsewhere_is_no_end_of_work(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "doctor", failing(BrokenPipeError(errno.EPIPE, "Broken pipe")))
+    assert app.main(["doctor"]) == 1
+    assert "unexpected BrokenPipeError" in capfd.readouterr().err
+
+
 def test_a_folder_is_dated_once_by_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(commands, "compare", lambda arguments: seen.append(arguments.out) or 0)

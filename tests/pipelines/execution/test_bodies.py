@@ -24,6 +24,7 @@ from flcore.run_folder import RunFiles
 from pipelines.config.params import with_variants
 from pipelines.execution import admission, bodies, one_run, run_pool
 from pipelines.execution.bodies import Operation, carry_out_all, comparison, comparison_runs, experiment
+from pipelines.execution.outcome import Outcome
 from pipelines.execution.progress import Lines, Silence
 from pipelines.execution.steps import InlineSteps
 from pipelines.runs import memory
@@ -82,7 +83,8 @@ class Recorded(InlineSteps):
         return function(*arguments)
 
     def together(self, works: Any, at_once: int) -> Any:
-        return super().together(map(self._named, works), at_once)
+        self.returned = super().together(map(self._named, works), at_once)
+        return self.returned
 
     def _named(self, work: Any) -> Any:
         self.names.append(work[0])
@@ -295,7 +297,7 @@ def test_analyses_that_are_asked_for_later_are_done_and_shown() -> None:
 # ---- many runs ---------------------------------------------------------------------------------------------------
 
 
-def compared(steps: Any = None, out: str = "all", raw: Mapping[str, Any] = SMALL) -> tuple[bodies.Outcome, Told]:
+def compared(steps: Any = None, out: str = "all", raw: Mapping[str, Any] = SMALL) -> tuple[Outcome, Told]:
     how, told = operation(steps)
     return comparison("comparison", {}, comparison_runs(raw, None, None), Path(out), how, {"name": out}), told
 
@@ -328,9 +330,11 @@ def test_what_has_finished_is_not_trained_again_and_a_new_seed_is() -> None:
 def test_a_run_that_fails_is_named_and_the_others_go_on() -> None:
     """A learning rate at which a model overflows in the first steps."""
     raw = {**SMALL, "compare": {**SMALL["compare"], "settings": {"fedavg": {"local.lr": 1e30}}}}
-    outcome, told = compared(raw=raw)
+    steps = Recorded()
+    outcome, told = compared(steps, raw=raw)
     assert outcome.failed is not None
     assert set(outcome.failed) == {"fedavg seed 0", "fedavg seed 1"}
+    assert sorted(map(str, filter(None, steps.returned))) == sorted(outcome.failed.values())  # whose tasks fail with it
     assert all("round 1" in reason for reason in outcome.failed.values())
     assert {name.rpartition("-")[0] for name in told.stopped} == {"fedavg-s0", "fedavg-s1"}
     assert {name.rpartition("-")[0] for name in told.finished} == {"local-s0", "local-s1"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,25 @@ def kill(recorder: Recorder) -> None:
     process = recorder._process
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def test_what_cannot_be_said_keeps_no_answer_from_whoever_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process says a line, for which nobody has an ear, and then answers the first question."""
+
+    def refuse(text: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.chdir(tmp_path)
+    with Recorder(False, refuse) as recorder:
+        answer = recorder.finish(Path("run"))
+        said = """print('{"say": "a store is away"}'); print('{"number": 0, "answer": "done"}')"""
+        with subprocess.Popen([sys.executable, "-c", said], stdout=subprocess.PIPE, text=True) as speaking:
+            recorder._closing = True
+            recorder._listen(speaking)
+        recorder._closing = False
+        assert answer.result(0) == "done"
 
 
 @pytest.mark.slow

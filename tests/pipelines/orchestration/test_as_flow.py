@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from flcore.errors import RunError
-from pipelines.execution.bodies import Outcome
+from pipelines.execution.outcome import Outcome
 from pipelines.execution.progress import Silence
 from pipelines.orchestration import artifacts
 from pipelines.orchestration.as_flow import as_flow
-from pipelines.orchestration.flow_runs import CURRENT, show_table
+from pipelines.orchestration.flow_runs import CURRENT, left, left_by_all, show_table
 
 
 class Listening(Silence):
@@ -41,6 +41,20 @@ def test_results_that_are_there_are_told_though_the_flow_could_not_end(monkeypat
     assert watcher.lines == [
         "the Prefect server was lost on the way (ConnectError); results are complete, its pages are not"
     ]
+
+
+def test_a_flow_of_many_runs_fails_with_one_of_them_and_the_command_has_its_table() -> None:
+    """Two of three failed: the flow says so, and which was the first; a command does below the table that it prints."""
+    outcome = Outcome(Path("all"), failed={"fedavg seed 0": "round 1: diverged", "fedavg seed 1": "round 2: diverged"})
+    with pytest.raises(
+        RunError, match=r"^2 of 3 runs failed; the first of them, fedavg seed 0: round 1: diverged; the "
+    ):
+        left_by_all(outcome, 3)
+    how: Any = SimpleNamespace(watcher=Listening())
+    assert as_flow(how, lambda: left(outcome) and left_by_all(outcome, 3)) is outcome
+    assert left_by_all(Outcome(Path("all"), failed={}), 3) == "all"
+    with pytest.raises(RunError, match=r"^2 of 2"):  # none has finished: there is no table
+        as_flow(how, lambda: left_by_all(outcome, 2))
 
 
 def greet() -> Any:

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.states import Failed
 
+from flcore.errors import RunError
 from flcore.locks import sole_use
+from pipelines.execution.outcome import FailedRunsError
 from pipelines.orchestration import ended
 from pipelines.orchestration.ended import HOOKS, mark_runs, unfinished_runs
 from pipelines.orchestration.flows import compare, federated_experiment, retrain_on_new_data, sweep, tune
@@ -104,6 +107,21 @@ def test_a_papers_runs_are_marked_where_its_assignments_say_that_they_are_logged
     state: Any = SimpleNamespace(name="Crashed", message="killed", is_failed=lambda: False)
     mark_runs(paper_table, flow, state)
     assert told == [True, set_so, run, (run, "Crashed: killed", False)]
+
+
+def test_runs_that_failed_beside_others_keep_their_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are marked when they fail; the flow's end, of which one of them is the cause, says less of each."""
+    a_run(Path("all/runs/fedavg-s0"))
+    flow = flow_run("all")
+    flow.deployment_id = "one"
+    told: list[object] = []
+    monkeypatch.setattr(ended, "flow_run_logger", lambda *_: logging.getLogger("test"))
+    monkeypatch.setattr(ended, "unfinished_runs", lambda *asked: told.append(asked) or [])
+    mark_runs(compare, flow, Failed(data=FailedRunsError("1 of 2 runs failed")))
+    assert not told
+    mark_runs(compare, flow, Failed(data=RunError("the flow took longer than 2 hours")))
+    mark_runs(compare, flow, Failed(message="as a worker knows it"))
+    assert len(told) == 2
 
 
 def test_the_committed_table_says_all_that_it_needs() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flcore.errors import ConfigError
-from pipelines.execution.bodies import Outcome
+from pipelines.execution.outcome import Outcome
 from pipelines.orchestration import papers
 from pipelines.orchestration.paper_flow import paper_table
 from pipelines.papers.plan import Asked
