@@ -22,7 +22,7 @@ from pathlib import Path
 
 from flcore.errors import ConfigError, RunError
 from pipelines.orchestration import background, deployments, plans
-from pipelines.orchestration.address import configured, problem_with
+from pipelines.orchestration.address import configured, problem_with, started_here
 from pipelines.orchestration.background import Service
 from pipelines.orchestration.gpus import limit_name, visible_gpus
 from pipelines.orchestration.plans import HOST, Plan
@@ -76,18 +76,18 @@ def up(
         names = [name for name in ("prefect", "mlflow", "dashboard") if wanted[name] and name not in running]
         running |= _start({name: known[name] for name in names}, running)
         if wanted["worker"]:
-            api, gpus = running["prefect"].url, visible_gpus()
-            wanted_workers = plans.workers(api, gpus, flows_per_gpu)
+            address, gpus = started_here(running["prefect"].url), visible_gpus()
+            wanted_workers = plans.workers(address.url, gpus, flows_per_gpu)
             workers = {name: plan for name, plan in wanted_workers.items() if name not in running}
             there = [service for name, service in running.items() if _kind(name) == "worker"]
             is_new = bool(workers or os.environ.get(deployments.WEBHOOK))
             if is_new or deployments.changed_after(min(service.started for service in there)):
                 with _waiting("deployments"):
-                    deployments.register(api, background.LOGS, {limit_name(gpu): flows_per_gpu for gpu in gpus})
+                    deployments.register(address, background.LOGS, {limit_name(gpu): flows_per_gpu for gpu in gpus})
             if not there:
-                deployments.settle(api)
+                deployments.settle(address)
             running |= _start(workers, running)
-            notes += [f"scheduled   {line}" for line in deployments.schedules(api)]
+            notes += [f"scheduled   {line}" for line in deployments.schedules(address)]
     for name in sorted(running, key=_order):
         print(f"{name:<12}  {_page(running[name]):<29}  {_WHAT[_kind(name)]}")
     print("\n".join([*notes, _hint()]))
@@ -110,8 +110,8 @@ def deploy(*, flows_per_gpu: int = 1) -> None:
         raise RunError(f"the Prefect server at {address.shown} (from {address.source}) cannot be used: {problem}")
     limits = {limit_name(gpu): flows_per_gpu for gpu in visible_gpus()}
     with _waiting("deployments"):
-        deployments.register(address.url, background.LOGS, limits)
-    print("\n".join(f"scheduled   {line}" for line in deployments.schedules(address.url)))
+        deployments.register(address, background.LOGS, limits)
+    print("\n".join(f"scheduled   {line}" for line in deployments.schedules(address)))
 
 
 def status(*, as_json: bool = False) -> None:
@@ -164,8 +164,8 @@ def _settle(services: Sequence[Service]) -> None:
     """Let Prefect's pages show that the worker's flows have ended with it, where Prefect can still be told."""
     for service in services:
         if service.name == "prefect" and background.is_running(service):
-            with suppress(RunError):
-                deployments.settle(service.url)
+            with suppress(ConfigError, RunError):
+                deployments.settle(started_here(service.url))
 
 
 # ---- starting ----------------------------------------------------------------------------------------------------
