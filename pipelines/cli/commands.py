@@ -235,8 +235,7 @@ def status(arguments: argparse.Namespace) -> int:
     """``protofl status``: which servers run."""
     from pipelines.orchestration import services
 
-    services.status(as_json=arguments.json)
-    return 0
+    return 0 if services.status(as_json=arguments.json) else 4
 
 
 def down(arguments: argparse.Namespace) -> int:

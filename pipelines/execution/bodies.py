@@ -87,9 +87,9 @@ def experiment(
     elif analyses.left(run.config, run.directory):
         carry_out(run, cache, orchestrator=operation.steps)
     report = RunFiles(run.directory).report
-    if is_done and report.exists():
-        return Outcome(run.directory, report, was_finished=True)
-    recorded = operation.recorder.finish(run.directory)
+    # What is drawn already is not drawn again; the store may be another one than that which has it.
+    recorder = operation.recorder
+    recorded = (recorder.log if is_done and report.exists() else recorder.finish)(run.directory)
     if not operation.wait:
         return Outcome(run.directory, was_finished=is_done)
     found = operation.steps.call("report", recorded.result)

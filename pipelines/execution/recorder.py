@@ -87,6 +87,10 @@ class Recorder:
             self._watched.pop(str(directory.absolute()), None)
         return self._ask({"do": "finish", "run": str(directory.absolute())})
 
+    def log(self, directory: Path) -> Future[dict[str, Any]]:
+        """Log a finished run whose page is there; as :meth:`finish`."""
+        return self._ask({"do": "log", "run": str(directory.absolute())})
+
     def compare(
         self, kind: str, config: Mapping[str, Any], runs: Sequence[Path], directory: Path, **facts: Any
     ) -> Future[dict[str, Any]]:

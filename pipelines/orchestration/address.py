@@ -105,7 +105,19 @@ def choose(orchestrator: str) -> Choice:
 
 def _runs_here(address: Address) -> bool:
     """Whether ``protofl up`` has started it and its process is there."""
-    return address.source == _OWN and any(service.name == "prefect" and is_running(service) for service in recorded())
+    own = [service for service in recorded() if (service.name, service.url) == ("prefect", address.url)]
+    return any(is_running(service) for service in own)
+
+
+def started_here(url: str) -> Address:
+    """The server that ``protofl up`` has started, whatever else is configured; it may ask for a password.
+
+    Raises:
+        ConfigError: ``prefect.toml`` or ``pyproject.toml`` is not valid.
+    """
+    name = "PREFECT_API_AUTH_STRING"  # beside PREFECT_SERVER_API_AUTH_STRING, where it is asked for
+    password = _value(list(_layers()), name)[0]
+    return Address(url, _OWN, {name: password} if password else {})
 
 
 def configured() -> Address | None:
@@ -216,24 +228,41 @@ def _profile(path: Path) -> tuple[str, Mapping[str, Any]]:
 # ---- whether it answers ------------------------------------------------------------------------------------------
 
 
-def _ask(address: Address, patience_seconds: float) -> str | None:
-    """Ask for the version: unlike its health, a server tells it only to those whom it knows."""
-    import http.client
-    import urllib.error
+def opened(address: Address, path: str, patience_seconds: float, *, method: str = "GET", body: Any = None) -> Any:
+    """Ask a server with the credentials, and the trust in certificates, that are configured.
+
+    Args:
+        address: of the server. path: below it.
+        patience_seconds: for the connection and for each piece of the answer.
+        method: of the request. body: a JSON value that it carries; None: nothing.
+
+    Returns:
+        The answer, to be read and closed; urllib's errors where there is none.
+    """
     import urllib.request
 
     class NoRedirects(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, *asked: Any) -> None:
             """Credentials are for the server that was configured."""
 
+    url, login = _without_login(address.url)
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    request = urllib.request.Request(url + path, data, headers | _credentials(address, login), method=method)
+    handlers: list[Any] = [NoRedirects, urllib.request.HTTPSHandler(context=_tls(address))]
+    if address.source == _OWN:  # on loopback, where no proxy leads
+        handlers.append(urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener(*handlers).open(request, timeout=patience_seconds)
+
+
+def _ask(address: Address, patience_seconds: float) -> str | None:
+    """Ask for the version: unlike its health, a server tells it only to those whom it knows."""
+    import http.client
+    import urllib.error
+
     is_cloud = address.url.startswith(_CLOUD)
     try:
-        url, login = _without_login(address.url)
-        request = urllib.request.Request(
-            url + ("/health" if is_cloud else "/admin/version"), headers=_credentials(address, login)
-        )
-        opener = urllib.request.build_opener(NoRedirects, urllib.request.HTTPSHandler(context=_tls(address)))
-        with opener.open(request, timeout=patience_seconds) as answer:
+        with opened(address, "/health" if is_cloud else "/admin/version", patience_seconds) as answer:
             said = json.loads(answer.read(1000))
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):

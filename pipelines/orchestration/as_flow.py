@@ -28,7 +28,7 @@ def uses_prefect(orchestrator: str, how: Operation) -> bool:
     return choice.uses_prefect
 
 
-def as_flow(operation: Operation, body: Callable[..., str], *, hidden: str | None = None, **parameters: Any) -> Any:
+def as_flow(operation: Operation, body: Callable[..., object], *, hidden: str | None = None, **parameters: Any) -> Any:
     """Run a flow in this process, with this operation; returns the outcome of its body.
 
     Its heartbeat is off: a thread that sleeps in whole seconds and is waited for at the end of every flow. A server

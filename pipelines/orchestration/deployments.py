@@ -5,14 +5,12 @@ The server is asked over its REST interface: this process does without importing
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +20,7 @@ import yaml
 
 from flcore import disk
 from flcore.errors import RunError
+from pipelines.orchestration.address import Address, opened
 
 POOL = "protofl-process"
 QUEUES = {"cpu": "flows that train on the CPU", "gpu": "flows for the workers that are bound to a GPU"}
@@ -61,42 +60,43 @@ def changed_after(moment: float) -> bool:
     return found is not None and found.stat().st_mtime > moment
 
 
-def register(api: str, logs: Path, limits: Mapping[str, int]) -> None:
+def register(address: Address, logs: Path, limits: Mapping[str, int]) -> None:
     """Make pool, queues and limits, and register the deployments as they are in the file, whatever the pages say.
 
     Notifications are registered where the variable :data:`WEBHOOK` says whom to tell.
 
     Args:
-        api: of the server.
+        address: of the server.
         logs: folder for what Prefect says.
         limits: by name, how many flows may hold each at a time.
 
     Raises:
         RunError: the server or Prefect did not take something.
     """
-    _make(api, "/work_pools/", {"name": POOL, "type": "process"})
+    _make(address, "/work_pools/", {"name": POOL, "type": "process"})
     for name, description in QUEUES.items():
-        _make(api, f"/work_pools/{POOL}/queues", {"name": name, "description": description})
+        _make(address, f"/work_pools/{POOL}/queues", {"name": name, "description": description})
     for name, slots in limits.items():
-        if not _make(api, "/v2/concurrency_limits/", {"name": name, "limit": slots}):
-            _ask(api, "PATCH", f"/v2/concurrency_limits/{name}", {"limit": slots})
+        if not _make(address, "/v2/concurrency_limits/", {"name": name, "limit": slots}):
+            _ask(address, "PATCH", f"/v2/concurrency_limits/{name}", {"limit": slots})
     deployed = file()
     if deployed is not None:
         command = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployed)]
-        _carry_out(api, command, logs / "deployments.log", f"{deployed}: Prefect does not take these deployments")
+        _carry_out(address, command, logs / "deployments.log", f"{deployed}: Prefect does not take these deployments")
     told = file(_AUTOMATIONS)
     if told is not None and os.environ.get(WEBHOOK):
         command = ["pipelines.orchestration.notifications", str(told)]
-        _carry_out(api, command, logs / "notifications.log", f"{told}: Prefect does not take these automations")
+        _carry_out(address, command, logs / "notifications.log", f"{told}: Prefect does not take these automations")
 
 
-def _carry_out(api: str, module: Sequence[str], log: Path, problem: str) -> None:
+def _carry_out(address: Address, module: Sequence[str], log: Path, problem: str) -> None:
     disk.make_folder(log.parent)
     try:
         with disk.create(log) as output:
             subprocess.run(
                 [sys.executable, "-m", *module],
-                env={**os.environ, **environment(api)},
+                # Its settings may be those of a profile in another home than the one that it is given here.
+                env={**os.environ, **environment(address.url), **address.settings},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -109,39 +109,41 @@ def _carry_out(api: str, module: Sequence[str], log: Path, problem: str) -> None
         raise RunError(f"{problem} within {_SECONDS} s; the same command goes on from there") from error
 
 
-def settle(api: str) -> None:
+def settle(address: Address) -> None:
     """Say of runs that no worker will go on with what became of them; only while no worker runs.
 
     One that was under way has crashed: a process that is killed cannot say so itself. One that was due is cancelled, or
     a week's nights would all be carried out when a worker comes.
 
     Args:
-        api: of the server.
+        address: of the server.
     """
     now = datetime.now(UTC)
     asked = {"work_pools": {"name": {"any_": [POOL]}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 200}
     asked["flow_runs"] = {"state": {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING", "CANCELLING"]}}}
-    for run in _ask(api, "POST", "/flow_runs/filter", asked):
+    for run in _ask(address, "POST", "/flow_runs/filter", asked):
         if run["state_type"] != "SCHEDULED":
             state = {"type": "CRASHED", "name": "Crashed", "message": "stopped with its worker"}
         elif run["auto_scheduled"] and run["run_count"] == 0 and _time(run["expected_start_time"]) < now:
             state = {"type": "CANCELLED", "name": "Missed", "message": "no worker ran when it was due"}
         else:
             continue
-        _ask(api, "POST", f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
+        _ask(address, "POST", f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
 
 
-def schedules(api: str) -> list[str]:
-    """A line per deployment: its name, when it runs, and what to type where the file does not have it any more.
+def schedules(address: Address) -> list[str]:
+    """A line per deployment of our pool: its name, when it runs, and what to type where the file has it no more.
 
     Args:
-        api: of the server.
+        address: of the server.
     """
-    lines, flows = [], {flow["id"]: flow["name"] for flow in _ask(api, "POST", "/flows/filter", {})}
+    lines, flows = [], {flow["id"]: flow["name"] for flow in _ask(address, "POST", "/flows/filter", {})}
     deployed = file()
     known = yaml.safe_load(deployed.read_text(encoding="utf-8"))["deployments"] if deployed is not None else []
     names = {each["name"] for each in known}
-    for deployment in _ask(api, "POST", "/deployments/filter", {"sort": "NAME_ASC"}):
+    # On a server that others use too, what they have is theirs.
+    asked = {"work_pools": {"name": {"any_": [POOL]}}, "sort": "NAME_ASC"}
+    for deployment in _ask(address, "POST", "/deployments/filter", asked):
         said = [
             f"{schedule['schedule'].get('cron', 'at intervals')} {schedule['schedule'].get('timezone') or ''}".strip()
             + ("" if schedule["active"] and not deployment["paused"] else " (paused)")
@@ -157,22 +159,16 @@ def _time(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
-def _make(api: str, path: str, described: dict[str, Any]) -> bool:
+def _make(address: Address, path: str, described: dict[str, Any]) -> bool:
     """Make what is described; False where it is there already."""
-    return _ask(api, "POST", path, described, allowed=(409,)) is not None
+    return _ask(address, "POST", path, described, allowed=(409,)) is not None
 
 
-def _ask(api: str, method: str, path: str, body: dict[str, Any], allowed: tuple[int, ...] = ()) -> Any:
-    headers = {"Content-Type": "application/json"}
-    password = os.environ.get("PREFECT_API_AUTH_STRING")  # beside PREFECT_SERVER_API_AUTH_STRING, where it is asked for
-    if password:
-        headers["Authorization"] = f"Basic {base64.b64encode(password.encode()).decode()}"
-    request = urllib.request.Request(api + path, json.dumps(body).encode(), headers, method=method)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _ask(address: Address, method: str, path: str, body: dict[str, Any], allowed: tuple[int, ...] = ()) -> Any:
     delays = iter(_DELAYS_SECONDS)
     while True:
         try:
-            with opener.open(request, timeout=_SECONDS_TO_ANSWER) as answer:
+            with opened(address, path, _SECONDS_TO_ANSWER, method=method, body=body) as answer:
                 return json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
             if error.code in allowed:
@@ -180,7 +176,7 @@ def _ask(api: str, method: str, path: str, body: dict[str, Any], allowed: tuple[
             delay = next(delays, None) if error.code == _BUSY else None
             if delay is None:
                 reason = f"does not take a request ({path}: HTTP {error.code})"
-                raise RunError(f"the Prefect server at {api} {reason}") from error
+                raise RunError(f"the Prefect server at {address.shown} {reason}") from error
         except OSError as error:
-            raise RunError(f"the Prefect server at {api} does not answer ({error})") from error
+            raise RunError(f"the Prefect server at {address.shown} does not answer ({error})") from error
         time.sleep(delay)

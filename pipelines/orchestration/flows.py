@@ -46,6 +46,7 @@ from pipelines.runs.inputs import Inputs
 from pipelines.tracking.addresses import without_password
 from pipelines.tuning.asked import Asked
 from pipelines.tuning.comparing import check_claims, compare_methods
+from pipelines.tuning.metrics import check_metric
 
 STORAGE = "PROTOFL_STORAGE"
 """Variable of a worker: Optuna's storage for studies that name none. It may hold a password; a parameter may not."""
@@ -183,6 +184,7 @@ def sweep(
     """
     raw = parameters(params_file, overrides, config)
     planned = plan(raw, vary or [], seeds, baselines or (), points or ())
+    check_metric(metric, planned.base.method)
     folder = Path(dated(out))
     asked = {"vary": list(vary or []), "seeds": list(planned.seeds), "baselines": list(baselines or ())}
     asked |= {"points": list(points or ())}

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 from pydantic import Field
 
 from flcore.config import Config
@@ -14,7 +16,7 @@ from pipelines.orchestration.flow_runs import Hours, Seed, dated, left_by_all, o
 from pipelines.papers.carry_out import folder_of, run_table
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.plan import Asked
-from pipelines.papers.share import plan_of_share
+from pipelines.papers.share import plan_of_share, told_kept
 
 
 @flow(name="paper-table", **HOOKS)
@@ -32,7 +34,7 @@ def paper_table(
     out: str | None = None,
     restart: bool = False,
     limit_hours: Hours | None = None,
-) -> str:
+) -> str | State[str]:
     """A table of a paper: what can be run here, our figures beside the printed ones.
 
     Args:
@@ -51,7 +53,7 @@ def paper_table(
         limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
 
     Returns:
-        The table's folder.
+        The table's folder; where nothing is left that is not kept, a state that says so, with the folder as its data.
     """
     refuse_stores("assignments", assignments or (), "MLFLOW_TRACKING_URI where the worker runs")
     asked = Asked(
@@ -65,6 +67,8 @@ def paper_table(
     )
     planned = plan_of_share(table_named(id), asked, part, not_kept=not_kept)
     folder = folder_of(planned) if out is None else Path(dated(out))
+    if planned.is_kept:
+        return Completed(name="Unchanged", message=told_kept(planned), data=str(folder))
     config = Config.from_mapping(planned.settings[0].parameters if planned.settings else {})
     with operation(config, f"paper {id}", ["paper", id.partition(".")[0]], limit_hours=limit_hours) as how:
         outcome = run_table(planned, folder, how, restart=restart)

@@ -12,7 +12,7 @@ from pipelines.orchestration.commands import operation, say_table
 from pipelines.papers.carry_out import folder_of, run_table
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.plan import Asked, TablePlan
-from pipelines.papers.share import plan_of_share
+from pipelines.papers.share import plan_of_share, told_kept
 from pipelines.papers.trial import measure
 
 
@@ -42,6 +42,9 @@ def run_paper(
         DataError: no cell has its data here. RunError: nothing can be run for other reasons, or runs failed.
     """
     planned = plan_of_share(table_named(id), asked, part, not_kept=not_kept)
+    if planned.is_kept:
+        print(told_kept(planned))
+        return
     folder = out or folder_of(planned)
     first: Mapping[str, Any] = planned.settings[0].parameters if planned.settings else {}
     with operation(first, wait=wait) as (how, _):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore.errors import ProtoflError
+from flcore.run_folder import RunFiles
 
 _LIVE_EVERY_SECONDS = 15.0
 _PRIORITY = 5
@@ -83,6 +84,7 @@ class _Desk:
             "watch": self._watch,
             "stop": self._stop,
             "finish": self._finish,
+            "log": self._log,
             "comparison": self._comparison,
             "sweep": self._sweep,
             "trial": self._trial,
@@ -148,19 +150,22 @@ class _Desk:
             tracker.mark_stopped(failed=request["failed"], reason=request["reason"])
 
     def _finish(self, request: dict[str, Any]) -> dict[str, Any]:
-        from pipelines.orchestration.pages import runs_page
         from pipelines.reporting.run_report import report
 
-        run = Path(request["run"])
-        page = report(run)
-        store = None
+        report(Path(request["run"]))
+        return self._log(request)
+
+    def _log(self, request: dict[str, Any]) -> dict[str, Any]:
+        from pipelines.orchestration.pages import runs_page
+
+        run, store = Path(request["run"]), None
         if self._tracking["enabled"]:
             tracker = self._trackers.pop(request["run"], None) or self._tracker(request["run"])
             if tracker.sync(final=True):
                 store = runs_page(self._tracking["uri"], run)
                 if self._tracking["log_model"]:
                     tracker.log_model(register=self._tracking["register"])
-        return {"report": str(page), "store": store}
+        return {"report": str(RunFiles(run).report), "store": store}
 
     def _comparison(self, request: dict[str, Any]) -> dict[str, Any]:
         from pipelines.reporting.comparison_files import markdown, print_table

@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from flcore.errors import ConfigError, RunError
 from pipelines.orchestration import background, deployments, plans
-from pipelines.orchestration.address import configured, problem_with
+from pipelines.orchestration.address import configured, problem_with, started_here
 from pipelines.orchestration.background import Service
 from pipelines.orchestration.gpus import limit_name, visible_gpus
 from pipelines.orchestration.plans import HOST, Plan
@@ -40,6 +40,8 @@ _WHAT = {
     "dashboard": "studies of protofl tune",
     "worker": "carries out what is scheduled",
 }
+_HEALTHY = "healthy"
+_EXPORT = "export PREFECT_API_URL="
 _HEALTH = {"prefect": "/health", "mlflow": "/health", "dashboard": "/api/meta", "worker": "/health"}
 
 
@@ -76,21 +78,22 @@ def up(
         names = [name for name in ("prefect", "mlflow", "dashboard") if wanted[name] and name not in running]
         running |= _start({name: known[name] for name in names}, running)
         if wanted["worker"]:
-            api, gpus = running["prefect"].url, visible_gpus()
-            wanted_workers = plans.workers(api, gpus, flows_per_gpu)
+            address, gpus = started_here(running["prefect"].url), visible_gpus()
+            wanted_workers = plans.workers(address.url, gpus, flows_per_gpu)
             workers = {name: plan for name, plan in wanted_workers.items() if name not in running}
             there = [service for name, service in running.items() if _kind(name) == "worker"]
             is_new = bool(workers or os.environ.get(deployments.WEBHOOK))
             if is_new or deployments.changed_after(min(service.started for service in there)):
                 with _waiting("deployments"):
-                    deployments.register(api, background.LOGS, {limit_name(gpu): flows_per_gpu for gpu in gpus})
+                    deployments.register(address, background.LOGS, {limit_name(gpu): flows_per_gpu for gpu in gpus})
             if not there:
-                deployments.settle(api)
+                deployments.settle(address)
             running |= _start(workers, running)
-            notes += [f"scheduled   {line}" for line in deployments.schedules(api)]
+            notes += [f"scheduled   {line}" for line in deployments.schedules(address)]
     for name in sorted(running, key=_order):
         print(f"{name:<12}  {_page(running[name]):<29}  {_WHAT[_kind(name)]}")
-    print("\n".join([*notes, _hint()]))
+    for line in [*notes, *_hint(running)]:
+        print(line)
 
 
 def deploy(*, flows_per_gpu: int = 1) -> None:
@@ -110,16 +113,20 @@ def deploy(*, flows_per_gpu: int = 1) -> None:
         raise RunError(f"the Prefect server at {address.shown} (from {address.source}) cannot be used: {problem}")
     limits = {limit_name(gpu): flows_per_gpu for gpu in visible_gpus()}
     with _waiting("deployments"):
-        deployments.register(address.url, background.LOGS, limits)
-    print("\n".join(f"scheduled   {line}" for line in deployments.schedules(address.url)))
+        deployments.register(address, background.LOGS, limits)
+    print("\n".join(f"scheduled   {line}" for line in deployments.schedules(address)))
 
 
-def status(*, as_json: bool = False) -> None:
+def status(*, as_json: bool = False) -> bool:
     """Print what was started here: where, since when, and whether it answers.
 
     Args:
         as_json: a list of objects, and nothing else.
+
+    Returns:
+        Whether all of it does.
     """
+    services = background.recorded()
     found = [
         {
             "name": service.name,
@@ -129,18 +136,23 @@ def status(*, as_json: bool = False) -> None:
             "since": datetime.fromtimestamp(service.started, UTC).astimezone().isoformat(sep=" ", timespec="seconds"),
             "log": service.log,
         }
-        for service in background.recorded()
+        for service in services
     ]
+    is_well = all(service["state"] == _HEALTHY for service in found)
     if as_json:
         print(json.dumps(found, indent=2))
-        return
+        return is_well
     if not found:
         print("nothing runs here that `protofl up` has started")
-        return
+        return is_well
     rows = [list(found[0]), *([str(value) for value in service.values()] for service in found)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for service in services:
+        if service.name == "prefect" and background.is_running(service):
+            print("\n".join(_export(service)))
+    return is_well
 
 
 def down() -> None:
@@ -164,8 +176,8 @@ def _settle(services: Sequence[Service]) -> None:
     """Let Prefect's pages show that the worker's flows have ended with it, where Prefect can still be told."""
     for service in services:
         if service.name == "prefect" and background.is_running(service):
-            with suppress(RunError):
-                deployments.settle(service.url)
+            with suppress(ConfigError, RunError):
+                deployments.settle(started_here(service.url))
 
 
 # ---- starting ----------------------------------------------------------------------------------------------------
@@ -262,7 +274,7 @@ def _answers(service: Service) -> bool:
 def _state(service: Service) -> str:
     if not background.is_running(service):
         return "ended"
-    return "healthy" if _answers(service) else "no answer"
+    return _HEALTHY if _answers(service) else "no answer"
 
 
 def _page(service: Service) -> str:
@@ -275,13 +287,26 @@ def _last_line(service: Service) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it is empty")
 
 
-def _hint() -> str:
-    elsewhere = os.environ.get("PREFECT_API_URL")
-    if elsewhere:
-        return (
-            f"note: PREFECT_API_URL is set, so commands report to {without_password(elsewhere)} and not to this server"
-        )
-    return "commands typed here report to these servers; stop them with `protofl down`"
+def _hint(running: Mapping[str, Service]) -> list[str]:
+    """Where commands that are typed here report to, and a line to copy; nothing where nothing runs."""
+    if not running:
+        return []
+    stop = "stop them with `protofl down`"
+    server, used = running.get("prefect"), configured()
+    if server is None:
+        return [stop]
+    if used is None or used.url == server.url:
+        said = f"commands typed here report to these servers; {stop}"
+    else:
+        said = f"note: commands report to {used.shown} (from {used.source}) and not to this server; {stop}"
+    return [said, *_export(server)]
+
+
+def _export(server: Service) -> list[str]:
+    """Prefect's own commands do not know what was started here."""
+    if os.environ.get("PREFECT_API_URL") == server.url:
+        return []
+    return ["Prefect's own commands, such as `prefect deployment run`, need this line first:", _EXPORT + server.url]
 
 
 @contextmanager

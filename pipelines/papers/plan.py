@@ -103,6 +103,11 @@ class TablePlan:
     besides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     left_out: frozenset[Place] = frozenset()
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether nothing is left to run because it is kept already."""
+        return bool(self.left_out) and not self.settings
+
     def nothing_to_run(self) -> ProtoflError:
         """Why there is no setting: an error of the kind that all refusals are, but for those of the table's file."""
         kinds = set(self.at_fault.values())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import replace
 
-from flcore.errors import ConfigError, RunError
+from flcore.errors import ConfigError
 from pipelines.papers.catalogue import PaperTable
 from pipelines.papers.keeping import kept_places
 from pipelines.papers.kept import KeptTable, kept_so_far
@@ -28,28 +28,32 @@ def plan_of_share(table: PaperTable, asked: Asked, part: str | None = None, *, n
         not_kept: leave out runs whose figures come with the code.
 
     Raises:
-        ConfigError: ``part`` is none; or as :func:`pipelines.papers.plan.plan`. RunError: no run is left.
+        ConfigError: ``part`` is none, or there are more parts than runs; or as :func:`pipelines.papers.plan.plan`.
     """
     own = _part(part) if part is not None else (1, 1)
     return share(plan(table, asked), own, kept_so_far(table, asked.rounds_scale) if not_kept else None)
 
 
 def share(found: TablePlan, part: tuple[int, int] = (1, 1), kept: KeptTable | None = None) -> TablePlan:
-    """Some of a plan's runs: the K-th of N parts, and those that are not ``kept``.
+    """Some of a plan's runs: the K-th of N parts, and those that are not ``kept``; none where all of these are.
 
     Raises:
-        RunError: no run is left.
+        ConfigError: there are more parts than runs.
     """
     number, of = part
     every = [place_of(setting, run) for setting in found.settings for run in setting.runs]
     own = every[number - 1 :: of]
+    if every and not own:
+        runs = plural(len(every), "run")
+        raise ConfigError(f"--part {number}/{of}: {found.table.id} has {runs} here; take no more parts than that")
     done = kept_places(found, kept) if kept is not None else set[Place]()
     left = [place for place in own if place not in done]
-    if every and not left:
-        whose = "" if of == 1 else f" of part {number}/{of}"
-        cure = "all are kept, and are made again without --not-kept" if own else "there are more parts than runs"
-        raise RunError(f"{found.table.id}: of {plural(len(every), 'run')} none{whose} is left; {cure}")
     return _with_runs(found, set(left), frozenset(every)) if len(left) < len(every) else found
+
+
+def told_kept(found: TablePlan) -> str:
+    """What to say of a plan whose runs are all kept."""
+    return f"{found.table.id}: nothing to run: all that was asked for is kept, and is made again without --not-kept"
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -147,8 +147,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     monkeypatch.setattr(stages, "stage", note("stage"))
     monkeypatch.setattr(orchestration, "track", note("track", False))
     monkeypatch.setattr(orchestration, "best", note("best"))
-    for name in ("up", "status", "down"):
-        monkeypatch.setattr(services, name, note(name))
+    for name, answer in {"up": None, "status": True, "down": None}.items():
+        monkeypatch.setattr(services, name, note(name, answer))
     return calls
 
 
@@ -244,6 +244,11 @@ def test_servers_are_started_but_for_those_that_are_not_wanted(asked: list[tuple
         assert main(words) == 0
     wanted = {"prefect": True, "mlflow": False, "dashboard": True, "worker": False, "flows_per_gpu": 1}
     assert asked == [("up", wanted), ("status", {"as_json": False}), ("status", {"as_json": True}), ("down", {})]
+
+
+def test_a_server_that_does_not_answer_is_seen_by_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "status", lambda as_json: False)
+    assert main(["status"]) == main(["status", "--json"]) == 4
 
 
 @pytest.mark.parametrize(

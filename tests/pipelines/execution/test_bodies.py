@@ -47,6 +47,7 @@ class Told:
     def __init__(self) -> None:
         self.watched: list[str] = []
         self.finished: list[str] = []
+        self.logged: list[str] = []
         self.stopped: dict[str, str] = {}
         self.compared: list[dict[str, Any]] = []
 
@@ -56,6 +57,10 @@ class Told:
     def finish(self, directory: Path) -> Future[dict[str, Any]]:
         self.finished.append(directory.name)
         return _done({"report": str(directory / "report.html"), "store": None})
+
+    def log(self, directory: Path) -> Future[dict[str, Any]]:
+        self.logged.append(directory.name)
+        return _done({"report": str(directory / "report.html"), "store": "a store"})
 
     def stop(self, directory: Path, reason: str) -> None:
         self.stopped[directory.name] = reason
@@ -144,6 +149,16 @@ def test_the_same_run_elsewhere_is_taken_from_where_it_is() -> None:
     assert digests(Path("one")) == digests(Path("two"))
     other, _ = operation()
     assert not experiment(Config.from_mapping({**SMALL, "seed": 1}), Path("three"), other).was_finished
+
+
+def test_a_run_that_has_its_page_is_logged_again_and_not_drawn() -> None:
+    """The store that is configured now may be another one than that which has it."""
+    experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    Path("one/report.html").write_text("")
+    how, told = operation()
+    outcome = experiment(Config.from_mapping(SMALL), Path("one"), how)
+    assert (told.finished, told.logged) == ([], ["one"])
+    assert outcome.was_finished and outcome.store == "a store"
 
 
 @pytest.mark.parametrize("out", ["mine", "."])

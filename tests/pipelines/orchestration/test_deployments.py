@@ -13,12 +13,19 @@ import pytest
 
 from flcore.errors import RunError
 from pipelines.orchestration import deployments
+from pipelines.orchestration.address import Address
+
+OURS = {"name": {"any_": ["protofl-process"]}}
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server that is busy at first; it has three deployments, one of which stands in the file and one is paused."""
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
+    """A server that is busy at first and asks for a key.
+
+    It has four deployments: one stands in the file, one is paused, and one is in the pool of somebody else.
+    """
     cron = {"schedule": {"cron": "0 3 * * *", "timezone": "UTC"}, "active": True}
+    theirs = {"name": "payroll", "flow_id": "2", "schedules": [cron], "paused": False}
     known: dict[str, list[dict[str, Any]]] = {
         "/flows/filter": [{"id": "1", "name": "compare"}, {"id": "2", "name": "federated-experiment"}],
         "/deployments/filter": [
@@ -33,27 +40,33 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
     class Answers(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.headers["Authorization"] != "Bearer a key":
+                self.send_error(401)
+                return
             if self.path in busy:
                 busy.remove(self.path)
                 self.send_error(503)
                 return
             self.send_response(200 if self.path in known else 409)
             self.end_headers()
-            self.wfile.write(json.dumps(known.get(self.path)).encode())
+            is_of_all = self.path == "/deployments/filter" and asked.get("work_pools") != OURS
+            self.wfile.write(json.dumps([*known.get(self.path, []), *([theirs] if is_of_all else [])]).encode())
 
         def log_message(self, *about: Any) -> None:
             """Nothing on the terminal."""
 
     server = HTTPServer(("127.0.0.1", 0), Answers)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
+    yield Address(f"http://127.0.0.1:{server.server_port}", "the profile lab", {"PREFECT_API_KEY": "a key"})
     server.shutdown()
     server.server_close()
 
 
 def test_what_the_file_does_not_have_any_more_is_shown_with_what_ends_it(
-    api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What somebody else has on the server is not shown, or it would be with a command that deletes it."""
     (tmp_path / "infra").mkdir()
     (tmp_path / "infra" / "prefect.yaml").write_text("deployments: [{name: nightly-comparison}]")
     monkeypatch.chdir(tmp_path)
@@ -65,7 +78,7 @@ def test_what_the_file_does_not_have_any_more_is_shown_with_what_ends_it(
     ]
 
 
-def test_a_server_that_is_busy_for_a_moment_is_asked_again(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_busy_for_a_moment_is_asked_again(api: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     """It refuses twice: asked once it is an error, asked twice more it answers the second time."""
     monkeypatch.setattr(deployments, "_DELAYS_SECONDS", ())
     with pytest.raises(RunError, match=r"does not take a request \(/flows/filter: HTTP 503\)"):
@@ -74,8 +87,22 @@ def test_a_server_that_is_busy_for_a_moment_is_asked_again(api: str, monkeypatch
     assert len(deployments._ask(api, "POST", "/flows/filter", {})) == 2
 
 
-def test_what_is_there_already_is_not_made_and_a_refusal_is_one_line(api: str) -> None:
+def test_what_is_there_already_is_not_made_and_a_refusal_is_one_line(api: Address) -> None:
     assert deployments._make(api, "/flows/filter", {})
     assert not deployments._make(api, "/work_pools/", {"name": "there"})
     with pytest.raises(RunError, match=r"does not take a request \(/work_pools/: HTTP 409\)"):
         deployments._ask(api, "POST", "/work_pools/", {})
+
+
+def test_who_may_use_a_server_may_deploy_to_it(api: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a key of a profile, which Prefect's own process would not find in the home that it is given."""
+    monkeypatch.delenv("PREFECT_API_KEY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "infra").mkdir()
+    (tmp_path / "infra" / "prefect.yaml").write_text("deployments: []")
+    names = ("PREFECT_API_URL", "PREFECT_API_KEY")
+    (tmp_path / "prefect.py").write_text(f"import os; print(*(os.environ.get(name) for name in {names}))")
+    deployments.register(api, tmp_path / "logs", {})
+    assert (tmp_path / "logs" / "deployments.log").read_text() == f"{api.url} a key\n"
+    with pytest.raises(RunError, match=r"^the Prefect server at http\S* does not take a request \(\S*: HTTP 401\)$"):
+        deployments.register(Address(api.url, "the profile lab"), tmp_path / "logs", {})

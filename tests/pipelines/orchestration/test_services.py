@@ -77,14 +77,15 @@ def test_up_status_again_down(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(first) == {"prefect", "mlflow", "dashboard"}
     shown = capsys.readouterr().out
     assert all(service.url in shown for service in first.values())
+    assert shown.endswith(f"\nexport PREFECT_API_URL={first['prefect'].url}\n")
     helpers = [helper_of(name) for name in first]
 
-    services.status(as_json=True)
+    assert services.status(as_json=True)
     assert {entry["state"] for entry in json.loads(capsys.readouterr().out)} == {"healthy"}
 
     os.kill(first["mlflow"].pid, signal.SIGKILL)
     psutil.Process(first["mlflow"].pid).wait(10)
-    services.status()
+    assert not services.status()
     assert "ended" in capsys.readouterr().out
     services.up(worker=False)
     again = {service.name: service for service in background.recorded()}
@@ -100,6 +101,26 @@ def test_up_status_again_down(capsys: pytest.CaptureFixture[str]) -> None:
     assert not any(background.is_running(service) for service in again.values())
     services.down()
     assert "nothing" in capsys.readouterr().out
+    assert services.status()  # nothing was started
+
+
+def test_where_commands_report_to_is_told_as_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server of ``prefect.toml`` is taken before the one that was started; where none was, none is spoken of."""
+    monkeypatch.setenv("HOME", str(folder))
+    services.up(prefect=False, mlflow=False, dashboard=False, worker=False)
+    assert capsys.readouterr().out == ""
+    services.up(mlflow=False, dashboard=False, worker=False)
+    assert "commands typed here report to these servers" in capsys.readouterr().out
+    (folder / "prefect.toml").write_text('[api]\nurl = "http://me:hidden@lab/api"\n')
+    services.up(mlflow=False, dashboard=False, worker=False)
+    shown = capsys.readouterr().out
+    assert "note: commands report to http://***@lab/api (from prefect.toml) and not to this server" in shown
+    [own] = background.recorded()
+    monkeypatch.setenv("PREFECT_API_URL", own.url)
+    services.up(mlflow=False, dashboard=False, worker=False)
+    assert "commands typed here report to these servers" in capsys.readouterr().out
 
 
 def test_a_taken_port_is_left_to_who_has_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from flcore import run
+from flcore.errors import ConfigError
 from pipelines.cli import app as cli
 from pipelines.config.grid import plan
 from pipelines.config.params import override
+from pipelines.orchestration import flows
 from pipelines.reporting import sweep_tables
 from pipelines.reporting.figures.sweeps import write_figure
 from pipelines.runs.layout import RunFiles
@@ -37,6 +39,14 @@ def test_the_command_refuses_before_anything_is_written(
     ):
         assert cli.main(["sweep", *arguments, "--out", "s"]) == 2
         assert named in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
+def test_the_flow_refuses_a_metric_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployment's has no command that looks at it first."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^--metric loss: must be one of top1_global"):
+        flows.sweep.fn(vary=["local.lr=0.1"], metric="loss", out="s")
     assert not (tmp_path / "s").exists()
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import ConfigError, RunError
+from flcore.errors import ConfigError
 from pipelines.cli.app import main
+from pipelines.orchestration import paper_flow, papers
+from pipelines.papers import share as shares
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.keeping import keep
 from pipelines.papers.kept import kept_so_far
@@ -71,11 +73,26 @@ def test_what_is_kept_is_left_out(tmp_path: Path) -> None:
         ("mnist_0.1", "fedavg", 43, 0),
         ("mnist_0.1", "fedpa", 43, 0),
     ]
-    with pytest.raises(RunError, match=r"^fedpa\.table2: of 2 runs none is left; all are kept, and are made again w"):
-        share(asked_of_fedpa(0), kept=kept)
-    with pytest.raises(RunError, match=r"^fedpa\.table2: of 2 runs none of part 3/3 is left; there are more parts t"):
+    assert share(asked_of_fedpa(0), kept=kept).is_kept and not share(found, kept=kept).is_kept
+    with pytest.raises(ConfigError, match=r"^--part 3/3: fedpa\.table2 has 2 runs here; take no more parts than that$"):
         share(asked_of_fedpa(0), (3, 3), kept)
     assert not kept_so_far(table_named("fedpa.table2"), 0.5, tmp_path).runs  # another budget, another file
+
+
+def test_a_table_of_which_all_is_kept_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command ends well with a line; a scheduled flow has nothing to do, and has not failed."""
+    monkeypatch.chdir(tmp_path)
+    for module in (papers, paper_flow):
+        monkeypatch.setattr(module, "table_named", lambda id: tiny())
+    monkeypatch.setattr(shares, "kept_places", lambda found, kept: set(places(found)))
+    said = f"{tiny().id}: nothing to run: all that was asked for is kept, and is made again without --not-kept"
+    assert main(["paper", "run", "any", "--not-kept", "--out", "table"]) == 0
+    assert capsys.readouterr().out == said + "\n"
+    state = paper_flow.paper_table.fn("any", not_kept=True, out="table")
+    assert (state.type.value, state.name, state.message) == ("COMPLETED", "Unchanged", said)
+    assert not Path("table").exists()
 
 
 def test_what_is_kept_of_another_setting_is_made(tmp_path: Path) -> None:
@@ -84,8 +101,7 @@ def test_what_is_kept_of_another_setting_is_made(tmp_path: Path) -> None:
     kept = kept_so_far(table_named("fedpa.table2"), 1, tmp_path)
     other = asked_of_fedpa(0, assignments=("local.lr=0.5",))
     assert share(other, kept=kept) is other
-    with pytest.raises(RunError, match="none is left"):
-        share(asked_of_fedpa(0, assignments=("engine.compile=default",)), kept=kept)
+    assert share(asked_of_fedpa(0, assignments=("engine.compile=default",)), kept=kept).is_kept
 
 
 def test_a_run_that_failed_where_others_are_kept_is_not_tried_again(tmp_path: Path) -> None:
