@@ -228,9 +228,9 @@ def _named(document: Mapping[str, Any]) -> str:
 
 def _code() -> dict[str, Content]:
     """The code and the lock of its packages, from which its environment is made again; nothing outside a checkout."""
-    if not LOCK.is_file():
-        return {}
     found = [ROOT / name for name in _PACKAGED] + [LOCK]
+    if not all(path.is_file() for path in found):  # the image of infra/Dockerfile has the lock alone
+        return {}
     for package in ("flcore", "pipelines"):
         found += [path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     found = [path for path in found if not path.name.startswith(".")]  # what an editor or a file manager has left
