@@ -79,6 +79,14 @@ def test_runs_of_the_image_can_be_traced() -> None:
     assert COMPOSE["x-image"]["build"]["args"] == {"COMMIT": "${COMMIT:-}"}
 
 
+def test_of_every_deployment_one_flow_at_a_time_is_carried_out() -> None:
+    """One that is started by hand while the night's is at work would go on in the same folder."""
+    deployments = yaml.safe_load((INFRA / "prefect.yaml").read_text())["deployments"]
+    assert len(deployments) == 4
+    for deployment in deployments:
+        assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}, deployment["name"]
+
+
 def pins(lock: Path) -> dict[str, set[str]]:
     """Package → versions, of which there may be one for each Python."""
     found: dict[str, set[str]] = {}
