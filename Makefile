@@ -33,7 +33,7 @@ test-services: $(READY)  ## tests that start real servers on loopback
 fuzz: $(READY)  ## thousands of configurations and artefacts that nobody would write (a quarter of an hour)
 	@$(BIN)/python -m pytest -q -m slow tests/fuzz
 
-audit: $(READY)  ## known vulnerabilities of the lock (exit code 5: the advisory service cannot be asked)
+audit: $(READY)  ## known vulnerabilities of the lock (make itself always ends with 2; `python infra/audit.py` has the exit codes)
 	@$(BIN)/python infra/audit.py
 
 # FAULTS: how many. SEED: of what is thrown when. LIFE: sequences of twenty steps.

@@ -1,4 +1,4 @@
-"""Known vulnerabilities of what the lock installs, as `make audit` asks for them.
+"""Known vulnerabilities of what the lock installs, as `make audit` asks for them (of which make's exit code is 2 or 0).
 
 pip-audit is installed into an environment of its own: it is no part of what it looks at. Asked is the advisory service
 that it asks by default, a package and a version at a time; nothing is installed from the lock. One package is asked for

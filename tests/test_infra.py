@@ -66,9 +66,25 @@ def test_the_image_holds_what_runs_and_not_what_tests_need() -> None:
     assert tools & set(production) <= {"jsonschema"}  # which Prefect needs
     assert [name for name in production if production[name] != development.get(name, production[name])] == []
     dockerfile = (INFRA / "Dockerfile").read_text()
-    assert "requirements-production.lock" in dockerfile and "requirements.lock" not in dockerfile
+    assert re.findall(r"-r (\S+)", dockerfile) == ["requirements-production.lock"]
     assert len(set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE))) == 1
     assert re.search(r"^FROM python:3\.11\.\d+-slim-\w+", dockerfile, re.MULTILINE)
+
+
+def test_runs_of_the_image_can_be_traced() -> None:
+    """It has no git: the commit comes in when it is built, by hand or by compose, and the lock is where it is read."""
+    dockerfile = (INFRA / "Dockerfile").read_text()
+    assert re.search(r"^ARG COMMIT=\nENV PROTOFL_COMMIT=\$COMMIT$", dockerfile, re.MULTILINE)
+    assert "infra/requirements.lock" in re.findall(r"^COPY (.*) infra/$", dockerfile, re.MULTILINE)[0].split()
+    assert COMPOSE["x-image"]["build"]["args"] == {"COMMIT": "${COMMIT:-}"}
+
+
+def test_of_every_deployment_one_flow_at_a_time_is_carried_out() -> None:
+    """One that is started by hand while the night's is at work would go on in the same folder."""
+    deployments = yaml.safe_load((INFRA / "prefect.yaml").read_text())["deployments"]
+    assert len(deployments) == 4
+    for deployment in deployments:
+        assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}, deployment["name"]
 
 
 def pins(lock: Path) -> dict[str, set[str]]:

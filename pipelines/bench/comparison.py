@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore.config import Config
+from flcore.data.sources.mnist import Mnist
 from flcore.errors import ConfigError
 from pipelines.bench.common import (
     Bench,
@@ -91,7 +92,10 @@ def measure(options: Options, bench: Bench) -> Measurement:
             raise ConfigError(f"bench: --cores {number}: this process may use 1 to {len(usable)}")
     if options.baseline is not None and not (options.baseline / "pipelines").is_dir():
         raise ConfigError(f"bench: --baseline {options.baseline}: no sources there; expected a folder with pipelines/")
-    if options.data_root is None:
+    root = options.data_root
+    if root is not None and not (root.is_file() or all(place.is_dir() for place in Mnist().places(root))):
+        raise ConfigError(f"bench: --data-root {root}: no such file, and no folder with MNIST/raw/ in it")
+    if root is None:
         write_mnist(synthetic_dataset("mnist", SHAPE, TRAIN_SIZE, TEST_SIZE), bench.folder / "files")
     write_json(bench.folder / "params.yaml", params)  # JSON is YAML
     given_here = [word for assignment in assignments for word in ("--set", assignment)]

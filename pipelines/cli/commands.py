@@ -166,12 +166,14 @@ def track(arguments: argparse.Namespace) -> int:
     """``protofl track``: runs to MLflow that are not there yet; ``protofl track best``: the best one there."""
     from pipelines.config.files import read_params
     from pipelines.orchestration import commands
-    from pipelines.tracking.store import resolve_uri
+    from pipelines.tracking.store import is_possible, no_store, resolve_uri
 
     is_best = _asks_for_the_best(arguments)
     section = read_params(None).get("tracking")
     section = section if isinstance(section, Mapping) else {}
-    uri = resolve_uri(arguments.uri, section.get("uri"))
+    uri = resolve_uri(arguments.uri or section.get("uri"))
+    if not is_possible(uri):
+        raise ConfigError(f"{no_store(uri)}; name another with --uri, tracking.uri or MLFLOW_TRACKING_URI")
     if is_best:
         commands.best(uri, arguments.metric, arguments.experiment, arguments.where, promote=arguments.promote)
         return 0

@@ -26,10 +26,9 @@ from flcore.processor import processor_class
 from pipelines.config.files import DEFAULT_FILE
 from pipelines.config.params import load_config
 from pipelines.orchestration.address import configured, problem_with
+from pipelines.runs.provenance import LOCK, ROOT, git_commit
 from pipelines.tracking.store import resolve_uri, ui_command
 
-_ROOT = Path(__file__).resolve().parents[2]
-_LOCK = _ROOT / "infra" / "requirements.lock"
 _PATIENCE_SECONDS = 2.0
 _OLDEST_PYTHON, _TOO_NEW_PYTHON = (3, 11), (3, 13)
 _LITTLE_MEMORY = 2 * 2**30
@@ -102,10 +101,10 @@ def _python() -> Iterator[str]:
 
 
 def _packages() -> Iterator[str]:
-    if not _LOCK.exists():
-        yield _note("packages: no infra/requirements.lock beside the code, so versions are not checked")
+    if not (LOCK.exists() and (ROOT / "Makefile").exists()):  # the image of infra/Dockerfile leaves out what tests need
+        yield _note("packages: no checkout with infra/requirements.lock, so versions are not checked")
         return
-    wanted = list(locked_versions(_LOCK.read_text()))
+    wanted = list(locked_versions(LOCK.read_text()))
     differing = [
         f"{name} {_installed(name) or 'missing'}, locked {locked}"
         for name, locked in wanted
@@ -115,9 +114,9 @@ def _packages() -> Iterator[str]:
         yield _ok(f"packages: all {len(wanted)} as locked in infra/requirements.lock")
         return
     shown = "; ".join(differing[:3]) + (f"; {len(differing) - 3} more" if len(differing) > 3 else "")
-    yield _miss(
-        f"packages: not as locked ({shown})", "install with `uv pip sync --require-hashes infra/requirements.lock`"
-    )
+    # Not `uv pip sync` alone: protofl is not in the lock, and would be uninstalled.
+    again = "install them with `rm -f .venv/.ready && make .venv/.ready`"
+    yield _miss(f"packages: not as locked ({shown})", again if Path.cwd() == ROOT else f"{again} in {ROOT}")
 
 
 def locked_versions(text: str) -> Iterator[tuple[str, str]]:
@@ -219,14 +218,15 @@ def _gib(size: int) -> str:
 
 
 def _git_and_dvc() -> Iterator[str]:
-    branch = _git("rev-parse", "--abbrev-ref", "HEAD")
-    if shutil.which("git") is None:
-        yield _note("git: not installed; runs do not record the commit, and `dvc exp` does not work")
+    commit, branch = git_commit(), _git("rev-parse", "--abbrev-ref", "HEAD")
+    if commit is None:
+        why = "no commit of the code" if shutil.which("git") else "not installed"
+        yield _note(f"git: {why}; runs do not record one, and `dvc exp` does not work")
     elif branch is None:
-        yield _note("git: no commit here; runs do not record one, and `dvc exp` does not work")
+        yield _ok(f"git: runs record the commit that PROTOFL_COMMIT says, {commit}")
     else:
         changed = len((_git("status", "--porcelain") or "").splitlines())
-        yield _ok(f"git: on {branch}, " + (f"{changed} changed files" if changed else "nothing changed"))
+        yield _ok(f"git: the code is on {branch}, " + (f"{changed} changed files" if changed else "nothing changed"))
     home = next((folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / ".dvc").is_dir()), None)
     if home is None:
         yield _miss("dvc: no repository here, so `dvc repro` does not work", "change to the project, or run `dvc init`")
@@ -238,10 +238,10 @@ def _git_and_dvc() -> Iterator[str]:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says; None where it fails or is not there."""
+    """What git says of the code; None where it fails or is not there."""
     try:
         done = subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -252,9 +252,11 @@ def _add_results(add: _Commands) -> None:
     track.add_argument(
         "directories", nargs="+", type=Path, metavar="DIR", help="of runs, comparisons, sweeps, studies; or: best"
     )
-    track.add_argument(
-        "--uri", metavar="URI", help="tracking store (default: MLFLOW_TRACKING_URI, else tracking.uri of params.yaml)"
+    about = (
+        "tracking store (default: tracking.uri of params.yaml, else MLFLOW_TRACKING_URI, else "
+        "sqlite:///mlruns/mlflow.db)"
     )
+    track.add_argument("--uri", metavar="URI", help=about)
     ranked = track.add_argument_group("of 'track best'")
     ranked.add_argument("--metric", metavar="NAME", help="by which: a figure of metrics.json, or its name in MLflow")
     ranked.add_argument("--experiment", metavar="NAME", help="DATASET/PARTITION (default: the only one that has it)")

@@ -75,7 +75,8 @@ def archive(arguments: argparse.Namespace) -> int:
     from pipelines.proof.archive import archive as write
 
     out = arguments.out or Path(f"{arguments.directory.resolve().name}.zip")
-    digest = write(arguments.directory, out, licence=arguments.licence)
+    # Folders of one name are many; a file that somebody has named is meant.
+    digest = write(arguments.directory, out, licence=arguments.licence, replace=arguments.out is not None)
     print(
         f"{out}: {out.stat().st_size / 1e6:.1f} MB, SHA-256 {digest}\nrepeat it with  protofl reproduce {out} --check"
     )

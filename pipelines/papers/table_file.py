@@ -34,6 +34,8 @@ class Told:
             DataError: the file is not there, or damaged.
         """
         path = folder / "table.json"
+        if not path.is_file():
+            raise DataError(f"{folder}: no table there (table.json); protofl paper run makes one, below runs/papers")
         said = read_json(path)
         try:
             draws = said["partition_seeds"]

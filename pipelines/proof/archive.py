@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from flcore.config import Config
-from flcore.errors import DataError
+from flcore.errors import ConfigError, DataError
 from flcore.files import read_json
 from flcore.provenance import code_fingerprint, code_modules
 from flcore.run_folder import RunFiles, check_seal, described, stored_config
+from flcore.wording import brief
 from pipelines.proof.contents import (
     CLAIMED,
     FINGERPRINT_DIGITS,
@@ -28,6 +30,7 @@ from pipelines.proof.contents import (
     README,
     SHOWN,
     VERSION,
+    read_archive,
     without_places,
 )
 from pipelines.proof.crate import Described, metadata, readme
@@ -37,6 +40,7 @@ from pipelines.runs.inputs import inputs_of
 from pipelines.runs.provenance import LOCK, ROOT, git_commit, lock_hash
 
 _CURE = "carry it out again"
+_SPDX = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*\+?")
 _PACKAGED = ("pyproject.toml", "Makefile", "README.md", "LICENSE")
 
 
@@ -60,21 +64,25 @@ class _Compared:
     runs: Sequence[Path]
 
 
-def archive(directory: Path, out: Path, *, licence: str) -> str:
+def archive(directory: Path, out: Path, *, licence: str, replace: bool = True) -> str:
     """Write the archive of a run or comparison.
 
     Args:
         directory: of a finished run; of a comparison, with its ``runs/``; or ``artifacts``, as DVC leaves them.
         out: the file.
         licence: SPDX identifier of the licence under which the results are handed on.
+        replace: put it in the place of an archive of something else too; not of any other file.
 
     Returns:
         The SHA-256 of the file.
 
     Raises:
         DataError: it is none of these, has not finished, is damaged, or this code or lock is not what made it.
-        ConfigError: it is too large for a plain zip file.
+        ConfigError: it is too large for a plain zip file; or ``licence`` or ``out`` cannot be what they are given as.
     """
+    if not _SPDX.fullmatch(licence):
+        raise ConfigError(f"--licence {brief(licence)}: no identifier of https://spdx.org/licenses, such as CC-BY-4.0")
+    there = _proof_in(out)
     compared = _comparison_in(directory)
     runs = [_run(folder) for folder in ([directory] if compared is None else compared.runs)]
     contents: dict[str, Content] = {**_code()}
@@ -115,8 +123,26 @@ def archive(directory: Path, out: Path, *, licence: str) -> str:
             "files": hashes,
         }
     )
+    if not replace and there not in (None, contents[PROOF]):
+        raise ConfigError(f"{out}: holds an archive of something else; name another file with --out")
     write_zip(out, contents)
     return digest_of(out)
+
+
+def _proof_in(out: Path) -> bytes | None:
+    """What the archive that is to be replaced says it holds; None where there is no file.
+
+    Raises:
+        ConfigError: there is something else.
+    """
+    if not out.exists():
+        return None
+    try:
+        return read_archive(out).read(PROOF)
+    except (DataError, OSError):
+        raise ConfigError(
+            f"{out}: is there and is no whole archive of protofl; name another file with --out, or delete it"
+        ) from None
 
 
 # ---- what is archived --------------------------------------------------------------------------------------------
@@ -232,9 +258,9 @@ def _code() -> dict[str, Path]:
     Raises:
         DataError: a file there cannot be archived by its name.
     """
-    if not LOCK.is_file():
-        return {}
     found = [ROOT / name for name in _PACKAGED] + [LOCK]
+    if not all(path.is_file() for path in found):  # the image of infra/Dockerfile has the lock alone
+        return {}
     for package in ("flcore", "pipelines"):
         found += [path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     named = {f"code/{path.relative_to(ROOT).as_posix()}": path for path in found}

@@ -88,7 +88,7 @@ def read_folder(directory: Path) -> RunFolder:
 
 def _rounds(files: RunFiles) -> tuple[list[dict[str, Any]], dict[str, Any], bool]:
     """History, timing, and whether training has ended; it may end while this reads."""
-    if not files.history.exists():  # written last; until then the one that training works on is with the checkpoint
+    if not files.history.exists():  # written when it has ended; until then the one that training works on is with the checkpoint
         try:
             history, timing = _under_way(files.checkpoint)
         except DataError:

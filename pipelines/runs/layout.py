@@ -20,5 +20,5 @@ def read_json(path: Path) -> dict[str, Any]:
         DataError: missing, or no JSON object.
     """
     if not path.exists():
-        raise DataError(f"{path}: not found; run the stage that makes it first")
+        raise DataError(f"{path}: not found; carry out the command that writes it first")
     return files.read_json(path, "delete it and run again")

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 """The project's folder, or where its packages are installed."""
 
 LOCK = ROOT / "infra" / "requirements.lock"
-"""The lock of all packages; not there outside a checkout."""
+"""The lock of all packages; not there where the code was installed by itself."""
 
 _PACKAGES = ("prefect", "mlflow", "dvc", "optuna")
 
@@ -64,13 +64,17 @@ def processor_of(environment: Mapping[str, Any]) -> str | None:
 
 
 def git_commit() -> str | None:
-    """The commit of the code, with ``-dirty`` for changes since; None outside a checkout."""
+    """The commit of the code, with ``-dirty`` for changes since; outside a checkout the one PROTOFL_COMMIT says, or None.
+
+    The image of ``infra/Dockerfile`` has neither git nor a checkout, and says so which commit it was built from.
+    """
+    said = os.environ.get("PROTOFL_COMMIT") or None
     try:
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
+        return said
+    return done.stdout.strip() or said
 
 
 def lock_hash() -> str | None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flcore.errors import ConfigError
+from flcore.errors import ConfigError, DataError
+from flcore.run_folder import RunFiles
 from pipelines.config.params import without_tracking
 from pipelines.orchestration.commands import operation
 from pipelines.runs.ownership import claim_folder
@@ -35,14 +36,15 @@ def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed
     configs = _configs(raw)
     _refuse_others("--method", method, "methods", [config.method.name for config in configs])
     _refuse_others("--seed", seed, "seeds", [config.seed for config in configs])
+    chosen = [config for config in configs if method in (None, config.method.name) and seed in (None, config.seed)]
+    _refuse_missing(name, configs if name == "compare" else chosen, out)
     _claim(name, out)
     if name in ("train", "compare"):
         with operation(raw) as (how, _):
             if name == "compare":
                 _compare(raw, configs, out, how)
             else:
-                chosen = [config for config in configs if method in (None, config.method.name)]
-                _train(configs, [config for config in chosen if seed in (None, config.seed)], out, how, restart)
+                _train(configs, chosen, out, how, restart)
         return
     if name == "prepare":
         from pipelines.stages.prepare import prepare
@@ -56,6 +58,23 @@ def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed
         made = partition(configs[0], numbers, out / "prepared", out / "partitions", only=seed)
         for number, division in made.items():
             print("\n".join([f"seed {number}", *partition_table(division)]))
+
+
+def _refuse_missing(name: str, configs: Sequence[Config], out: Path) -> None:
+    """Say which stage comes first, before anything is read."""
+    from pipelines.stages.partition import partition_folder
+    from pipelines.stages.train import run_folder
+
+    needed: list[tuple[str, Path]] = []
+    if name in ("partition", "train"):
+        needed.append(("prepare", out / "prepared" / "meta.json"))
+    if name == "train":
+        needed += [("partition", partition_folder(out / "partitions", each) / "manifest.json") for each in configs]
+    if name == "compare":
+        needed += [("train", RunFiles(run_folder(out / "runs", each)).metrics) for each in configs]
+    for stage_before, path in needed:
+        if not path.exists():
+            raise DataError(f"{path}: not there; carry out protofl stage {stage_before} --out {out} first")
 
 
 def _claim(name: str, out: Path) -> None:

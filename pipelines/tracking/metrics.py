@@ -87,7 +87,7 @@ COMPARISON_METRICS: Mapping[str, str] = {
 """Logged for the parent of compared runs."""
 
 STUDY_METRICS: Mapping[str, str] = {
-    "trial/<figure>": "a figure of the last round of a finished trial, with the trial's number as step",
+    "trial/<figure>": "the study's figure of a finished trial, with the trial's number as step",
     "trial/bytes": "bytes that a trial sent in both directions",
     "study/best_<figure>": "that figure of the best trial",
     "study/best_trial": "its number",
@@ -128,7 +128,6 @@ SUMMARY_FIGURES: Mapping[str, str] = {
     "scalars_up_per_round": "comm/scalars_up_per_round",
     "num_parameters": "model/num_parameters",
 }
-_STUDIED = ("top1_global", "top1_vote", "mean_local", "pooled_local", "mean_local_own_classes")
 _TASK_FIGURES = (
     "forgetting",
     "backward_transfer",
@@ -210,15 +209,26 @@ def round_metrics(record: Mapping[str, Any]) -> dict[str, float]:
     return _numbers(found)
 
 
-def trial_metrics(record: Mapping[str, Any]) -> dict[str, float]:
-    """A record of a study's history, in which a trial stands for a round."""
+def trial_metrics(metric: str, record: Mapping[str, Any]) -> dict[str, float]:
+    """A record of a study's history, in which a trial stands for a round.
+
+    Args:
+        metric: what the study optimises, any figure of ``metrics.json``.
+        record: of studies by earlier versions the value stands under the metric's name, where that was free.
+    """
     sent = sum(sum((record.get(direction) or {}).values()) for direction in ("bytes_up", "bytes_down"))
-    return _numbers({f"trial/{key}": record.get(key) for key in _STUDIED} | {"trial/bytes": sent})
+    value = record.get("value", record.get(metric))
+    return _numbers({f"trial/{metric}": None if isinstance(value, Mapping) else value, "trial/bytes": sent})
 
 
 def metrics_of(run: RunFolder, record: Mapping[str, Any]) -> dict[str, float]:
     """A history record of a run, or of a study, as MLflow metrics."""
-    return round_metrics(record) if run.study is None else trial_metrics(record)
+    return round_metrics(record) if run.study is None else trial_metrics(_studied(run), record)
+
+
+def _studied(run: RunFolder) -> str:
+    """What a study optimises."""
+    return str(run.identity.get("metric", "accuracy"))
 
 
 def marker(run: RunFolder) -> str:
@@ -293,8 +303,9 @@ def summary_points(run: RunFolder) -> list[Point]:
     if run.study is None:
         found = summary_metrics(run.metrics, run.timing)
     else:
-        best = {f"study/best_{key}": run.metrics.get(key) for key in _STUDIED}
-        found = _numbers(best | {"study/best_trial": run.metrics.get("best_round")})
+        metric = _studied(run)
+        best = {f"study/best_{metric}": run.metrics.get(metric), "study/best_trial": run.metrics.get("best_round")}
+        found = _numbers(best)
     return [Point(name, value, times.ended, last) for name, value in found.items()]
 
 

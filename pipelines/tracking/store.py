@@ -13,8 +13,10 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from flcore import disk
 from flcore.errors import DataError, ProtoflError
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from mlflow.tracking.client import MlflowClient
 
 DEFAULT_URI = "sqlite:///mlruns/mlflow.db"
+KINDS = ("", "databricks", "http", "https", "file", "sqlite", "postgresql", "mysql", "mssql")
+"""What an address may begin with; of databases before the name of a driver, as in ``postgresql+psycopg2``."""
 METRICS_PER_REQUEST = 1000  # limits of MLflow's log_batch
 _ENTRIES_PER_REQUEST = 100
 # MLflow itself waits 20 s for a locked SQLite file at every statement; a live run should not stand still that long.
@@ -61,18 +65,29 @@ def set_mlflow_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def resolve_uri(uri: str | None, fallback: str | None = None) -> str:
-    """The store to use: ``uri``, else the variable MLFLOW_TRACKING_URI, else ``fallback``, else SQLite in ``mlruns``.
+def resolve_uri(uri: str | None) -> str:
+    """The store to use: ``uri``, else the variable MLFLOW_TRACKING_URI, else SQLite in ``mlruns``.
 
     The path of a SQLite file is made absolute, so that a process which changes its directory keeps its store.
 
     Args:
-        uri: what was asked for, by ``--uri`` or for a run that begins by ``tracking.uri``.
-        fallback: for runs logged later, ``tracking.uri`` of the parameter file at hand: their own is stored nowhere.
+        uri: what was asked for: by ``--uri``, else by ``tracking.uri``, of runs logged later by that of the parameter
+            file at hand, as their own is stored nowhere.
     """
-    chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or fallback or DEFAULT_URI
+    chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
     database = sqlite_file(chosen)
     return chosen if database is None else "".join([f"sqlite:///{database}", *chosen.partition("?")[1:]])
+
+
+def is_possible(uri: str) -> bool:
+    """Whether an address is of a kind that MLflow knows, by itself or by a plug-in of its; a plain word is one."""
+    kind = urlsplit(uri).scheme.partition("+")[0]
+    return kind in KINDS or any(kind == found.name for found in entry_points(group="mlflow.tracking_store"))
+
+
+def no_store(uri: str) -> str:
+    """What is said of an address that is not possible."""
+    return f"{without_password(uri)} is the address of no store: it begins with none of {', '.join(KINDS[2:])}"
 
 
 def ui_command(uri: str | None) -> str:
@@ -108,11 +123,14 @@ class Outage:
     def note(self, uri: str, error: TrackingUnavailable, directory: Path, now: float, *, final: bool) -> None:
         """An attempt failed: warn if it is the first one, and wait."""
         if self.failures == 0:
+            happened, address = f"{without_password(uri)} did not take the results ({error})", without_password(uri)
+            if not is_possible(uri):
+                happened, address = f"{no_store(uri)}; nothing was logged", "ADDRESS"
             logger.warning(
-                "tracking: %s did not take the results (%s); they are on disk, log them later with: protofl track %s",
-                without_password(uri),
-                error,
+                "tracking: %s; results are on disk, log them later with: protofl track %s --uri %s",
+                happened,
                 shlex.quote(str(directory)),
+                shlex.quote(address),  # where it came from may be long gone, such as a --set of this command
             )
         self.retry_at = now + min(_FIRST_PAUSE_SECONDS * 2**self.failures, _LONGEST_PAUSE_SECONDS)
         if final:

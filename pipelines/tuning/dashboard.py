@@ -28,9 +28,12 @@ _FILES = 100_000
 
 
 def study_files() -> list[Path]:
-    """The studies of this folder: where ``protofl tune`` and ``compare --tuned`` put them, and one level below."""
+    """The studies of this folder: where ``protofl tune`` and ``compare --tuned`` put them, and one level below.
+
+    One level below is where deployments put theirs: ``runs/nightly/{date}``.
+    """
     names = ("study.journal", "study.db")  # the second by earlier versions
-    folders = ("runs/*", "runs/*/*", "runs/*/tuning/*")
+    folders = ("runs/*", "runs/*/*", "runs/*/tuning/*", "runs/*/*/tuning/*")
     return [path for folder in folders for name in names for path in sorted(Path().glob(f"{folder}/{name}"))]
 
 

@@ -50,7 +50,7 @@ def write_results(problem: Problem, study: Study, files: StudyFiles) -> dict[str
     write_json(files.results, described)
     write_text(files.table, markdown(problem, study))
     write_text(files.trials, csv_text(records(_trials(problem, ended, best, with_values=True).columns)))
-    rounds = "".join(json.dumps(_as_round(problem, trial), sort_keys=True) + "\n" for trial in ended)
+    rounds = "".join(json.dumps(_as_round(trial), sort_keys=True) + "\n" for trial in ended)
     write_text(files.record.history, rounds)
     if best:
         write_params(files.best, problem.parameters_with(best[0].params, best[0].user_attrs.get("rounds")))
@@ -143,10 +143,10 @@ def _accuracy(trial: FrozenTrial) -> float | None:
     return trial.values[0] if trial.state == TrialState.COMPLETE else None
 
 
-def _as_round(problem: Problem, trial: FrozenTrial) -> dict[str, Any]:
+def _as_round(trial: FrozenTrial) -> dict[str, Any]:
     """A trial as a record of a history: its number is the round."""
     sent = {"both": trial.user_attrs.get("bytes", 0)}
-    return {"round": trial.number, problem.metric: _accuracy(trial), "bytes_up": sent, "bytes_down": {}}
+    return {"round": trial.number, "value": _accuracy(trial), "bytes_up": sent, "bytes_down": {}}
 
 
 def markdown(problem: Problem, study: Study) -> str:

@@ -153,12 +153,12 @@ class TrialRuns:
         return TrialOutcome("complete", self._rounds(history), accuracy, sent, last["round"])
 
     def _rounds(self, history: Sequence[Mapping[str, Any]], last: int | None = None) -> dict[int, float]:
-        """The metric by round until ``last``, where it is a number; nothing of a metric that rounds do not have."""
+        """The metric by round until ``last``, where it is a number: of a round, bytes are told by kind of message."""
         known = {record["round"]: record.get(self.problem.metric) for record in history}
         return {
             at: float(value)
             for at, value in known.items()
-            if value is not None and value == value and (last is None or at <= last)
+            if isinstance(value, (int, float)) and value == value and (last is None or at <= last)
         }
 
     def _told(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:

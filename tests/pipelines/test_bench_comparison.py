@@ -51,6 +51,7 @@ def test_what_is_compared_can_be_run(tmp_path: Path) -> None:
         (["--cores", "0"], "--cores 0: this process may use 1 to"),
         (["--cores", "4096"], "--cores 4096: this process may use 1 to"),
         (["--baseline", "nowhere"], "--baseline nowhere: no sources there; expected a folder with pipelines/"),
+        (["--data-root", "/nope"], "--data-root /nope: no such file, and no folder with MNIST/raw/ in it"),
         (["--engine", "wrokers=2"], "engine.wrokers"),
         (["--engine", "engine.wrokers=2"], "engine.wrokers"),
         (["--methods", "what"], "what"),

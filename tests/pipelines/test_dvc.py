@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
+from flcore.config import Config
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 
@@ -60,6 +62,23 @@ def test_training_depends_on_every_parameter_that_can_change_a_result() -> None:
     assert left_out == {
         "compare.baseline", "compare.target_fraction", "engine.name", "engine.workers", "tracking.enabled",
     }  # fmt: skip
+
+
+def test_every_key_of_a_run_s_identity_is_a_dependency_of_training() -> None:
+    """Whether or not it stands in params.yaml: one that no stage has would leave old results under a new name.
+
+    Data and partition are named by content, of files that the stages before make; these have both sections whole.
+    """
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    assert "data" in stages["prepare"]["params"] and "partition" in stages["partition"]["params"]
+    assert {"artifacts/prepared", "artifacts/partitions"} <= set(stages["train"]["deps"])
+    said = {"aggregation"}  # of this, and of some keys elsewhere, an identity says only what is not at its default
+    for section, values in Config().identity().items():
+        if section not in ("data", "partition"):
+            said |= {f"{section}.{key}" for key in values} if isinstance(values, dict) else {section}
+    assert {"seed", "local.lr", "engine.stack_runs"} < said
+    params = set(stages["train"]["params"])
+    assert {key for key in said if not {key, key.partition(".")[0]} & params} == set()
 
 
 # ---- with it -----------------------------------------------------------------------------------------------------

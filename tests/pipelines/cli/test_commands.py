@@ -197,15 +197,15 @@ def test_parameters_are_handed_on_unchecked(asked: list[tuple[Any, ...]], capsys
     assert asked.pop() == ("stage", "compare", raw, Path("y"), None, None, {"restart": False})
 
 
-def test_the_store_of_runs_is_the_commands_the_environments_or_the_files(
+def test_the_store_of_runs_is_the_commands_the_files_or_the_environments(
     asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a store that could not take them is a failure."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    """In the order in which `run` and `up` take it; and a store that could not take them is a failure."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://environment")
     Path("params.yaml").write_text("tracking: {uri: http://file}\n")
     assert main(["track", "a", "b", "--uri", "http://command"]) == 4
     assert main(["track", "a"]) == 4
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://environment")
+    Path("params.yaml").write_text("tracking: {uri: null}\n")
     assert main(["track", "a"]) == 4
     stores = [call[2] for call in asked]
     assert asked[0] == ("track", [Path("a"), Path("b")], "http://command", {"register": False})
@@ -213,6 +213,17 @@ def test_the_store_of_runs_is_the_commands_the_environments_or_the_files(
     Path("params.yaml").write_text("tracking: {uri: http://file, register: true}\n")
     assert main(["track", "a"]) == 4
     assert asked[-1][-1] == {"register": True}
+
+
+@pytest.mark.parametrize("arguments", [["a"], ["best", "--metric", "mean_local"]])
+@pytest.mark.parametrize("address", ["foo://me:hidden@bar", "localhost:5000"])
+def test_an_address_that_can_be_no_store_is_bad_usage(
+    asked: list[tuple[Any, ...]], arguments: list[str], address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["track", *arguments, "--uri", address]) == 2
+    said = capsys.readouterr().err
+    assert f"{address.replace('me:hidden', '***')} is the address of no store" in said and "http, https, file" in said
+    assert asked == []
 
 
 def test_the_best_run_is_asked_for_by_a_metric(

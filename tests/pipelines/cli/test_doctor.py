@@ -16,6 +16,7 @@ import pytest
 from pipelines.cli import doctor
 from pipelines.cli.app import main
 from pipelines.cli.doctor import examine, locked_versions
+from pipelines.runs import provenance
 
 
 class _Healthy(BaseHTTPRequestHandler):
@@ -94,17 +95,26 @@ def test_nothing_is_written(bare_folder: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git on this machine")
-def test_a_repository_is_recognised(bare_folder: Path) -> None:
-    assert "note git: no commit here" in about("git")
+def test_a_repository_is_recognised(bare_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the code, whose commit runs record, wherever the command is typed."""
+    for module in (doctor, provenance):
+        monkeypatch.setattr(module, "ROOT", bare_folder)
+    monkeypatch.delenv("PROTOFL_COMMIT", raising=False)
+    assert "note git: no commit of the code" in about("git")
+    monkeypatch.setenv("PROTOFL_COMMIT", "c0ffee")
+    assert about("git") == "ok   git: runs record the commit that PROTOFL_COMMIT says, c0ffee"
     identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
     for arguments in (["init", "-q", "-b", "trunk"], [*identity, "commit", "-q", "--allow-empty", "-m", "empty"]):
         subprocess.run(["git", *arguments], check=True, capture_output=True)
-    assert about("git") == "ok   git: on trunk, nothing changed"
+    (bare_folder / "elsewhere").mkdir()
+    monkeypatch.chdir(bare_folder / "elsewhere")
+    assert about("git") == "ok   git: the code is on trunk, nothing changed"
+    monkeypatch.chdir(bare_folder)
     (bare_folder / ".dvc").mkdir()
     assert "miss dvc: a repository without stages" in about("dvc")
     (bare_folder / "dvc.yaml").write_text("stages: {}\n")
     assert "nothing reproduced yet" in about("dvc")
-    assert about("git") == "ok   git: on trunk, 1 changed files"
+    assert about("git") == "ok   git: the code is on trunk, 1 changed files"
 
 
 @pytest.mark.parametrize(
@@ -189,12 +199,15 @@ def test_mlflow_stores(bare_folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_packages_are_compared_with_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = tmp_path / "requirements.lock"
-    monkeypatch.setattr(doctor, "_LOCK", lock)
-    assert about("packages").startswith("note packages: no infra/requirements.lock")
+    monkeypatch.setattr(doctor, "LOCK", lock)
+    assert about("packages").startswith("note packages: no checkout with infra/requirements.lock")
     lock.write_text("numpy==0.1 \\\n    --hash=sha256:00\nno-such-package==1.0\n")
     line = about("packages")
     assert line.startswith("miss packages: not as locked (numpy ")
     assert "locked 0.1; no-such-package missing, locked 1.0" in line
+    assert line.endswith(f"`rm -f .venv/.ready && make .venv/.ready` in {doctor.ROOT}")
+    makefile = (doctor.ROOT / "Makefile").read_text()  # which puts protofl back; the lock alone uninstalls it
+    assert "READY := $(VENV)/.ready" in makefile and "--editable ." in makefile.partition("\n$(READY):")[2]
 
 
 def test_a_lock_is_read_for_this_machine() -> None:

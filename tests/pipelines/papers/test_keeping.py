@@ -235,6 +235,15 @@ def test_failed_runs_are_kept_with_their_reason_until_one_ends(tmp_path: Path) -
     assert read_kept(tmp_path / "fedpa.table2.json").failed == ()
 
 
+def test_a_folder_without_a_table_is_told_what_makes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", "keep", str(tmp_path / "nope")]) == 3
+    said = capsys.readouterr().err
+    assert (
+        said
+        == f"protofl: {tmp_path}/nope: no table there (table.json); protofl paper run makes one, below runs/papers\n"
+    )
+
+
 def test_other_figures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep(leave(tmp_path / "before", {"fedavg": 90}), tmp_path)
     other = leave(tmp_path / "now", {"fedavg": 90.5}, commit="f" * 40)

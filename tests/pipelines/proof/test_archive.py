@@ -81,6 +81,41 @@ def test_the_same_run_gives_the_same_bytes_wherever_it_lies_and_whatever_the_fil
     assert (tmp_path / "other.zip").read_bytes() == archived.read_bytes()
 
 
+def test_it_takes_the_place_of_an_archive_that_is_named_and_of_nothing_else(
+    archived: Path,
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without --out the file is called after the folder, as may be that of many others."""
+    monkeypatch.chdir(tmp_path)
+    command = ["archive", str(finished), "--licence", "CC-BY-4.0"]
+    for name, content in (("params.yaml", b"seed: 1\n"), ("cut.zip", archived.read_bytes()[:-1])):
+        Path(name).write_bytes(content)
+        assert main([*command, "--out", name]) == 2
+        assert f"{name}: is there and is no whole archive of protofl" in capsys.readouterr().err
+        assert Path(name).read_bytes() == content
+    default = Path(f"{finished.name}.zip")
+    for _ in range(2):
+        assert main(command) == 0
+        assert default.read_bytes() == archived.read_bytes()
+    assert main([*command[:2], "--licence", "MIT"]) == 2  # an archive of something else
+    assert f"{default}: holds an archive of something else; name another file with --out" in capsys.readouterr().err
+    assert default.read_bytes() == archived.read_bytes()
+    assert main([*command[:2], "--licence", "MIT", "--out", str(default)]) == 0
+    assert default.read_bytes() != archived.read_bytes()
+
+
+@pytest.mark.parametrize("licence", ["", "no such licence", "MIT OR Apache-2.0", "../MIT"])
+def test_a_licence_is_an_identifier_of_the_spdx_list(
+    licence: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["archive", str(finished), "--out", str(tmp_path / "x.zip"), "--licence", licence]) == 2
+    assert "no identifier of https://spdx.org/licenses" in capsys.readouterr().err
+    assert not (tmp_path / "x.zip").exists()
+
+
 def test_its_metadata_are_an_ro_crate(archived: Path) -> None:
     """What RO-Crate 1.2 says must be ("Root Data Entity"), and that every part is there and is what it says."""
     found = entries(archived)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from flcore.config import Config
-from pipelines.runs.provenance import environment, source
+from pipelines.runs.provenance import ROOT, environment, source
 
 
 @pytest.mark.parametrize(
@@ -32,3 +37,15 @@ def test_the_lock_is_found() -> None:
     found = environment(Config())
     assert len(found["lock_hash"]) == 64
     assert found["source"]["type"] == "LOCAL"
+
+
+def test_without_git_and_a_checkout_the_commit_is_that_of_the_image(tmp_path: Path) -> None:
+    """As ``infra/Dockerfile`` lays it out: the packages, the lock, and a variable; no git anywhere on the path."""
+    for package in ("flcore", "pipelines"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "papers"))
+    (tmp_path / "infra").mkdir()
+    shutil.copy(ROOT / "infra" / "requirements.lock", tmp_path / "infra")
+    script = "from pipelines.runs.provenance import git_commit, lock_hash; print(git_commit(), lock_hash())"
+    variables = {"PYTHONPATH": str(tmp_path), "PATH": str(tmp_path), "PROTOFL_COMMIT": "c0ffee"}
+    done = subprocess.run([sys.executable, "-P", "-c", script], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["c0ffee", environment(Config())["lock_hash"]]

@@ -147,6 +147,23 @@ def test_what_is_not_of_the_comparison_is_refused_before_anything_goes(
     assert [path.name for path in (artifacts / "partitions").iterdir()] == ["seed-0"]
 
 
+@pytest.mark.parametrize(
+    ("name", "gone", "before"),
+    [
+        ("partition", "prepared/meta.json", "prepare"),
+        ("train", "prepared/meta.json", "prepare"),
+        ("train", "partitions/seed-0/manifest.json", "partition"),
+        ("compare", "runs/fedavg-s0/metrics.json", "train"),
+    ],
+)
+def test_the_stage_that_comes_first_is_named(artifacts: Path, name: str, gone: str, before: str) -> None:
+    (artifacts / gone).unlink()
+    with pytest.raises(DataError) as refused:
+        stage(artifacts, name, None, None)
+    message = f"{artifacts / gone}: not there; carry out protofl stage {before} --out {artifacts} first"
+    assert str(refused.value) == message
+
+
 @pytest.mark.parametrize(("key", "value", "made"), [("validation", 0.2, "0.0"), ("num_clients", 4, "3")])
 def test_a_partition_that_was_made_with_other_parameters_is_refused(
     artifacts: Path, key: str, value: float, made: str

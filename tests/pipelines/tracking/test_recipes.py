@@ -12,6 +12,8 @@ import pandas as pd
 import pytest
 
 from pipelines.tracking.comparisons import log_comparison
+from pipelines.tracking.description import NOTE_TAG, STOPPED_TAG
+from pipelines.tracking.model import MODEL_URI_TAG
 from pipelines.tracking.sync import RunTracker
 
 Write = Callable[..., Path]
@@ -127,3 +129,17 @@ def test_runs_and_table_of_one_comparison(store: str) -> None:
 def test_a_curve(store: str) -> None:
     [block] = BLOCKS[2:]
     assert carried_out(block, store)["curve"] == pytest.approx({n: 0.1 * n for n in range(1, 11)})
+
+
+def test_every_tag_is_on_the_page_of_names(store: str) -> None:
+    """Of what is logged here, and the two that a logged model and the reason for a stop bring."""
+    from mlflow.tracking.client import MlflowClient
+
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "mlflow-names.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.partition("## Tags")[2].partition("## ")[0].splitlines() if "`" in line]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    client = MlflowClient(tracking_uri=store)
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    tags = {re.sub(r"(?<=^protofl.comparison.)[0-9a-f]{32}$", "<run id>", tag) for run in runs for tag in run.data.tags}
+    assert {"trial", "methods", NOTE_TAG, "protofl.comparison.<run id>"} < tags
+    assert (tags | {MODEL_URI_TAG, STOPPED_TAG}) - named == set()

@@ -19,7 +19,7 @@ import pytest
 from pipelines.tracking import sync
 from pipelines.tracking.comparisons import log_comparison
 from pipelines.tracking.later import log_folder
-from pipelines.tracking.store import resolve_uri, ui_command
+from pipelines.tracking.store import KINDS, is_possible, resolve_uri, ui_command
 from pipelines.tracking.sync import RunTracker
 
 Write = Callable[..., Path]
@@ -42,9 +42,8 @@ def test_uri_explicit_over_environment_over_default(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     assert resolve_uri(None) == f"sqlite:///{tmp_path}/mlruns/mlflow.db"
     assert ui_command(None) == "mlflow ui --workers 1 --backend-store-uri sqlite:///mlruns/mlflow.db"
-    assert resolve_uri(None, "sqlite:///file.db") == f"sqlite:///{tmp_path}/file.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:5000")
-    assert resolve_uri(None, "sqlite:///file.db") == "http://user:secret@127.0.0.1:5000"
+    assert resolve_uri(None) == "http://user:secret@127.0.0.1:5000"
     assert ui_command(None) == "http://***@127.0.0.1:5000"
     assert resolve_uri("sqlite:///other.db?timeout=3") == f"sqlite:///{tmp_path}/other.db?timeout=3"
 
@@ -79,9 +78,29 @@ def test_a_store_that_is_away_costs_one_warning_and_little_time(
     assert time.perf_counter() - pause < 0.1, "the second pause is twice the first"
     [message] = warnings_of(caplog)
     assert "\n" not in message
-    assert f"protofl track {run_dir}" in message
+    assert message.endswith(f"protofl track {run_dir} --uri {away}")
     assert RunTracker(run_dir, uri=reader.uri).sync()
     assert len(reader.runs()) == 1
+
+
+def test_of_an_address_that_can_be_no_store_it_is_said_that_another_is_needed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, write_run: Write
+) -> None:
+    """Waiting does not cure it, and the same address is no cure."""
+    run_dir = write_run(tmp_path / "run", 2, finished=True)
+    assert not RunTracker(run_dir, uri="foo://me:hidden@bar").sync(final=True)
+    [message] = warnings_of(caplog)
+    assert message.startswith("tracking: foo://***@bar is the address of no store: it begins with none of http, https")
+    assert message.endswith(f"protofl track {run_dir} --uri ADDRESS") and "did not take" not in message
+
+
+def test_every_kind_of_address_that_mlflow_takes_is_possible() -> None:
+    from mlflow.tracking._tracking_service.utils import _tracking_store_registry
+
+    assert set(_tracking_store_registry._registry) - set(KINDS) <= {"databricks-uc", "uc"}  # of its registry of models
+    assert (
+        is_possible("postgresql+psycopg2://host/runs") and is_possible("mlruns") and not is_possible("postgres://host")
+    )
 
 
 def test_a_comparison_whose_store_is_away_costs_one_warning_and_is_logged_later(

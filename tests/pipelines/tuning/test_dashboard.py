@@ -55,15 +55,16 @@ def test_every_study_is_shown_under_its_folder_also_one_that_begins_later() -> N
         assert storage.get_study_id_from_name(name) == number
 
 
-def test_journals_are_shown_beside_files_of_earlier_versions_also_those_of_a_tuned_comparison() -> None:
+@pytest.mark.parametrize("folder", ["runs/fair/tuning/fedavg", "runs/nightly/2026-11-26/tuning/fedavg"])
+def test_journals_are_shown_beside_files_of_earlier_versions_also_those_of_a_tuned_comparison(folder: str) -> None:
     study("tune-a", [1.0])
-    home = Path("runs/fair/tuning/fedavg")
+    home = Path(folder)
     home.mkdir(parents=True)
     made = optuna.create_study(
         storage=open_journal(home / "study.journal"), study_name="fedavg-1", direction="maximize"
     )
     made.add_trial(create_trial(value=2.0))
-    assert shown(Studies()) == {"runs/tune-a": [1.0], "runs/fair/tuning/fedavg": [2.0]}
+    assert shown(Studies()) == {"runs/tune-a": [1.0], folder: [2.0]}
 
 
 def test_two_studies_of_one_file_are_told_apart() -> None:

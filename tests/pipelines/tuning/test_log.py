@@ -9,6 +9,7 @@ import pytest
 from mlflow.tracking.client import MlflowClient
 
 from flcore.config import Config
+from flcore.files import read_json
 from pipelines.execution.one_run import NO_HURDLES, Hurdles
 from pipelines.tuning import figures
 from pipelines.tuning.log import StudyTracker
@@ -52,3 +53,22 @@ def test_mlflow_shows_the_study_with_its_trials_below_it(
     logged = {file.path for file in client.list_artifacts(parent.info.run_id)}
     assert logged >= {"study.json", "study.md", "trials.csv", "best.yaml", "figures"}
     assert trials["0"].data.params["method.mu"] == "0.01"
+
+
+@pytest.mark.parametrize("metric", ["bytes_up", "num_parameters", "alternatives.before_calibration.top1_global"])
+def test_mlflow_has_whatever_figure_a_study_optimises(
+    metric: str, tmp_path: Path, config_with: Callable[..., Config], search: Callable[..., StudyOutcome]
+) -> None:
+    """One of which a round tells bytes by kind of message, one that no round tells, and one within others."""
+    config = config_with(method={"name": "fedcspc"}, federation={"rounds": 1}, model={"projection_dim": 8})
+    search(config, 1, Path("study"), metric=metric)
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    figures.write(Path("study"))
+    assert StudyTracker(Path("study"), uri=uri).finish()
+    [value] = [trial["accuracy"] for trial in read_json(Path("study/study.json"), "")["trials"]]
+    assert value is not None
+    client = MlflowClient(tracking_uri=uri)
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    assert parent.data.metrics[f"trial/{metric}"] == parent.data.metrics[f"study/best_{metric}"] == value
+    assert parent.data.metrics["trial/bytes"] > 0
