@@ -39,7 +39,7 @@ class RunFiles:
 
     @property
     def history(self) -> Path:
-        """A record per evaluated round; its presence means that training has finished, as ``metrics`` does of the run."""
+        """A record per evaluated round; its presence means that training has finished."""
         return self.directory / "history.jsonl"
 
     @property
