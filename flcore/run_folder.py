@@ -95,7 +95,7 @@ class RunFiles:
 
     @property
     def metrics(self) -> Path:
-        """The final scores and costs."""
+        """The final scores and costs; written last, so that its presence means that the run is whole."""
         return self.directory / "metrics.json"
 
     @property

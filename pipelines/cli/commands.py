@@ -108,8 +108,9 @@ def list_(arguments: argparse.Namespace) -> int:
     """``protofl list``: what there is."""
     from pipelines.cli.headlines import headlines
 
-    has_more = arguments.kind == "methods" and _load_plugins(arguments)
-    if not arguments.json and not has_more:
+    of_methods = arguments.kind == "methods"
+    has_more = (of_methods or bool(arguments.plugins)) and _load_plugins(arguments)  # one that is named has to be there
+    if not arguments.json and not (of_methods and has_more):
         print("\n".join(entry.line for entry in headlines(arguments.kind)))
         return 0
     from pipelines.cli import registry
@@ -125,7 +126,7 @@ def show(arguments: argparse.Namespace) -> int:
     """``protofl show``: one entry in full."""
     from pipelines.cli import registry
 
-    if arguments.kind == "method":
+    if arguments.kind == "method" or arguments.plugins:
         _load_plugins(arguments)
     described = registry.describe_one(arguments.kind, arguments.name)
     print(json.dumps(described, indent=2) if arguments.json else "\n".join(registry.lines(described)))

@@ -14,6 +14,9 @@ from flcore.errors import ConfigError, DataError
 from pipelines.cli import options
 from pipelines.cli.arguments import Parser, names, positive, whole_numbers
 
+_SHOW_EPILOG = """\
+It prepares the data of the columns asked for below .protofl/cache, and with data.download=true it fetches them.
+"""
 _RUN_EPILOG = """\
 what can be run here        protofl paper show fedpa.table2 --set data.root=DIR
 one column of it            protofl paper run fedpa.table2 --columns mnist_0.1 --set data.root=DIR
@@ -42,7 +45,12 @@ def add_to(group: Callable[[str, str, str], Callable[..., Parser]]) -> None:
     listing = add("list", list_, about)
     options.as_json(listing, "a list of objects")
 
-    shown = add("show", show, "A table's setting, its cells, what is refused and why, and about how long it takes.")
+    shown = add(
+        "show",
+        show,
+        "A table's setting, its cells, what is refused and why, and about how long it takes.",
+        _SHOW_EPILOG,
+    )
     _which(shown)
     about = "carry out three rounds of every kind of run of which none has finished here, to know how long they take"
     shown.add_argument("--measure", action="store_true", help=about)
@@ -61,7 +69,9 @@ def add_to(group: Callable[[str, str, str], Callable[..., Parser]]) -> None:
     keeping.add_argument("--again", action="store_true", help=about)
 
     claims = add("claims", claims_, "What finished tables say of the papers' claims.", _CLAIMS_EPILOG)
-    claims.add_argument("--home", type=Path, default=Path("runs/papers"), metavar="DIR", help="folder of tables")
+    claims.add_argument(
+        "--home", type=Path, default=Path("runs/papers"), metavar="DIR", help="folder of tables (default: runs/papers)"
+    )
     about = "ask kept figures of tables that have not been run there, those of DIR (default: what comes with the code)"
     claims.add_argument("--kept", nargs="?", const=_WITH_THE_CODE, metavar="DIR", help=about)
     claims.add_argument("--papers", type=names, metavar="A,B,...", help="only claims of these")

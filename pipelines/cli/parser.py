@@ -295,14 +295,18 @@ def _add_machine(add: _Commands) -> None:
     bench = add("bench", commands.bench, "Measure; medians of several alternating repetitions.", epilog)
     bench.add_argument("name", choices=tuple(BENCHMARKS), metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
     options.as_json(bench, "JSON")
-    measured = bench.add_argument_group("what is measured (each benchmark has its own defaults)")
+    measured = bench.add_argument_group("what is measured")
     options_of_benchmarks: list[str] = []
 
     def option(flag: str, **keywords: Any) -> None:
         options_of_benchmarks.append(measured.add_argument(flag, **keywords).dest)
 
-    option("--rounds", type=whole_number(1), metavar="N", help="of every run")
-    option("--repetitions", type=whole_number(1), metavar="N", help="of every case, in turn")
+    about = (
+        "of every run (default: overhead 50, population and cifar10-cross-device 20, comparison and workers 10, else 6)"
+    )
+    option("--rounds", type=whole_number(1), metavar="N", help=about)
+    about = "of every case, in turn (default: comparison and cifar10-cross-device 1, else 3)"
+    option("--repetitions", type=whole_number(1), metavar="N", help=about)
     option(
         "--peers",
         action="store_true",
@@ -317,17 +321,14 @@ def _add_machine(add: _Commands) -> None:
         help="gpu: where no registry is reached: an interpreter that has the packages of --peers (JAX, pfl)",
     )
     option("--cases", type=names, metavar="A,B,...", help="overhead: some of our commands alone, such as run_2_workers")
-    option("--clients", type=whole_numbers, metavar="N,N,...", help="population: how many clients")
-    option(
-        "--workers",
-        type=whole_numbers,
-        metavar="N,N,...",
-        help="workers, models, cifar10-cross-device: worker processes",
-    )
+    about = "how many clients: population (default: 100,1000,10000), gpu (default: 100)"
+    option("--clients", type=whole_numbers, metavar="N,N,...", help=about)
+    about = "worker processes: workers (default: 1,2,4,... up to the cores), models (0,2), cifar10-cross-device (0)"
+    option("--workers", type=whole_numbers, metavar="N,N,...", help=about)
     option("--group-sizes", type=whole_numbers, metavar="N,N,...", help="stack: clients in a stack")
     option("--devices", type=names, metavar="cpu,cuda", help="stack, cifar10-cross-device: default: what is there")
     option("--model", metavar="NAME", help="stack: see 'protofl list models'")
-    option("--models", type=names, metavar="A,B,...", help="models: default: all of 'protofl list models'")
+    option("--models", type=names, metavar="A,B,...", help="models: default: those that a paper trains")
     option("--scale", type=positive, metavar="F", help="cifar10-cross-device: this share of it, for trying out")
     option("--methods", type=names, metavar="A,B,...", help="comparison: default: eight of them")
     option("--seeds", type=whole_numbers, metavar="0,1,...", help="comparison: of each method")

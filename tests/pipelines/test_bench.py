@@ -6,7 +6,9 @@ Nothing here has a time limit: how long things take is what the benchmarks are f
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -22,7 +24,7 @@ import torch
 from flcore.errors import ConfigError, RunError
 from flcore.models import MODELS, build_model
 from pipelines import bench
-from pipelines.bench import common, launch
+from pipelines.bench import BENCHMARKS, common, launch
 from pipelines.bench.bits import Bits, Killed, compared, kill_and_start_again, run_digest
 from pipelines.bench.common import Bench, BenchOptions, Execution, Timing, TrainedRun, paired, steady
 from pipelines.bench.overhead import Options, Overhead
@@ -517,3 +519,19 @@ def test_an_environment_that_is_there_is_used(tmp_path: Path, monkeypatch: pytes
 def test_an_unknown_option_names_those_there_are() -> None:
     with pytest.raises(ConfigError, match="has no option --colour; it has --devices, --group-sizes, --model, "):
         bench.run("stack", {"colour": "red"})
+
+
+@pytest.mark.parametrize("option", ["rounds", "repetitions"])
+def test_the_help_says_the_defaults_of_every_benchmark(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``(default: NAME and NAME NUMBER, ..., else NUMBER)``: of each name its number, of the others the last one."""
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    [listed] = re.findall(rf"--{option} N .*?\(default: (.*?)\)", text)
+    said: dict[str, int] = {}
+    for part in listed.split(", "):
+        names, number = part.rsplit(" ", 1)
+        said |= dict.fromkeys(names.split(" and "), int(number))
+    for name in BENCHMARKS:
+        module = importlib.import_module(f"pipelines.bench.{name.removeprefix('cifar10-').replace('-', '_')}")
+        assert getattr(module.Options(), option) == said.get(name, said["else"]), name

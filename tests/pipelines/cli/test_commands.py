@@ -215,6 +215,12 @@ def test_the_store_of_runs_is_the_commands_the_files_or_the_environments(
     assert asked[-1][-1] == {"register": True}
 
 
+@pytest.mark.parametrize("words", [["list", "datasets"], ["list", "methods"], ["show", "dataset", "digits"]])
+def test_a_plug_in_that_is_named_has_to_be_there(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--plugin", "/nope.py"]) == 2
+    assert "/nope.py" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["a"], ["best", "--metric", "mean_local"]])
 @pytest.mark.parametrize("address", ["foo://me:hidden@bar", "localhost:5000"])
 def test_an_address_that_can_be_no_store_is_bad_usage(

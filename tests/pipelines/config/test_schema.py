@@ -45,6 +45,7 @@ def test_it_is_a_schema_and_the_file_of_the_documentation() -> None:
 def test_our_own_files_are_accepted(path: Path) -> None:
     raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert [error.message for error in VALIDATOR.iter_errors(raw)] == []
+    assert raw.get("tracking", {}).get("enabled", True)  # who follows a page that names one finds the runs in MLflow
 
 
 @pytest.mark.parametrize(
