@@ -45,6 +45,9 @@ def prefect(port: int) -> Plan:
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+        # Who holds a deployment's only place. In memory, as by default, a killed server forgets it, and the place would
+        # stay taken for ever.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }
     api = f"http://{HOST}:{port}/api"
     arguments = ["-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
