@@ -304,7 +304,7 @@ PAST_THE_DISK = {
     "pipelines.tracking.artifacts": "a folder of MLflow's for a moment",
     "pipelines.tracking.model": "a folder from which MLflow copies a model",
     "pipelines.proof.golden": "runs of a moment, in a folder that is thrown away",
-    "pipelines.cli.app": "standard output that nobody reads any more",
+    "pipelines.runs.standard_error": "output that nobody reads any more",
 }
 """Who changes something by other means, and what; nothing of it is a result."""
 OWN_FOLDERS = "pipelines.bench"

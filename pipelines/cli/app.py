@@ -75,10 +75,20 @@ def main(arguments: Sequence[str] | None = None, today: date | None = None) -> i
                 if isinstance(error, RunError) and error.details:
                     tell(error.details)
             tell(f"protofl: {fit_to_print(message)}")
+    return _all_written(code)
+
+
+def _all_written(code: int) -> int:
+    """The exit code when all that was printed has been written, as far as somebody reads it."""
+    if sys.stdout is None:  # closed by whoever called us
+        return code
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         let_go(sys.stdout)
+        if code == 0 and not isinstance(error, BrokenPipeError):
+            message, code = _told(OSError(error.errno, error.strerror, "standard output"))
+            tell(f"protofl: {message}")
     return code
 
 

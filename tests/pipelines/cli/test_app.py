@@ -240,6 +240,14 @@ def test_whoever_reads_our_output_may_have_enough(empty_folder: Path) -> None:
     assert (done.stdout.split()[0], done.stderr) == ("local", "")
 
 
+@pytest.mark.parametrize(("ending", "code", "said"), [("> /dev/full", 4, "the disk is full"), (">&-", 0, "")])
+def test_output_that_cannot_be_written_is_told(ending: str, code: int, said: str, empty_folder: Path) -> None:
+    command = f"{sys.executable} -m pipelines.cli list methods {ending}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (code, bool(said)), done.stderr
+    assert said in done.stderr
+
+
 SMALL = (
     "--set data.limit_per_class=20 --set partition.num_clients=3 --set partition.min_size=5 --set federation.rounds=2 "
     "--set tracking.enabled=false"
