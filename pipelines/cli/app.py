@@ -150,7 +150,7 @@ def _elsewhere(path: Path) -> str:
     if cache and path.absolute().is_relative_to(Path(cache).absolute()):
         return "name another folder in PROTOFL_CACHE"
     with suppress(ConfigError):  # nobody's
-        if path.absolute().is_relative_to(user_cache()):
+        if path.is_absolute() and path.is_relative_to(user_cache()):
             return f"name another folder in {VARIABLE}"
     if _OWN in path.parts:
         return "caches and logs go below the folder that a command is typed in: cd to one that can be written to"
