@@ -161,13 +161,13 @@ class Config:
     def _check_comparison(self) -> None:
         compare = self.compare
         for variant, own in compare.variants.items():
-            if variant in METHODS:
-                raise ConfigError(f"compare.variants.{variant}: is the name of a method; choose another")
             if not isinstance(own, Mapping) or own.get("method") not in METHODS:
                 raise ConfigError(
                     f"compare.variants.{variant}: expected a method and dotted keys, such as "
                     "{method: fedavg, local.lr: 0.001}"
                 )
+            if variant in METHODS and variant != own["method"]:
+                raise ConfigError(f"compare.variants.{variant}: is the name of another method; choose another")
         rows = {*METHODS, *compare.variants}
         for key, name in (*(("methods", name) for name in compare.methods), ("baseline", compare.baseline)):
             if name not in rows:

@@ -313,7 +313,9 @@ class CompareConfig:
     )
     settings: Mapping[str, Any] = param({}, "per method, dotted keys that differ from the rest of the file")
     variants: Mapping[str, Any] = param(
-        {}, "further rows by name: a method and dotted keys, such as {slow: {method: fedavg, local.lr: 0.001}}"
+        {},
+        "further rows by name: a method and dotted keys, such as {slow: {method: fedavg, local.lr: 0.001}}; one "
+        "that is called as its method is that method's row",
     )
     claims: Mapping[str, Any] = param(
         {}, "claims by name that get a verdict: which row is better than which, such as {ours: {better: A, than: B}}"

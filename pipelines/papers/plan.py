@@ -227,8 +227,11 @@ def cells(table: PaperTable) -> Iterator[tuple[Row, Column]]:
 def comparison_parameters(table: PaperTable, column: Column, rows: Sequence[Row], asked: Asked) -> dict[str, Any]:
     """Of the comparison of a column's rows, not yet checked."""
     own = {row.key: _own_values(table, column, row, asked) for row in rows}
-    variants = {row.key: {"method": row.method, **own[row.key]} for row in rows if row.key != row.method}
-    settings = {row.key: own[row.key] for row in rows if row.key == row.method and own[row.key]}
+    # Settings of a method are also those of its variants, and what a row sets is that row's alone.
+    several = {row.method for row in table.rows if row.key != row.method}
+    plain = {row.key for row in rows if row.key == row.method and not (own[row.key] and row.method in several)}
+    variants = {row.key: {"method": row.method, **own[row.key]} for row in rows if row.key not in plain}
+    settings = {row.key: own[row.key] for row in rows if row.key in plain and own[row.key]}
     methods = [row.key for row in rows]
     common = _common(table, column, asked)
     return {

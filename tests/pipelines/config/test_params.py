@@ -263,10 +263,21 @@ def test_values_of_a_variant_may_have_commas() -> None:
     assert named["compare"]["variants"]["two"] == own
 
 
+def test_a_variant_that_is_called_as_its_method_is_that_methods_row_alone() -> None:
+    """Settings of a method are of all its rows; what its own row sets, others do not have."""
+    variants = {"fedprox": {"method": "fedprox", "method.mu": 0.3}, "short": {"method": "fedprox", "local.epochs": 2}}
+    raw = {"compare": {"methods": ["fedprox", "short"], "baseline": "short", "variants": variants}}
+    Config.from_mapping(raw)
+    rows = [Config.from_mapping(for_entry(raw, row, 0)).to_mapping() for row in ("fedprox", "short")]
+    plain = Config.from_mapping({"method": {"name": "fedprox"}}).to_mapping()
+    assert [row["method"]["mu"] for row in rows] == [0.3, plain["method"]["mu"]] != [0.3, 0.3]
+    assert [row["local"]["epochs"] for row in rows] == [plain["local"]["epochs"], 2]
+
+
 @pytest.mark.parametrize(
     ("compare", "message"),
     [
-        ({"variants": {"fedavg": {"method": "fedavg"}}}, r"compare\.variants\.fedavg: is the name of a method"),
+        ({"variants": {"fedavg": {"method": "fedprox"}}}, r"compare\.variants\.fedavg: is the name of another method"),
         ({"variants": {"slow": {"method": "fedovg"}}}, r"compare\.variants\.slow: expected a method and dotted keys"),
         ({"variants": {"slow": 3}}, r"compare\.variants\.slow: expected a method and dotted keys"),
         ({"methods": ["slow"]}, "compare.methods: slow: unknown method"),

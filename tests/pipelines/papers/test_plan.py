@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
-from pipelines.papers.catalogue import table_named
+from pipelines.papers.catalogue import table_named, tables
 from pipelines.papers.plan import Asked, TablePlan, plan, refused_by_reason, snapshots_beyond, told_length
 from pipelines.papers.results import assembled, notes
 
@@ -50,6 +50,19 @@ def test_a_row_that_cannot_be_configured_is_refused_alone() -> None:
     found = planned(Asked(), rows=rows, printed={}, missing=[])
     assert [row.key for row in found.settings[0].rows] == ["fedavg"]
     assert "method.mu = -1" in found.refused["near", "even"]
+
+
+@pytest.mark.parametrize("id", tables())
+def test_what_a_row_sets_no_other_row_has(id: str) -> None:
+    """A row is configured as where it is asked for alone; also beside one that is called as its method.
+
+    GFPL's table 2: the projection is of the rows with both heads alone.
+    """
+    table = table_named(id)
+    for setting in plan(table, Asked(), look_at_data=False).settings[:2]:
+        for run in setting.runs:
+            alone = plan(table, Asked(rows=(run.name,), columns=(setting.name,)), look_at_data=False).settings[0]
+            assert run.config.identity() in [one.config.identity() for one in alone.runs]
 
 
 def test_a_setting_keeps_its_folder_whichever_columns_are_asked_for() -> None:
