@@ -199,7 +199,7 @@ def test_a_run_where_nobody_may_look_is_none_to_take(cache: Cache) -> None:
     """As below another's home, with a cache that is shared; to the superuser too, a name of 300 letters is an error."""
     entry = cache.root / "index" / "runs" / "hash.json"
     entry.parent.mkdir(parents=True)
-    entry.write_text(json.dumps({"code": [f"/home/{300 * 'x'}/run", "results"]}))
+    entry.write_text(json.dumps({"code": [f"/elsewhere/{300 * 'x'}/run", "results"]}))
     assert cache.finished_run("hash", "code") is None
 
 
