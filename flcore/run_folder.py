@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from flcore import disk
 from flcore.errors import ConfigError, DataError
 from flcore.files import read_json, replace_file, unsealed
 from flcore.plugin_places import located
@@ -209,10 +210,27 @@ def stored_config(directory: Path) -> Config:
     return Config.from_mapping(stored_mapping(directory))
 
 
+def holds_run(directory: Path, run_hash: str) -> bool:
+    """Whether a directory holds the run of this hash, whole or half."""
+    return RunFiles(directory).config.exists() and described(directory)["config_hash"] == run_hash
+
+
 def is_finished(directory: Path, run_hash: str) -> bool:
     """Whether the run of this hash has finished in a directory."""
+    return RunFiles(directory).history.exists() and holds_run(directory, run_hash)
+
+
+def finished_by_other_code(directory: Path, code: str) -> bool:
+    """Whether a directory holds a run's results, and other code than this has made them."""
     files = RunFiles(directory)
-    return files.history.exists() and files.config.exists() and described(directory).get("config_hash") == run_hash
+    return files.history.exists() and files.config.exists() and described(directory).get("code") != code
+
+
+def forget_results(directory: Path) -> None:
+    """Take away what says that a run has finished, and what was made of its results: it is trained anew."""
+    files = RunFiles(directory)
+    for path in (files.history, files.metrics, files.seal, files.report, files.analyses / "index.json"):
+        disk.remove(path, missing_ok=True)
 
 
 def refuse_other_run(config: Config, directory: Path, *, by_places: bool = True) -> None:

@@ -42,7 +42,8 @@ from flcore.records import Record, load_record
 from flcore.run_folder import (
     RunFiles,
     check_seal,
-    described,
+    finished_by_other_code,
+    forget_results,
     on_other_data,
     refuse_other_run,
     result_text,
@@ -122,17 +123,14 @@ def run(
 
 
 def _refuse_other_code(config: Config, files: RunFiles, restart: bool) -> None:
-    if not (files.history.exists() and files.config.exists()):
-        return
-    if described(files.directory).get("code") == code_fingerprint(config):
+    if not finished_by_other_code(files.directory, code_fingerprint(config)):
         return
     if not restart:
         raise RunError(
             f"{files.directory}: holds this run as other code finished it; choose another folder, or restart=True, "
             "which trains it again"
         )
-    for path in (files.history, files.metrics, files.seal, files.report):
-        disk.remove(path, missing_ok=True)
+    forget_results(files.directory)
 
 
 def _resolved(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Config:

@@ -36,6 +36,7 @@ from flcore.records import save_record
 from flcore.run_folder import (
     RunFiles,
     described,
+    forget_results,
     is_finished,
     on_other_data,
     refuse_other_run,
@@ -199,8 +200,7 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
     disk.make_folder(files.directory)
     decision = _decision(files, experiment)
     config = dataclasses.replace(experiment.config, plugins=plugins.keep(experiment.config.plugins, files.directory))
-    for path in (files.history, files.metrics, files.seal, files.report):
-        disk.remove(path, missing_ok=True)
+    forget_results(files.directory)
     mapping = config.to_mapping()
     del mapping["tracking"]  # says who watches, and may hold a password
     if config.plugins:  # a folder may be moved

@@ -21,7 +21,15 @@ from flcore.errors import ConfigError, DataError, RunError
 from flcore.experiment import Experiment
 from flcore.files import sealed
 from flcore.provenance import code_fingerprint
-from flcore.run_folder import RunFiles, described, refuse_other_run, write_result
+from flcore.run_folder import (
+    RunFiles,
+    described,
+    finished_by_other_code,
+    forget_results,
+    holds_run,
+    refuse_other_run,
+    write_result,
+)
 from flcore.running import evaluate
 from pipelines.runs import analyses, memory
 from pipelines.runs.cache import Cache, has_finished, place
@@ -98,6 +106,11 @@ class PlacedRun:
         """Whether its folder holds it, finished by this code."""
         return has_finished(self.directory, self.hash, self.code)
 
+    @property
+    def was_finished_by_other_code(self) -> bool:
+        """Whether its folder holds results that other code than this has made."""
+        return finished_by_other_code(self.directory, self.code)
+
 
 def placed(config: Config, inputs: Inputs, home: Path, *, label: str = "", directory: Path | None = None) -> PlacedRun:
     """Check a run against its data, and say where it belongs.
@@ -120,13 +133,9 @@ def placed(config: Config, inputs: Inputs, home: Path, *, label: str = "", direc
         raise ConfigError(f"{error} (with {label})" if label else str(error)) from error
     found = directory or home / f"{config.method.name}-s{config.seed}-{experiment.hash[:8]}"
     claim_names("run", found)
-    if not _holds(found, experiment.hash):  # where the images of this very run lie has no say in it
+    if not holds_run(found, experiment.hash):  # where the images of this very run lie has no say in it
         refuse_other_run(config, found)
     return PlacedRun(config, inputs, found, experiment.hash, code_fingerprint(config), name)
-
-
-def _holds(directory: Path, run_hash: str) -> bool:
-    return RunFiles(directory).config.exists() and described(directory)["config_hash"] == run_hash
 
 
 def in_company(runs: Sequence[PlacedRun]) -> list[PlacedRun]:
@@ -159,7 +168,7 @@ def fetch(run: PlacedRun, cache: Cache) -> bool:
 
 def _is_taken(run: PlacedRun) -> bool:
     """Whether a run's folder holds what is not to be replaced: half of it, or all of it by other code."""
-    return RunFiles(run.directory).checkpoint.exists() or finished_by_other_code(run)
+    return RunFiles(run.directory).checkpoint.exists() or run.was_finished_by_other_code
 
 
 def _find_data_again(run: PlacedRun) -> None:
@@ -210,13 +219,13 @@ def carry_out(
     is_new = not run.is_finished
     if is_new:
         memory.reset_peak()
-        if finished_by_other_code(run):
+        if run.was_finished_by_other_code:
             if not restart:
                 raise RunError(
                     f"{run.directory}: holds this run as other code finished it, and results of two codes are no "
                     "comparison; choose another folder, or --restart, which trains it again"
                 )
-            _make_room(run)
+            forget_results(run.directory)
         write_inputs(run.directory, run.inputs)
         train = partial(
             training.train,
@@ -271,17 +280,3 @@ def _silent(function: Callable[..., object]) -> Callable[..., None]:
         function(*arguments)
 
     return call
-
-
-def finished_by_other_code(run: PlacedRun) -> bool:
-    """Whether a run's folder holds its results, and other code than today's has made them."""
-    files = RunFiles(run.directory)
-    if not (files.history.exists() and files.config.exists()):
-        return False
-    return described(run.directory).get("code") != run.code
-
-
-def _make_room(run: PlacedRun) -> None:
-    files = RunFiles(run.directory)
-    for path in (files.history, files.metrics, files.seal, files.report, files.analyses / "index.json"):
-        disk.remove(path, missing_ok=True)

@@ -22,7 +22,7 @@ from flcore.files import read_json, sweep, write_json
 from flcore.locks import sole_use
 from flcore.run_folder import RunFiles, described, write_result
 from pipelines.execution.bodies import Operation, carry_out_placed
-from pipelines.execution.one_run import PlacedRun, finished_by_other_code, placed
+from pipelines.execution.one_run import PlacedRun, placed
 from pipelines.reporting.formats import plural
 from pipelines.runs.compared import compared_by
 from pipelines.runs.inputs import Inputs, write_inputs
@@ -73,7 +73,7 @@ def train(
             _describe_again(run)
         elif run.directory.exists():
             with sole_use(run.directory):  # another process may be about to say whose it is
-                if run.directory.name in known or not _was_begun(run) or finished_by_other_code(run):
+                if run.directory.name in known or not _was_begun(run) or run.was_finished_by_other_code:
                     remove_others(run.directory, [".running"])
     if directory.exists():
         remove_others(directory, sorted(own | others))
