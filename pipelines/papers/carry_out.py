@@ -74,9 +74,7 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
         whole = replace(operation, wait=True)  # the table is read from what the recorder writes
         home = out / setting.name
         try:
-            parameters, runs = _with_finished_runs(planned, setting, home, operation)
-            raw, facts = without_tracking(parameters), {"name": setting.name}
-            outcome = comparison("comparison", raw, runs, home, whole, facts, restart=restart)
+            outcome = _carry_out(planned, setting, home, whole, restart)
         except RunError as error:
             failed[titles] = str(error)
             operation.watcher.say(f"{titles} failed: {error}")
@@ -112,15 +110,39 @@ def _refuse_other_table(planned: TablePlan, out: Path) -> None:
         )
 
 
+def _carry_out(planned: TablePlan, setting: Setting, home: Path, operation: Operation, restart: bool) -> Outcome:
+    """The comparison of a setting's runs and of what other commands have finished there.
+
+    Another part of the table may be at work in the same folder. So each looks once more when it has written: what
+    ended meanwhile is taken in, and whoever writes last has all. Runs that failed would be tried again, so then not.
+    """
+    outcome, compared = None, 0
+    while True:
+        parameters, runs, left_out = _with_finished_runs(planned, setting, home)
+        if outcome is not None and (outcome.failed or len(runs) == compared):
+            return outcome
+        if outcome is None and left_out:
+            how = "with" if planned.asked.partition_seeds is None else "without"
+            operation.watcher.say(
+                f"{setting.name}: {plural(left_out, 'run')} of an earlier command {how} --partition-seeds cannot be "
+                "put together with these; its options bring them back to the table"
+            )
+        raw, facts, compared = without_tracking(parameters), {"name": setting.name}, len(runs)
+        outcome = comparison("comparison", raw, runs, home, operation, facts, restart=restart)
+
+
 def _with_finished_runs(
-    planned: TablePlan, setting: Setting, home: Path, operation: Operation
-) -> tuple[Mapping[str, Any], list[PlannedRun]]:
-    """A setting's parameters and runs, with what this code has finished there of other rows, seeds and divisions."""
+    planned: TablePlan, setting: Setting, home: Path
+) -> tuple[Mapping[str, Any], list[PlannedRun], int]:
+    """A setting's parameters and runs, with what this code has finished there of other rows, seeds and divisions.
+
+    The number is that of finished runs that cannot stand beside these.
+    """
     own = list(setting.runs)
     asked = planned.asked
     there = _finished_pairs(home)
     if not there:
-        return setting.parameters, own
+        return setting.parameters, own, 0
     draws = asked.partition_seeds
     if draws is not None:  # else each run has the division that the table says
         draws = tuple(sorted({*draws, *(draw for draw, _ in there if draw is not None)}))
@@ -137,13 +159,8 @@ def _with_finished_runs(
     names = {run.name for run in runs}
     in_order = replace(wider, rows=[row.key for row in planned.table.rows if row.key in names])
     taken = {run.config.to_mapping()["partition"]["seed"] for run in runs}
-    left_out = sum(draw not in taken for draw, _ in there)
-    if left_out:
-        operation.watcher.say(
-            f"{setting.name}: {plural(left_out, 'run')} of an earlier command {'with' if draws is None else 'without'} "
-            "--partition-seeds cannot be put together with these; its options bring them back to the table"
-        )
-    return plan(planned.table, in_order, look_at_data=False).settings[0].parameters, runs
+    parameters = plan(planned.table, in_order, look_at_data=False).settings[0].parameters
+    return parameters, runs, sum(draw not in taken for draw, _ in there)
 
 
 def _finished_pairs(home: Path) -> list[tuple[int | None, int]]:

@@ -68,12 +68,11 @@ def runs_in(uri: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("part", [".", "study", "trials/0001"])
-def test_a_study_is_logged_whole_whichever_part_of_it_is_named(finished: Path, tmp_path: Path, part: str) -> None:
+def test_a_study_is_logged_whole_whichever_part_of_it_is_named(finished: Path, fresh_store: str, part: str) -> None:
     """And logged again it is the same: three runs, two of which are below the first."""
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     for _ in range(2):
-        assert commands.track([finished / part], uri)
-        found = runs_in(uri)
+        assert commands.track([finished / part], fresh_store)
+        found = runs_in(fresh_store)
         assert found.keys() == {"study", "0", "1"}
         assert {run.info.status for run in found.values()} == {"FINISHED"}
         parent = found["study"]
@@ -81,17 +80,18 @@ def test_a_study_is_logged_whole_whichever_part_of_it_is_named(finished: Path, t
         note = parent.data.tags["mlflow.note.content"]
         assert note == (finished / "study.md").read_text().rstrip("\n"), "its page says what was searched and found"
     with pytest.raises(DataError, match="no finished run has final/top1_global"):
-        commands.best(uri, "top1_global", None, None, promote=False)  # trials are not runs
+        commands.best(fresh_store, "top1_global", None, None, promote=False)  # trials are not runs
 
 
-def test_a_study_that_is_still_going_is_logged_as_far_as_it_is(finished: Path, tmp_path: Path) -> None:
+def test_a_study_that_is_still_going_is_logged_as_far_as_it_is(
+    finished: Path, tmp_path: Path, fresh_store: str
+) -> None:
     """Its second trial has not ended, and nothing is known to be the best."""
     going = shutil.copytree(finished, tmp_path / "going")
     for left in ("best.yaml", "study.json", "study.md", "study/metrics.json", "trials/0001/trial.json"):
         (going / left).unlink()
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    assert commands.track([going], uri)
-    found = runs_in(uri)
+    assert commands.track([going], fresh_store)
+    found = runs_in(fresh_store)
     assert {name: run.info.status for name, run in found.items()} == {"study": "RUNNING", "0": "FINISHED"}
 
 

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +84,46 @@ def test_a_killed_table_ends_with_the_same_bytes(tmp_path: Path) -> None:
     }
 
 
-def carried_out(
-    out: Path, *rows: str, seeds: tuple[int, ...] = (0,), part: tuple[int, int] = (1, 1), **asked: Any
+@pytest.fixture(scope="module")
+def how(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operation]:
+    """One recorder and one cache for all tables here: a run that several of them have is trained once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROTOFL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        with operation({"tracking": {"enabled": False}}, wait=False) as (how, _):
+            yield how
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Folder of a table."""
+    return tmp_path / "table"
+
+
+@pytest.fixture
+def carried_out(how: Operation, out: Path) -> Callable[..., list[str]]:
+    return partial(_carried_out, how, out)
+
+
+def _carried_out(
+    how: Operation,
+    out: Path,
+    *rows: str,
+    seeds: tuple[int, ...] = (0,),
+    part: tuple[int, int] = (1, 1),
+    meanwhile: Callable[[], object] | None = None,
+    **asked: Any,
 ) -> list[str]:
-    """Rows of the first setting at a tenth of its rounds; returns what was said on the way."""
+    """Rows of the first setting at a tenth of its rounds; returns what was said on the way.
+
+    ``meanwhile`` is called when it is settled which runs are compared, and none of them has begun.
+    """
     said: list[str] = []
     assignments = ("tracking.enabled=false", *asked.pop("assignments", ()))
     planned = plan(tiny(), Asked(rows, ["even"], seeds, assignments=assignments, **{"rounds_scale": 0.1, **asked}))
-    planned = share(planned, part)
-    with operation({"tracking": {"enabled": False}}, wait=False) as (how, _):
-        watcher = Silence()
-        watcher.say = said.append  # type: ignore[method-assign]
-        run_table(planned, out, replace(how, watcher=watcher))
+    watcher, once = Silence(), iter([meanwhile] if meanwhile is not None else [])
+    watcher.say = said.append  # type: ignore[method-assign]
+    watcher.runs = lambda *_: next(once, bool)()  # type: ignore[method-assign]
+    run_table(share(planned, part), out, replace(how, watcher=watcher))
     return said
 
 
@@ -103,21 +133,16 @@ def measured(out: Path) -> dict[tuple[str, str], int]:
     return {(cell["row"], cell["column"]): cell["n"] for cell in cells if cell["n"]}
 
 
-@pytest.fixture
-def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder of a table whose runs nobody has made before."""
-    monkeypatch.setenv("PROTOFL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "table"
-
-
-def test_what_an_earlier_command_finished_stays_beside_what_a_later_one_does(out: Path) -> None:
+def test_what_an_earlier_command_finished_stays_beside_what_a_later_one_does(
+    carried_out: Callable[..., list[str]], out: Path
+) -> None:
     """FedProx alone with two seeds, then FedAvg with one, then with a third: nothing is lost, or trained again."""
-    carried_out(out, "near", seeds=(0, 1))
+    carried_out("near", seeds=(0, 1))
     assert measured(out) == {("near", "even"): 2}
     written = {path: path.stat().st_mtime_ns for path in (out / "even" / "runs").glob("*/metrics.json")}
-    carried_out(out, "fedavg")
+    carried_out("fedavg")
     assert measured(out) == {("fedavg", "even"): 1, ("near", "even"): 2, ("fedavg", "sent"): 1}
-    carried_out(out, "fedavg", seeds=(2,))
+    carried_out("fedavg", seeds=(2,))
     assert measured(out) == {("fedavg", "even"): 2, ("near", "even"): 2, ("fedavg", "sent"): 2}
     assert {path: path.stat().st_mtime_ns for path in written} == written
     document = json.loads((out / "table.json").read_text(encoding="utf-8"))
@@ -126,33 +151,45 @@ def test_what_an_earlier_command_finished_stays_beside_what_a_later_one_does(out
     assert difference["difference"] is not None and difference["difference_low"] is None  # one seed in common, 0
 
 
-def test_two_parts_are_the_whole(out: Path) -> None:
-    """Of two rows and two seeds each part has a seed of both; the second one's table has what the first one found."""
-    said = carried_out(out, "fedavg", "near", seeds=(0, 1), part=(1, 2))
-    assert said[0].startswith("fedpa.tiny: 2 runs in 1 setting (2 others left out)")
-    assert measured(out) == {("fedavg", "even"): 1, ("fedavg", "sent"): 1, ("near", "even"): 1}
-    assert "- 2 runs left out: kept with the code, or another" in (out / "table.md").read_text(encoding="utf-8")
-    carried_out(out, "fedavg", "near", seeds=(0, 1), part=(2, 2))
+def test_two_parts_in_one_folder_at_once_are_the_whole(carried_out: Callable[..., list[str]], out: Path) -> None:
+    """Of two rows and two seeds each part has a seed of both; the table of the one that ends last has all four.
+
+    The first part has settled what it compares when the second one comes, and is carried out to its end. Nothing else
+    here has these seeds: what is found again is there before anything is compared.
+    """
+    rows, seeds = ("fedavg", "near"), (8, 9)
+
+    def second() -> None:
+        said = carried_out(*rows, seeds=seeds, part=(2, 2))
+        assert said[0].startswith("fedpa.tiny: 2 runs in 1 setting (2 others left out)")
+        assert measured(out) == {("fedavg", "even"): 1, ("fedavg", "sent"): 1, ("near", "even"): 1}
+        assert "- 2 runs left out: kept with the code, or another" in (out / "table.md").read_text(encoding="utf-8")
+
+    carried_out(*rows, seeds=seeds, part=(1, 2), meanwhile=second)
     assert measured(out) == {("fedavg", "even"): 2, ("fedavg", "sent"): 2, ("near", "even"): 2}
     assert "left out" not in (out / "table.md").read_text(encoding="utf-8")
 
 
-def test_divisions_of_an_earlier_command_stay_and_what_has_none_is_told_to_be_left_out(out: Path) -> None:
+def test_divisions_of_an_earlier_command_stay_and_what_has_none_is_told_to_be_left_out(
+    carried_out: Callable[..., list[str]], out: Path
+) -> None:
     """A run without a division of its own cannot stand beside runs that have one."""
-    carried_out(out, "fedavg")
-    said = carried_out(out, "fedavg", partition_seeds=(5,))
+    carried_out("fedavg")
+    said = carried_out("fedavg", partition_seeds=(5,))
     assert [line for line in said if "earlier command" in line] == [
         "even: 1 run of an earlier command without --partition-seeds cannot be put together with these; its options "
         "bring them back to the table"
     ]
-    carried_out(out, "fedavg", partition_seeds=(6,))
+    carried_out("fedavg", partition_seeds=(6,))
     assert measured(out)["fedavg", "even"] == 2
     assert json.loads((out / "table.json").read_text(encoding="utf-8"))["partition_seeds"] == [5, 6]
 
 
-def test_what_is_set_beside_the_table_is_told_of_the_setting_that_has_it(out: Path) -> None:
+def test_what_is_set_beside_the_table_is_told_of_the_setting_that_has_it(
+    carried_out: Callable[..., list[str]], out: Path
+) -> None:
     """In every output, and of that column alone; where runs lie and how many work at once is not."""
-    carried_out(out, "fedavg", assignments=("local.lr=0.02", "engine.workers=0", "data.download=false"))
+    carried_out("fedavg", assignments=("local.lr=0.02", "engine.workers=0", "data.download=false"))
     document = json.loads((out / "table.json").read_text(encoding="utf-8"))
     assert document["assignments"] == {"even": ["local.lr=0.02"]}
     marked = {(one["column"], one["assignments"], one["rounds_scale"]) for one in document["cells"]}
@@ -162,7 +199,7 @@ def test_what_is_set_beside_the_table_is_told_of_the_setting_that_has_it(out: Pa
     assert said in text and "- even, kilobytes: local.lr=0.02" in text and "even, ours (changed setting)" in text
     page = (out / "report.html").read_text(encoding="utf-8")
     assert f"{said}</h1>" in page and f"{said}</title>" in page
-    carried_out(out, "fedavg")  # as the table has it: the mark is gone
+    carried_out("fedavg")  # as the table has it: the mark is gone
     assert "CHANGED SETTING" not in (out / "table.md").read_text(encoding="utf-8")
 
 

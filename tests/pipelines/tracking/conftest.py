@@ -156,16 +156,6 @@ class Reader:
         return {path.relative_to(stored).as_posix() for path in stored.rglob("*") if path.is_file()}
 
 
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow database without runs: making its tables takes seconds, copying the file none."""
-    from mlflow.tracking.client import MlflowClient
-
-    database = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{database}").search_experiments()
-    return database
-
-
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Works in an empty directory, in which nothing may be left: MLflow likes to make a store where it stands."""

@@ -24,13 +24,14 @@ def all_but_the_first(trials: Trials, number: int) -> Hurdles:
 
 def test_mlflow_shows_the_study_with_its_trials_below_it(
     tmp_path: Path,
+    fresh_store: str,
     config_with: Callable[..., Config],
     search: Callable[..., StudyOutcome],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A store that refuses connections takes nothing and stops nothing; another one is given everything, once."""
     monkeypatch.setattr(Trials, "hurdles", all_but_the_first)
-    out, uri = tmp_path / "study", f"sqlite:///{tmp_path / 'mlflow.db'}"
+    out, uri = tmp_path / "study", fresh_store
     search(config_with(), 2, out)
     figures.write(out)
     assert not StudyTracker(out, uri="http://127.0.0.1:9").log_trial(0)
@@ -57,17 +58,16 @@ def test_mlflow_shows_the_study_with_its_trials_below_it(
 
 @pytest.mark.parametrize("metric", ["bytes_up", "num_parameters", "alternatives.before_calibration.top1_global"])
 def test_mlflow_has_whatever_figure_a_study_optimises(
-    metric: str, tmp_path: Path, config_with: Callable[..., Config], search: Callable[..., StudyOutcome]
+    metric: str, fresh_store: str, config_with: Callable[..., Config], search: Callable[..., StudyOutcome]
 ) -> None:
     """One of which a round tells bytes by kind of message, one that no round tells, and one within others."""
     config = config_with(method={"name": "fedcspc"}, federation={"rounds": 1}, model={"projection_dim": 8})
     search(config, 1, Path("study"), metric=metric)
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     figures.write(Path("study"))
-    assert StudyTracker(Path("study"), uri=uri).finish()
+    assert StudyTracker(Path("study"), uri=fresh_store).finish()
     [value] = [trial["accuracy"] for trial in read_json(Path("study/study.json"), "")["trials"]]
     assert value is not None
-    client = MlflowClient(tracking_uri=uri)
+    client = MlflowClient(tracking_uri=fresh_store)
     runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     assert parent.data.metrics[f"trial/{metric}"] == parent.data.metrics[f"study/best_{metric}"] == value
