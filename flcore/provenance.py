@@ -18,7 +18,7 @@ from flcore.imports import closure
 ROOT = Path(__file__).parent
 """The folder of `flcore`."""
 
-_STEP_ENTRIES = tuple(f"flcore.engine.local.{name}" for name in ("step_function", "convolution", "program"))
+_STEP_ENTRIES = tuple(f"flcore.engine.local.{name}" for name in ("step_function", "convolution", "compiler"))
 _ENTRIES = (
     "flcore.engine.rounds",
     "flcore.engine.client",

@@ -20,7 +20,7 @@ import torch
 from packaging.requirements import InvalidRequirement, Requirement
 
 from flcore.config import Config
-from flcore.engine.local.program import compiler_missing, compiler_name
+from flcore.engine.local.compiler import compiler_missing, compiler_name
 from flcore.errors import ConfigError
 from flcore.processor import processor_class
 from pipelines.config.files import DEFAULT_FILE

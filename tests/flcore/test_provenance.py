@@ -75,6 +75,7 @@ def test_an_edit_changes_the_runs_that_use_the_file(
     [
         ("engine/local/convolution.py", True),
         ("engine/local/program.py", True),
+        ("engine/local/compiler.py", True),
         ("losses/basic.py", True),
         ("models/cnn.py", True),
         ("optim.py", True),

@@ -2,9 +2,10 @@
 
 On a CPU stacking helps small models and hurts large convolutions, and compiled steps help nearly always, once they are
 compiled, which takes a minute; on a GPU stacks should win by far. So it is measured, per method, model, batch and
-device, and remembered. What is compiled already costs nothing; anything else is compiled once the runs that wanted it,
-this one included, are together long enough to give that time back: whoever rents until he has paid the price pays at
-most twice what the best choice would have cost.
+device, and remembered. What is compiled already costs nothing, and what comes to the graph of another step some
+seconds of tracing; anything else is compiled once the runs that wanted it, this one included, are together long enough
+to give that time back: whoever rents until he has paid the price pays at most twice what the best choice would have
+cost.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import torch
 from flcore import disk
 from flcore.engine.cohort import leg_steps, select_cohort, stacks, taking_part
 from flcore.engine.local.compiled import CompiledTrainer
+from flcore.engine.local.compiler import Compiler, compiler_missing
 from flcore.engine.local.probe import Probe
-from flcore.engine.local.program import Compiler, NotThereError, compiler_missing, default_folder
+from flcore.engine.local.program import NotThereError, default_folder
 from flcore.engine.local.serial import SerialTrainer, Trainer
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.errors import ConfigError, DataError, RunError
@@ -40,6 +42,7 @@ _WORTH = 1.1  # leave the reference only where that clearly pays
 _PROBE_SECONDS = 0.3
 _COMPILE_SECONDS = 60.0  # of one program, until this machine has compiled some
 _FUSE_SECONDS = 30.0  # that fusing a step's kernels takes on a GPU
+_TRACE_SECONDS = 4.0  # that tracing a step takes, which tells whether its graph was compiled for another one
 _LEAST_GAIN = 0.4  # share of the training's time that compiled steps save, at least, where they are taken
 
 
@@ -266,7 +269,8 @@ def _compiled(
     run = replace(experiment, choice=EngineChoice(False, True))
     begin, compiled_now = probe.clock(), False
     try:
-        trainer = CompiledTrainer(run, Compiler(folder, new=False))
+        trace = training * _LEAST_GAIN > _TRACE_SECONDS
+        trainer = CompiledTrainer(run, Compiler(folder, new=False, trace=trace))
         try:
             probe.seconds(trainer, 1, 1)
         except NotThereError:

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from flcore.data.images import scale_and_shift
+from flcore.engine.local.compiler import Compiler
 from flcore.engine.local.convolution import by_columns
-from flcore.engine.local.program import Compiler, Maker, NotCompilableError, Program, default_folder
+from flcore.engine.local.program import Maker, NotCompilableError, Program, default_folder
 from flcore.engine.local.recorded import Recorder
 from flcore.engine.local.serial import Outcome, SerialTrainer, Training
 from flcore.engine.local.stacked import Noted, StackedTrainer

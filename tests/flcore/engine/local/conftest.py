@@ -17,6 +17,15 @@ def _halving(tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]
     return {"sum": before, "most": tensors[1].max()}, [tensors[1] * 2]
 
 
+def _doubling(tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Another number than :func:`_halving`, and so another graph."""
+    return {"sum": tensors[0].mul_(2).sum(), "most": tensors[1].max()}, []
+
+
+def _tripling(tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+    return {"sum": tensors[0].mul_(3).sum(), "most": tensors[1].max()}, []
+
+
 def _asking(tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
     """Ask a tensor for its value, which has no graph."""
     return {"loss": tensors[0].sum() if tensors[0][0] > 0 else tensors[0].mean()}, []
@@ -24,10 +33,12 @@ def _asking(tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]
 
 @dataclass(frozen=True)
 class Steps:
-    """Two functions of tensors, and what they are called with first."""
+    """Functions of tensors, and what they are called with first."""
 
     example: list[Tensor]
     halving = staticmethod(_halving)
+    doubling = staticmethod(_doubling)
+    tripling = staticmethod(_tripling)
     asking = staticmethod(_asking)
 
 

@@ -14,7 +14,8 @@ from flcore.engine.client import TurnRunner
 from flcore.engine.local import choice as stacking
 from flcore.engine.local.choice import EngineDecision, decide, default_cache, measure
 from flcore.engine.local.compiled import CompiledTrainer
-from flcore.engine.local.program import Compiler, DirectMaker, NotThereError
+from flcore.engine.local.compiler import Compiler
+from flcore.engine.local.program import DirectMaker, NotThereError
 from flcore.engine.turns import Place
 from flcore.errors import ConfigError, RunError
 from flcore.experiment import EngineChoice, Experiment

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from tqdm.std import TqdmDefaultWriteLock, tqdm
 
 from flcore.engine.client import TurnRunner
-from flcore.engine.local import compiled, program
+from flcore.engine.local import compiled, compiler
 from flcore.engine.local.compiled import CompiledTrainer
+from flcore.engine.local.compiler import Compiler
 from flcore.engine.local.convolution import by_columns
-from flcore.engine.local.program import Compiler, DirectMaker, NotCompilableError, NotThereError
+from flcore.engine.local.program import DirectMaker, NotCompilableError, NotThereError
 from flcore.engine.local.step import name_of
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Place
@@ -47,7 +48,8 @@ def test_a_program_is_compiled_once_and_does_what_the_function_does(
 ) -> None:
     """[2, 2, 2, 2] halved is ones, its sum was 8; [0, 1, 2] has 2 at most, and doubled is [0, 2, 4].
 
-    To compile makes nothing that outlives a process which is ended from outside.
+    To compile makes nothing that outlives a process which is ended from outside. What comes to the same graph, such as
+    a step of other code or with a value that it does not read, is traced, and shares the library.
     """
     made: list[object] = []
     for holder, name in ((tqdm, "_lock"), (TqdmDefaultWriteLock, "mp_lock")):  # those of an earlier test
@@ -66,6 +68,23 @@ def test_a_program_is_compiled_once_and_does_what_the_function_does(
     total, most, noted = found.run([values], [torch.arange(3.0)])
     found.finish()
     assert (total.item(), most.item(), noted.tolist(), values.tolist()) == (8, 2, [0, 2, 4], [1, 1, 1, 1])
+
+    monkeypatch.setattr(compiler, "_machine_code", None)
+    again = Compiler(tmp_path, new=False)
+    for shared in (
+        Compiler(tmp_path).make(steps.halving, steps.example, 1, {"code": 2}),
+        again.make(steps.halving, steps.example, 1, {"code": 3}),
+    ):
+        assert tuple(shared.terms) == ("sum", "most")
+        assert shared.run([values], [torch.arange(3.0)])[0].item() == values.sum().item() * 2
+    assert values.tolist() == [0.25] * 4
+    assert (len(list(tmp_path.glob("*.json"))), len(list(tmp_path.glob("*.so")))) == (3, 1)
+    took = [json.loads(path.read_text()).get("seconds") for path in tmp_path.glob("*.json")]
+    assert sum(seconds is not None for seconds in took) == 1  # what compiling takes is told by what was compiled
+    with pytest.raises(NotThereError):
+        again.make(steps.doubling, steps.example, 1, {"code": 4})
+    with pytest.raises(NotThereError):  # asked not to trace
+        Compiler(tmp_path, new=False, trace=False).make(steps.halving, steps.example, 1, {"code": 4})
 
 
 def test_another_program_has_another_name(steps: Any, tmp_path: Path) -> None:
@@ -93,7 +112,7 @@ def test_what_asks_for_values_is_refused_and_remembered(
         with pytest.raises(NotCompilableError) as refused:
             Compiler(tmp_path).make(steps.asking, steps.example, 0, {})
         assert len(str(refused.value).splitlines()) == 1
-        monkeypatch.setattr(program, "_machine_code", None)  # not traced again
+        monkeypatch.setattr(compiler, "traced", None)  # not again
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".json", ".lock"]
 
 
@@ -116,24 +135,49 @@ def test_a_library_that_cannot_be_loaded_is_named(steps: Any, tmp_path: Path, mo
     """As in a folder from which nothing may be run."""
     library = tmp_path / "library"
     library.write_bytes(b"no machine code")
-    monkeypatch.setattr(program, "_machine_code", lambda function, example: library)
+    monkeypatch.setattr(compiler, "_machine_code", lambda *_: library)
     with pytest.raises(RunError, match=r"^\S+\.so: cannot be loaded \(.*\); delete it .* in XDG_CACHE_HOME$"):
         Compiler(tmp_path / "steps").make(steps.halving, steps.example, 1, {})
 
 
 def test_the_oldest_programs_go(steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "MOST_KEPT", 2)
-    library = tmp_path / "library"
+    """Three descriptions of two graphs: the first description goes, and not the library that the third one shares."""
+    monkeypatch.setattr(compiler, "MOST_KEPT", 2)
+    library, folder = tmp_path / "library", tmp_path / "steps"
     library.write_bytes(b"code")
-    monkeypatch.setattr(program, "_machine_code", lambda function, example: library)
-    monkeypatch.setattr(program, "_loaded", lambda path: None)
-    compiler = Compiler(tmp_path / "steps")
-    paths = [compiler.path(steps.example, {"code": code}) for code in range(3)]
-    for code, path in enumerate(paths):
-        compiler.make(steps.halving, steps.example, 1, {"code": code})
-        os.utime(path, (code, code))
-    assert [path.exists() for path in paths] == [False, True, True]
-    assert not paths[0].with_suffix(".so").exists()
+    monkeypatch.setattr(compiler, "_machine_code", lambda *_: library)
+    monkeypatch.setattr(compiler, "_loaded", lambda path: path)
+    maker = Compiler(folder)
+    paths = [maker.path(steps.example, {"code": code}) for code in range(4)]
+
+    def made(code: int, step: Any) -> Any:
+        program = maker.make(step, steps.example, 1, {"code": code})
+        for path in (paths[code], program.runner):
+            os.utime(path, (code, code))
+        return program.runner
+
+    halving, doubling = made(0, steps.halving), made(1, steps.doubling)
+    assert made(2, steps.halving) == halving != doubling
+    assert [path.exists() for path in (*paths, halving, doubling)] == [False, True, True, False, True, True]
+    tripling = made(3, steps.tripling)
+    assert [path.exists() for path in paths] == [False, False, True, True]
+    assert [path.exists() for path in (halving, doubling, tripling)] == [True, False, True]
+    assert {path.name for path in folder.iterdir()} == {
+        name for path in (*paths[2:], halving, tripling) for name in (path.name, f"{path.name}.lock")
+    }
+
+
+def test_a_library_that_is_gone_is_made_again(steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, folder = tmp_path / "library", tmp_path / "steps"
+    library.write_bytes(b"code")
+    monkeypatch.setattr(compiler, "_machine_code", lambda *_: library)
+    monkeypatch.setattr(compiler, "_loaded", lambda path: path)
+    first = Compiler(folder).make(steps.halving, steps.example, 1, {}).runner
+    first.unlink()
+    with pytest.raises(NotThereError):
+        Compiler(folder, new=False).make(steps.halving, steps.example, 1, {})
+    assert Compiler(folder).make(steps.halving, steps.example, 1, {}).runner == first
+    assert first.exists()
 
 
 @pytest.mark.slow

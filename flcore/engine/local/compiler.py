@@ -1,0 +1,276 @@
+"""Steps on a CPU: machine code, compiled once per machine and kept on disk.
+
+A step is traced to a graph of tensor operations (`torch.fx`), compiled by PyTorch's ahead-of-time compiler, and loaded
+from then on without the compiler: importing that alone takes longer than many runs. A program's name is a hash of all
+that it was made from; there is no other way for one to be out of date. Machine code has the name of its graph
+(`graph_name.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flcore import disk
+from flcore.engine.local.graph_name import graph_name
+from flcore.engine.local.program import (
+    Function,
+    NotCompilableError,
+    NotThereError,
+    Program,
+    compiler_failed,
+    program_name,
+    traced,
+)
+from flcore.errors import DataError, RunError
+from flcore.files import read_json, replace_file, write_json
+from flcore.locks import take_lock
+from flcore.user_cache import VARIABLE
+
+logger = logging.getLogger(__name__)
+
+MOST_KEPT = 200
+"""Programs on disk, of about 2 MB each; above that those go that were not loaded for longest."""
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """A shared library, loaded."""
+
+    terms: Sequence[str]
+    runner: Any
+
+    def run(self, fixed: list[Tensor], moment: Sequence[Tensor]) -> list[Tensor]:
+        """Carry it out in this thread."""
+        return list(self.runner.run([*fixed, *moment]))
+
+    def finish(self) -> None:
+        """Nothing: all moved in place."""
+
+
+class Compiler:
+    """Makes :class:`CompiledProgram`, or finds them in a folder that all processes of a machine share.
+
+    A description (``.json``) is named for what a step is made from, a library (``.so``) for the graph that it comes to;
+    steps that come to one graph share one library.
+    """
+
+    def __init__(
+        self, folder: Path, clock: Callable[[], float] = time.perf_counter, *, new: bool = True, trace: bool = True
+    ) -> None:
+        """Keep programs in ``folder``.
+
+        Args:
+            folder: for descriptions and libraries. clock: for how long compiling takes.
+            new: compile what is not there, instead of raising NotThereError.
+            trace: without ``new``, trace a step like those that were compiled here, and look for its graph's library.
+        """
+        self.folder, self._clock, self._new, self._trace = folder, clock, new, trace
+
+    def make(self, function: Function, example: Sequence[Tensor], moved: int, facts: Mapping[str, Any]) -> Program:
+        """As :meth:`Maker.make`; while another process makes the same program, wait for that."""
+        path = self.path(example, facts)
+        known = self._known(path)
+        if known is None and self._new:
+            disk.make_folder(self.folder)
+            with disk.open_lock(_lock_of(path)) as file:
+                take_lock(file, wait=True)
+                known = self._known(path) or self._make(function, example, path, facts)
+        if known is None:
+            if not self._trace or not self._has_like(_kind(example, facts)):
+                raise NotThereError
+            known = self._make(function, example, path, facts)
+        if known.get("refused") is not None:
+            raise NotCompilableError(known["refused"])
+        library = self.folder / known["library"]
+        for used in (path, library):
+            with suppress(FileNotFoundError):  # forgotten just now by another process
+                os.utime(used)
+        return CompiledProgram(tuple(known["terms"]), _loaded(library))
+
+    def path(self, example: Sequence[Tensor], facts: Mapping[str, Any]) -> Path:
+        """Where the program is described, once it is there."""
+        return self.folder / f"{program_name(example, facts, _processor())}.json"
+
+    def _known(self, path: Path) -> dict[str, Any] | None:
+        """A description, if it is there with its library."""
+        if not path.exists():
+            return None
+        known = read_json(path, "delete it, and it is compiled again")
+        is_whole = known.get("refused") is not None or (self.folder / known["library"]).exists()
+        return known if is_whole else None
+
+    def _has_like(self, kind: str) -> bool:
+        """Whether a step of this kind was compiled here, with other values or by other code."""
+        for path in self.folder.glob("*.json"):
+            with suppress(DataError):
+                if read_json(path, "").get("kind") == kind:
+                    return True
+        return False
+
+    def _make(
+        self, function: Function, example: Sequence[Tensor], path: Path, facts: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Trace, compile if there is no library of this graph, and describe.
+
+        Raises:
+            NotThereError: it would have to be compiled, and that is not wanted.
+        """
+        begin = self._clock()
+        names: list[str] = []
+
+        def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+            terms, noted = function(tensors)
+            names[:] = terms
+            return (*terms.values(), *noted)
+
+        known: dict[str, Any]
+        try:
+            graph = traced(flat, example)
+        except NotCompilableError as error:
+            known = {"refused": str(error)}
+        else:
+            options = _options(graph)
+            made_with = {"options": options, "torch": torch.__version__, "processor": _processor()}
+            library = self.folder / f"{graph_name(graph, example, made_with) or path.stem}.so"
+            known = {"terms": names, "kind": _kind(example, facts), "library": library.name}
+            if self._compile(graph, example, options, library, _method(facts) or "a method"):
+                known["seconds"] = self._clock() - begin
+        write_json(path, known, durable=True)
+        self._forget_oldest()
+        return known
+
+    def _compile(
+        self, graph: torch.fx.GraphModule, example: Sequence[Tensor], options: dict[str, Any], library: Path, name: str
+    ) -> bool:
+        """Make a graph's library; whether it was not there."""
+        if library.exists():
+            return False
+        if not self._new:
+            raise NotThereError
+        with disk.open_lock(_lock_of(library)) as file:
+            take_lock(file, wait=True)
+            if library.exists():
+                return False
+            logger.warning("engine.compile: compiling a step of %s, once on this machine (a minute) ...", name)
+            made = _machine_code(graph, example, options)
+            replace_file(library, lambda file: file.write(made.read_bytes()), durable=True)
+        return True
+
+    def _forget_oldest(self) -> None:
+        """Keep :data:`MOST_KEPT`; one that a process has loaded goes on working there."""
+        for pattern in ("*.json", "*.so"):
+            for path in sorted(self.folder.glob(pattern), key=_last_used)[:-MOST_KEPT]:
+                for left in (path, _lock_of(path)):
+                    disk.remove(left, missing_ok=True)
+
+
+def _lock_of(path: Path) -> Path:
+    """Whoever makes a description or a library holds this."""
+    return path.with_name(f"{path.name}.lock")
+
+
+def _method(facts: Mapping[str, Any]) -> str | None:
+    return facts.get("method", {}).get("name")
+
+
+def _kind(example: Sequence[Tensor], facts: Mapping[str, Any]) -> str:
+    """A word for steps that may come to one graph: of a method, a model and tensors, whatever else is set."""
+    return program_name(example, {"method": _method(facts), "model": facts.get("model")}, _processor())
+
+
+def compiler_name() -> str:
+    """The C++ compiler that PyTorch will call: ``CXX``, else g++, or clang++ on a Mac."""
+    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+
+
+def compiler_missing() -> str | None:
+    """Why nothing can be compiled on this machine; None where it can."""
+    if shutil.which(compiler_name()) is None:
+        return f"no C++ compiler ({compiler_name()}) on this machine"
+    return None
+
+
+def _options(graph: torch.fx.GraphModule) -> dict[str, Any]:
+    """What PyTorch's compiler is told for a graph."""
+    return {
+        "cpp.threads": 1,
+        "compile_threads": 1,  # or it keeps processes of its own
+        # Convolutions would be turned to channels-last, and every pass over a handful of channels be strided: 2 to 4
+        # times as long as the same pass over rows.
+        "layout_optimization": False,
+        # What several places read is written down once: recomputed in every column of a convolution, a maximum of four
+        # values takes longer than all products together.
+        "realize_reads_threshold": 1,
+        "realize_opcount_threshold": 5,
+        # By its rules of thumb it leaves passes that read every second pixel scalar; a pooling takes a seventh of the
+        # time as vectors, and whole steps with one 15 to 30 % less. The columns of a convolution take longer, so that
+        # a step with strides instead of pooling would lose 40 %.
+        "cpp.enable_tiling_heuristics": not any(_pools(node) for node in graph.graph.nodes),
+    }
+
+
+def _machine_code(graph: torch.fx.GraphModule, example: Sequence[Tensor], options: dict[str, Any]) -> Path:
+    """A shared library of the graph.
+
+    Raises:
+        RunError: the compiler failed.
+    """
+    # It looks for CUDA's compiler, and says at length that it is not there.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    import torch._inductor
+    from torch._inductor import config
+
+    try:
+        with config.patch(options):
+            return Path(str(torch._inductor.aot_compile(graph, tuple(example))))
+    except Exception as error:
+        raise compiler_failed(error) from error
+
+
+def _pools(node: torch.fx.Node) -> bool:
+    return node.target is torch.ops.aten.max_pool2d_with_indices.default
+
+
+def _loaded(library: Path) -> Any:
+    try:
+        return torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+    except RuntimeError as error:
+        first = str(error).strip().partition("\n")[0]
+        raise RunError(
+            f"{library}: cannot be loaded ({first[:200]}); delete it with the .json beside it, or name a folder from "
+            f"which programs may be run in {VARIABLE}"
+        ) from error
+
+
+def _last_used(path: Path) -> float:
+    """In seconds since 1970; 0 where another process has forgotten it since the folder was listed."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+@cache
+def _processor() -> str:
+    """What machine code is made for: the instructions of this processor, and the compiler's name for it."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return capability
+    told = sorted({line for line in lines if line.startswith(("flags", "model name", "Features", "CPU part"))})
+    return f"{capability} {hashlib.sha256(''.join(told).encode()).hexdigest()[:16]}"
