@@ -42,7 +42,7 @@ _WORTH = 1.1  # leave the reference only where that clearly pays
 _PROBE_SECONDS = 0.3
 _COMPILE_SECONDS = 60.0  # of one program, until this machine has compiled some
 _FUSE_SECONDS = 30.0  # that fusing a step's kernels takes on a GPU
-_TRACE_SECONDS = 4.0  # that tracing a step takes, which tells whether its graph was compiled for another one
+_TRACE_SECONDS = 2.0  # that tracing a step takes, which tells whether its graph was compiled for another one
 _LEAST_GAIN = 0.4  # share of the training's time that compiled steps save, at least, where they are taken
 
 
@@ -211,7 +211,7 @@ def measure(
         trainers |= found
     elif engine.compile == "auto":
         folder = programs or default_folder()
-        found, compile_seconds, lasting = _compiled(experiment, probe, folder, spent + total * a_step, reasons)
+        found, compile_seconds, lasting = _compiled(experiment, probe, folder, total * a_step, spent, reasons)
         trainers |= found
         waiting = None if lasting else total * a_step
     if len(trainers) == 1:
@@ -255,9 +255,12 @@ def _stacked(experiment: Experiment, probe: Probe, reasons: list[str]) -> dict[s
 
 
 def _compiled(
-    experiment: Experiment, probe: Probe, folder: Path, training: float, reasons: list[str]
+    experiment: Experiment, probe: Probe, folder: Path, own: float, spent: float, reasons: list[str]
 ) -> tuple[dict[str, Trainer], float | None, bool]:
-    """The trainer by programs, compiled now if ``training`` seconds, of this run and those before it, give that back.
+    """The trainer by programs, compiled now if the training of this run and those before it gives that back.
+
+    Args:
+        own: seconds of training of this run. spent: of those before it.
 
     Returns:
         The trainer, or nothing; what compiling took; whether all that holds for other lengths of run.
@@ -269,12 +272,12 @@ def _compiled(
     run = replace(experiment, choice=EngineChoice(False, True))
     begin, compiled_now = probe.clock(), False
     try:
-        trace = training * _LEAST_GAIN > _TRACE_SECONDS
+        trace = own * _LEAST_GAIN > 2 * _TRACE_SECONDS  # for every second such run, at least, it is in vain
         trainer = CompiledTrainer(run, Compiler(folder, new=False, trace=trace))
         try:
             probe.seconds(trainer, 1, 1)
         except NotThereError:
-            expected = _expected_seconds(folder)
+            expected, training = _expected_seconds(folder), own + spent
             if training * _LEAST_GAIN < expected:
                 reasons.append(
                     f"compiling takes about {expected:.0f} s, which {training:.0f} s of training do not repay"

@@ -147,7 +147,7 @@ class Compiler:
             made_with = {"options": options, "torch": torch.__version__, "processor": _processor()}
             library = self.folder / f"{graph_name(graph, example, made_with) or path.stem}.so"
             known = {"terms": names, "kind": _kind(example, facts), "library": library.name}
-            if self._compile(graph, example, options, library, _method(facts) or "a method"):
+            if self._compile(graph, example, options, library, facts.get("method", {}).get("name", "a method")):
                 known["seconds"] = self._clock() - begin
         write_json(path, known, durable=True)
         self._forget_oldest()
@@ -183,13 +183,9 @@ def _lock_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.lock")
 
 
-def _method(facts: Mapping[str, Any]) -> str | None:
-    return facts.get("method", {}).get("name")
-
-
 def _kind(example: Sequence[Tensor], facts: Mapping[str, Any]) -> str:
-    """A word for steps that may come to one graph: of a method, a model and tensors, whatever else is set."""
-    return program_name(example, {"method": _method(facts), "model": facts.get("model")}, _processor())
+    """A word for steps that may come to one graph: of a model and of such tensors; half of all methods train alike."""
+    return program_name(example, {"model": facts.get("model")}, _processor())
 
 
 def compiler_name() -> str:

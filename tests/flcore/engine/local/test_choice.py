@@ -217,12 +217,16 @@ def test_auto_has_to_be_decided_before_training(lab: Any) -> None:
 class Machine:
     """A machine whose compiler takes no time of ours: programs are called as they are, at so many seconds a step."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, *, compiled: float, there: bool) -> None:
-        self.speeds, self.folder, self.made = Speeds(monkeypatch, 1.0, 1.0), folder, 0
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, folder: Path, *, compiled: float, there: bool, serial: float = 1.0
+    ) -> None:
+        self.speeds, self.folder, self.made = Speeds(monkeypatch, serial, 1.0), folder, 0
+        self.traced = False
         machine = self
 
         class Fake(Compiler):
             def make(self, function: Any, example: Any, moved: int, facts: Any) -> Any:
+                machine.traced |= not self._new and self._trace
                 if not there and not self._new:
                     raise NotThereError
                 machine.made += self._new
@@ -274,6 +278,22 @@ def test_compiling_is_waited_for_where_the_run_gives_it_back(
     if not expected:
         about = f"{known or 60:.0f} s, which {8 * rounds} s of training do not repay"
         assert decision.reason == f"compiling takes about {about}"
+
+
+@pytest.mark.parametrize(("step", "expected"), [(1.0, False), (1.5, True)])
+def test_a_graph_of_another_step_is_looked_for_where_this_run_alone_gives_that_back(
+    lab: Any, step: float, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 steps in one round: 8 or 12 s, of which 40 % is hoped for; twice the 2 s of a trace are asked for.
+
+    Runs before it do not count: a hundred short ones would each trace for nothing until somebody compiles.
+    """
+    clients = [range(end - 30, end) for end in (30, 60, 90, 120)]
+    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
+    machine = Machine(monkeypatch, tmp_path, compiled=0.25, there=False, serial=step)
+    changes = {"federation": {"rounds": 1}, "local": {"epochs": 1, "batch_size": 16}, "engine__compile": "auto"}
+    measure(lab.experiment(partition=partition, **changes), machine.speeds, tmp_path, spent=100.0)
+    assert machine.traced == expected
 
 
 def test_runs_that_were_too_short_count_for_the_next_ones(
