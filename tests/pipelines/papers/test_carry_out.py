@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 
 from flcore.errors import ConfigError
+from pipelines.execution import bodies
 from pipelines.execution.bodies import Operation
 from pipelines.execution.progress import Silence
+from pipelines.execution.run_pool import ThisProcess
 from pipelines.orchestration.commands import operation
 from pipelines.papers.carry_out import run_table
 from pipelines.papers.plan import Asked, plan
@@ -86,8 +88,9 @@ def test_a_killed_table_ends_with_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def how(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operation]:
-    """One recorder and one cache for all tables here: a run that several of them have is trained once."""
+    """One recorder and one cache for all tables here: a run that several of them have is trained once, and here."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bodies, "RunPool", lambda size, watcher: ThisProcess(watcher))
         patch.setenv("PROTOFL_CACHE", str(tmp_path_factory.mktemp("cache")))
         with operation({"tracking": {"enabled": False}}, wait=False) as (how, _):
             yield how

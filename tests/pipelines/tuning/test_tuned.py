@@ -75,6 +75,8 @@ def _done(answer: dict[str, Any]) -> Future[dict[str, Any]]:
 @pytest.fixture
 def carried_out(monkeypatch: pytest.MonkeyPatch) -> tuple[Operation, Comparing]:
     monkeypatch.setattr(admission, "physical_cores", lambda: 1)
+    # Another process takes seconds to start; what they do is tested in `test_bodies.py`.
+    monkeypatch.setattr(bodies, "RunPool", lambda size, watcher: ThisProcess(watcher))
     recorder = Comparing()
     return Operation(InlineSteps(), _quiet(), cast(Recorder, recorder)), recorder
 
