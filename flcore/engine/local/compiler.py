@@ -167,6 +167,7 @@ class Compiler:
                 return False
             logger.warning("engine.compile: compiling a step of %s, once on this machine (a minute) ...", name)
             made = _machine_code(graph, example, options)
+            check_linked(made)
             replace_file(library, lambda file: file.write(made.read_bytes()), durable=True)
         return True
 
@@ -237,6 +238,23 @@ def _machine_code(graph: torch.fx.GraphModule, example: Sequence[Tensor], option
         raise compiler_failed(error) from error
 
 
+def check_linked(library: Path) -> None:
+    """Refuse machine code that has a C++ library of its own in it.
+
+    PyTorch has one already, and to load a second one of another version has ended the process (seen with g++ 13 where
+    libstdc++.so is missing, so that the linker takes libstdc++.a): locales and exceptions of the two do not mix.
+
+    Raises:
+        RunError: it does not ask for the one that is there.
+    """
+    if sys.platform == "linux" and b"libstdc++.so" not in library.read_bytes():
+        raise RunError(
+            f"engine.compile: {compiler_name()} puts a C++ library of its own into what it makes, and PyTorch cannot "
+            "load that beside its own (is libstdc++.so missing, or -static-libstdc++ set?); name another compiler in "
+            "CXX, or use engine.compile=none"
+        )
+
+
 def _pools(node: torch.fx.Node) -> bool:
     return node.target is torch.ops.aten.max_pool2d_with_indices.default
 
@@ -247,8 +265,8 @@ def _loaded(library: Path) -> Any:
     except RuntimeError as error:
         first = str(error).strip().partition("\n")[0]
         raise RunError(
-            f"{library}: cannot be loaded ({first[:200]}); delete it with the .json beside it, or name a folder from "
-            f"which programs may be run in {VARIABLE}"
+            f"{library}: cannot be loaded ({first[:200]}); delete it, or name a folder from which programs may be "
+            f"run in {VARIABLE}"
         ) from error
 
 

@@ -134,17 +134,37 @@ def test_a_compiler_that_fails_says_so_and_leaves_nothing(
 def test_a_library_that_cannot_be_loaded_is_named(steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a folder from which nothing may be run."""
     library = tmp_path / "library"
-    library.write_bytes(b"no machine code")
+    library.write_bytes(b"no machine code that asks for libstdc++.so.6")
     monkeypatch.setattr(compiler, "_machine_code", lambda *_: library)
-    with pytest.raises(RunError, match=r"^\S+\.so: cannot be loaded \(.*\); delete it .* in XDG_CACHE_HOME$"):
+    with pytest.raises(RunError, match=r"^\S+\.so: cannot be loaded \(.*\); delete it, or .* in XDG_CACHE_HOME$"):
         Compiler(tmp_path / "steps").make(steps.halving, steps.example, 1, {})
+
+
+@needs_compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="how libraries name what they need is Linux's")
+def test_a_library_with_a_cpp_library_of_its_own_is_refused_and_not_kept(
+    steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made by g++ either way; what it makes by default is PyTorch's to load."""
+    source = tmp_path / "own.cpp"
+    source.write_text('#include <stdexcept>\nvoid fail() { throw std::runtime_error(""); }\n')
+    usual, own = tmp_path / "usual.so", tmp_path / "own.so"
+    for library, options in ((usual, []), (own, ["-static-libstdc++"])):
+        subprocess.run(["g++", "-shared", "-fPIC", *options, source, "-o", library], check=True)
+    compiler.check_linked(usual)
+    monkeypatch.setattr(compiler, "_machine_code", lambda *_: own)
+    with pytest.raises(
+        RunError, match=r"^engine\.compile: \S+ puts a C\+\+ library of its own .* engine\.compile=none$"
+    ):
+        Compiler(tmp_path / "steps").make(steps.halving, steps.example, 1, {})
+    assert not list((tmp_path / "steps").glob("*.so"))
 
 
 def test_the_oldest_programs_go(steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three descriptions of two graphs: the first description goes, and not the library that the third one shares."""
     monkeypatch.setattr(compiler, "MOST_KEPT", 2)
     library, folder = tmp_path / "library", tmp_path / "steps"
-    library.write_bytes(b"code")
+    library.write_bytes(b"code that asks for libstdc++.so.6")
     monkeypatch.setattr(compiler, "_machine_code", lambda *_: library)
     monkeypatch.setattr(compiler, "_loaded", lambda path: path)
     maker = Compiler(folder)
@@ -169,7 +189,7 @@ def test_the_oldest_programs_go(steps: Any, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_library_that_is_gone_is_made_again(steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library, folder = tmp_path / "library", tmp_path / "steps"
-    library.write_bytes(b"code")
+    library.write_bytes(b"code that asks for libstdc++.so.6")
     monkeypatch.setattr(compiler, "_machine_code", lambda *_: library)
     monkeypatch.setattr(compiler, "_loaded", lambda path: path)
     first = Compiler(folder).make(steps.halving, steps.example, 1, {}).runner
