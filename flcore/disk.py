@@ -73,13 +73,27 @@ def remove_folder(path: Path) -> None:
 
 # ---- made of these -----------------------------------------------------------------------------------------------
 
+_TIMES_REMOVED = 20  # by others in a row; more is something else
+
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing."""
+    """Make a folder, and those above it that are missing.
+
+    Another command may remove one of these meanwhile, which it has made to see whether that can be done
+    (:func:`try_to_remove_empty`); then it is made again.
+    """
+    for _ in range(_TIMES_REMOVED):
+        with suppress(FileNotFoundError, FileExistsError):
+            _make_folder(path)
+            return
+    _make_folder(path)
+
+
+def _make_folder(path: Path) -> None:
     if path.is_dir():
         return
     if path.parent != path:
-        make_folder(path.parent)
+        _make_folder(path.parent)
     new_folder(path)
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from flcore import disk
 from flcore.errors import DataError
 from flcore.files import (
     Blocks,
@@ -162,6 +164,24 @@ def test_what_is_durable_is_synced_before_it_is_named_and_its_name_after(
     disk.events.clear()
     make_durable([tmp_path / "f" / "plain", tmp_path / "g" / "third", tmp_path / "f" / "safe"])
     assert disk.events == ["file of 3", "file of 1", "file of 4", "folder f", "folder g"]
+
+
+def test_a_folder_is_made_while_others_try_whether_theirs_can_be(tmp_path: Path) -> None:
+    """Three commands that are to write into folders of one that is not there yet, as ``runs`` in a fresh checkout."""
+    above = tmp_path / "runs" / "papers"
+
+    def tries(name: str) -> None:
+        for _ in range(60):
+            disk.make_folder(above / name)
+            for place in (above / name, above, above.parent):
+                disk.try_to_remove_empty(place)
+
+    with ThreadPoolExecutor(3) as pool:
+        for command in [pool.submit(tries, name) for name in "abc"]:
+            command.result()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError):
+        disk.make_folder(tmp_path / "file")
 
 
 def test_json_is_the_same_for_the_same_content(tmp_path: Path) -> None:
