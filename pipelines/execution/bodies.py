@@ -297,7 +297,8 @@ def side_by_side(
 
         def told(label: str, error: ProtoflError | None) -> None:
             ended(under_way.pop(label), error)
-            watcher.run_ended(label)
+            if not isinstance(error, StoppedError):  # it has not ended: the same command goes on with it
+                watcher.run_ended(label)
             if error is not None and not isinstance(error, GivenUpError | StoppedError):  # which somebody wanted
                 failed[label] = error
 

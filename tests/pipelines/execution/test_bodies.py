@@ -418,9 +418,9 @@ def test_a_process_that_is_killed_costs_time_and_no_byte() -> None:
 
 
 def test_runs_end_with_whoever_asked_for_them(tmp_path: Path) -> None:
-    """Ctrl-C: nothing is left running, and the same goes on where it was."""
+    """Ctrl-C: nothing is left running nor told as ended, and the same goes on where it was."""
     raw = {**SMALL, "federation": {"rounds": 100}, "compare": {**SMALL["compare"], "methods": ["fedavg"]}}
-    begun = threading.Event()
+    begun, ended = threading.Event(), []
 
     class Interrupting(InlineSteps):
         def together(self, works: Any, at_once: int) -> Any:
@@ -435,11 +435,15 @@ def test_runs_end_with_whoever_asked_for_them(tmp_path: Path) -> None:
             if number == 3:
                 begun.set()
 
+        def run_ended(self, label: str) -> None:
+            ended.append(label)
+
     how, _ = operation(Interrupting(), Waiting())
     with pytest.raises(KeyboardInterrupt):
         carry_out_all(comparison_runs(raw, None, None), Path("stopped"), how)
     folders = sorted(Path("stopped").iterdir())
     assert folders and any((folder / "checkpoint").exists() for folder in folders)
+    assert not ended
     before = [_newest(folder) for folder in folders]
     time.sleep(0.5)
     assert [_newest(folder) for folder in folders] == before
