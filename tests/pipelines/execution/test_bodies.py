@@ -227,6 +227,7 @@ class Listening(Silence):
         self.said.append(text)
 
 
+@pytest.mark.usefixtures("_in_this_process")
 def test_tables_of_another_comparison_are_replaced_with_a_word() -> None:
     """Many use the default folder for all of them. One with more rows than before takes nothing away."""
     earlier = [("moon", 0, "another"), ("local", 1, "a third")]
@@ -312,6 +313,12 @@ def test_analyses_that_are_asked_for_later_are_done_and_shown() -> None:
 # ---- many runs ---------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what becomes of runs, wherever they are carried out: processes take their time."""
+    monkeypatch.setattr(bodies, "RunPool", lambda size, watcher: run_pool.ThisProcess(watcher))
+
+
 def compared(steps: Any = None, out: str = "all", raw: Mapping[str, Any] = SMALL) -> tuple[Outcome, Told]:
     how, told = operation(steps)
     return comparison("comparison", {}, comparison_runs(raw, None, None), Path(out), how, {"name": out}), told
@@ -335,6 +342,7 @@ def test_runs_side_by_side_give_the_bytes_of_each_alone() -> None:
         assert every_result(alone / method) == every_result(beside)
 
 
+@pytest.mark.usefixtures("_in_this_process")
 def test_what_has_finished_is_not_trained_again_and_a_new_seed_is() -> None:
     compared()
     more = {**SMALL, "compare": {**SMALL["compare"], "seeds": [0, 1, 2]}}
@@ -342,6 +350,7 @@ def test_what_has_finished_is_not_trained_again_and_a_new_seed_is() -> None:
     assert sorted(name.rpartition("-")[0] for name in told.watched) == ["fedavg-s2", "local-s2"]
 
 
+@pytest.mark.usefixtures("_in_this_process")
 def test_a_run_that_fails_is_named_and_the_others_go_on() -> None:
     """A learning rate at which a model overflows in the first steps."""
     raw = {**SMALL, "compare": {**SMALL["compare"], "settings": {"fedavg": {"local.lr": 1e30}}}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ import pytest
 from flcore.config import Config
 from flcore.errors import ConfigError, DataError, RunError
 from flcore.locks import sole_use
+from pipelines.execution import bodies
 from pipelines.execution.bodies import Operation, comparison_runs
 from pipelines.execution.progress import Silence
+from pipelines.execution.run_pool import ThisProcess
 from pipelines.execution.steps import InlineSteps
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
 from pipelines.runs.inputs import inputs_of
@@ -58,6 +60,14 @@ def trained(artifacts: Path, raw: Mapping[str, Any] = SMALL) -> list[str]:
     asked: Sequence[Config] = configs(raw)
     train(asked, artifacts / "prepared", artifacts / "partitions", artifacts / "runs", operation)
     return sorted(recorder.begun)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _in_this_process() -> Iterator[None]:
+    """Runs are trained where the stage is: a pool's processes are not what is tested here, and take their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bodies, "RunPool", lambda size, watcher: ThisProcess(watcher))
+        yield
 
 
 @pytest.fixture(scope="module")
