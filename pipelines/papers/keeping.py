@@ -65,7 +65,7 @@ def keep(out: Path, into: Path = HERE, *, again: bool = False) -> str:
             whole[run.place] = run
         else:
             _same(table, path, was, run)
-            if set(run.figures) > set(was.figures):
+            if not set(run.figures) <= set(was.figures):  # the table has another column by now
                 whole[run.place] = run
     runs = tuple(whole[place] for place in sorted(whole))
     _check_divisions(path, [run for run in runs if run != before.get(run.place) or run.place not in stale])

@@ -108,6 +108,17 @@ def test_a_division_is_kept_once_however_it_was_asked_for(tmp_path: Path) -> Non
     assert (outdated(kept), kept.results().cells["fedavg", "mnist_0.1"].ours.n) == ([], 4)
 
 
+def test_figures_of_a_column_that_came_in_place_of_another_are_kept(tmp_path: Path) -> None:
+    """Where the file has one that the table has no longer, and lacks what the run says of the new one."""
+    out, file = leave(tmp_path / "table", {"fedavg": 90}), tmp_path / "fedpa.table2.json"
+    keep(out, tmp_path)
+    before = file.read_bytes()
+    file.write_bytes(before.replace(b'"mnist_0.1": 90', b'"gone": 1'))
+    assert file.read_bytes() != before
+    assert keep(out, tmp_path).endswith("1 run, 1 of them new")
+    assert file.read_bytes() == before
+
+
 def test_a_reduced_budget_has_a_file_of_its_own(tmp_path: Path) -> None:
     keep(leave(tmp_path / "whole", {"fedavg": 90}), tmp_path / "kept")
     keep(leave(tmp_path / "tenth", {"fedavg": 60}, rounds_scale=0.1), tmp_path / "kept")
