@@ -298,6 +298,7 @@ OURS = {"write_text"}
 """Those that are called so here and go through :mod:`flcore.disk`."""
 PAST_THE_DISK = {
     "flcore.engine.pool.ray": "the folder of a worker on another node, which lives no longer than the worker",
+    "pipelines.cli.doctor": "what a compiler makes, to be looked at and thrown away",
     "pipelines.execution.recorder": "a log",
     "pipelines.orchestration.background": "logs of servers",
     "pipelines.runs.memory": "a question to the kernel",

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -20,8 +21,8 @@ import torch
 from packaging.requirements import InvalidRequirement, Requirement
 
 from flcore.config import Config
-from flcore.engine.local.compiler import compiler_missing, compiler_name
-from flcore.errors import ConfigError
+from flcore.engine.local.compiler import check_linked, compiler_missing, compiler_name
+from flcore.errors import ConfigError, RunError
 from flcore.processor import processor_class
 from pipelines.config.files import DEFAULT_FILE
 from pipelines.config.params import load_config
@@ -33,6 +34,7 @@ _PATIENCE_SECONDS = 2.0
 _OLDEST_PYTHON, _TOO_NEW_PYTHON = (3, 11), (3, 13)
 _LITTLE_MEMORY = 2 * 2**30
 _LITTLE_DISK = 2**30
+_NEEDS_A_CPP_LIBRARY = '#include <stdexcept>\nvoid fail() { throw std::runtime_error(""); }\n'
 # Where people keep images, seen from the project; and what a dataset's files are called there.
 _USUAL_ROOTS = ("data", "../data", "../shared/data")
 _LAYOUTS = {
@@ -173,11 +175,28 @@ def _device() -> Iterator[str]:
 
 
 def _compiler() -> Iterator[str]:
-    missing = compiler_missing()
+    missing, name = compiler_missing(), compiler_name()
     if missing:
         yield _note(f"compiler: {missing}, which engine.compile needs; install one to use that, or name it in CXX")
-    else:
-        yield _ok(f"compiler: {compiler_name()}, for engine.compile")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "one.cpp", Path(folder) / "one.so"
+        source.write_text(_NEEDS_A_CPP_LIBRARY)
+        try:
+            made = subprocess.run(
+                [name, "-shared", "-fPIC", source, "-o", library], capture_output=True, text=True, check=False
+            )
+            if made.returncode:
+                first = next(iter(made.stderr.strip().splitlines()), f"exit code {made.returncode}")
+                yield _note(
+                    f"compiler: {name} fails ({first[:200]}); mend that to use engine.compile, or name another in CXX"
+                )
+                return
+            check_linked(library)
+        except (OSError, RunError) as error:
+            yield _note(f"compiler: {error}")
+            return
+    yield _ok(f"compiler: {name}, for engine.compile")
 
 
 def _memory() -> Iterator[str]:

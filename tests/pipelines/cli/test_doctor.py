@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -182,8 +182,28 @@ def test_a_compiler_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         "note compiler: no C++ compiler (no-such++) on this machine, which engine.compile needs; "
         "install one to use that, or name it in CXX"
     )
-    monkeypatch.setenv("CXX", sys.executable)
-    assert about("compiler") == f"ok   compiler: {sys.executable}, for engine.compile"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++) on this machine")
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ('exec g++ "$@"', r"ok   compiler: \S+, for engine\.compile"),
+        (
+            "echo no headers >&2; exit 1",
+            r"note compiler: \S+ fails \(no headers\); mend that to use engine\.compile, .*",
+        ),
+        ('exec g++ -static-libstdc++ "$@"', r"note compiler: engine\.compile: \S+ puts a C\+\+ library of its own .*"),
+    ],
+)
+def test_what_a_compiler_makes_is_looked_at(
+    does: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text(f"#!/bin/sh\n{does}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert re.fullmatch(said, about("compiler"))
 
 
 def test_mlflow_stores(bare_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
