@@ -297,8 +297,8 @@ TO_A_BUFFER = {"np": {"save", "savez"}, "torch": {"save"}}
 OURS = {"write_text"}
 """Those that are called so here and go through :mod:`flcore.disk`."""
 PAST_THE_DISK = {
+    "flcore.engine.local.compiler": "a few lines that the compiler is tried with",
     "flcore.engine.pool.ray": "the folder of a worker on another node, which lives no longer than the worker",
-    "pipelines.cli.doctor": "what a compiler makes, to be looked at and thrown away",
     "pipelines.execution.recorder": "a log",
     "pipelines.orchestration.background": "logs of servers",
     "pipelines.runs.memory": "a question to the kernel",

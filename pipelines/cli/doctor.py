@@ -11,7 +11,6 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -21,7 +20,7 @@ import torch
 from packaging.requirements import InvalidRequirement, Requirement
 
 from flcore.config import Config
-from flcore.engine.local.compiler import check_linked, compiler_missing, compiler_name
+from flcore.engine.local.compiler import check_compiler, compiler_missing, compiler_name
 from flcore.errors import ConfigError, RunError
 from flcore.processor import processor_class
 from pipelines.config.files import DEFAULT_FILE
@@ -34,7 +33,6 @@ _PATIENCE_SECONDS = 2.0
 _OLDEST_PYTHON, _TOO_NEW_PYTHON = (3, 11), (3, 13)
 _LITTLE_MEMORY = 2 * 2**30
 _LITTLE_DISK = 2**30
-_NEEDS_A_CPP_LIBRARY = '#include <stdexcept>\nvoid fail() { throw std::runtime_error(""); }\n'
 # Where people keep images, seen from the project; and what a dataset's files are called there.
 _USUAL_ROOTS = ("data", "../data", "../shared/data")
 _LAYOUTS = {
@@ -179,24 +177,12 @@ def _compiler() -> Iterator[str]:
     if missing:
         yield _note(f"compiler: {missing}, which engine.compile needs; install one to use that, or name it in CXX")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder) / "one.cpp", Path(folder) / "one.so"
-        source.write_text(_NEEDS_A_CPP_LIBRARY)
-        try:
-            made = subprocess.run(
-                [name, "-shared", "-fPIC", source, "-o", library], capture_output=True, text=True, check=False
-            )
-            if made.returncode:
-                first = next(iter(made.stderr.strip().splitlines()), f"exit code {made.returncode}")
-                yield _note(
-                    f"compiler: {name} fails ({first[:200]}); mend that to use engine.compile, or name another in CXX"
-                )
-                return
-            check_linked(library)
-        except (OSError, RunError) as error:
-            yield _note(f"compiler: {error}")
-            return
-    yield _ok(f"compiler: {name}, for engine.compile")
+    try:
+        check_compiler(name)
+    except RunError as error:
+        yield _note(f"compiler: {error}")
+    else:
+        yield _ok(f"compiler: {name}, for engine.compile")
 
 
 def _memory() -> Iterator[str]:

@@ -12,7 +12,9 @@ import hashlib
 import logging
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -167,7 +169,6 @@ class Compiler:
                 return False
             logger.warning("engine.compile: compiling a step of %s, once on this machine (a minute) ...", name)
             made = _machine_code(graph, example, options)
-            check_linked(made)
             replace_file(library, lambda file: file.write(made.read_bytes()), durable=True)
         return True
 
@@ -201,6 +202,39 @@ def compiler_missing() -> str | None:
     return None
 
 
+def check_compiler(name: str) -> None:
+    """Compile a few lines, before a minute goes into a step, and look at what comes of them.
+
+    PyTorch cannot load machine code that has a C++ library of its own in it, since locales and exceptions of two such
+    libraries do not mix: it ended the process (seen with a g++ 13 for which there was no libstdc++.so, so that the
+    linker took libstdc++.a).
+
+    Args:
+        name: of the compiler, as :func:`compiler_name` has it.
+
+    Raises:
+        RunError: it fails, or makes such code.
+    """
+    cure = "name another compiler in CXX, or use engine.compile=none"
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "few.cpp", Path(folder) / "few.so"
+        source.write_text('#include <stdexcept>\nvoid fail() { throw std::runtime_error(""); }\n')
+        try:
+            made = subprocess.run(
+                [name, "-shared", "-fPIC", source, "-o", library], capture_output=True, text=True, check=False
+            )
+            if made.returncode:
+                raise OSError(next(iter(made.stderr.strip().splitlines()), f"exit code {made.returncode}"))
+            shares = sys.platform != "linux" or b"libstdc++.so" in library.read_bytes()
+        except OSError as error:
+            raise RunError(f"engine.compile: {name} fails ({str(error)[:200]}); mend that, {cure}") from error
+    if not shares:
+        raise RunError(
+            f"engine.compile: {name} puts a C++ library of its own into what it makes, which PyTorch cannot load "
+            f"beside its own (is libstdc++.so missing, or -static-libstdc++ set?); {cure}"
+        )
+
+
 def _options(graph: torch.fx.GraphModule) -> dict[str, Any]:
     """What PyTorch's compiler is told for a graph."""
     return {
@@ -226,6 +260,7 @@ def _machine_code(graph: torch.fx.GraphModule, example: Sequence[Tensor], option
     Raises:
         RunError: the compiler failed.
     """
+    check_compiler(compiler_name())
     # It looks for CUDA's compiler, and says at length that it is not there.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     import torch._inductor
@@ -236,23 +271,6 @@ def _machine_code(graph: torch.fx.GraphModule, example: Sequence[Tensor], option
             return Path(str(torch._inductor.aot_compile(graph, tuple(example))))
     except Exception as error:
         raise compiler_failed(error) from error
-
-
-def check_linked(library: Path) -> None:
-    """Refuse machine code that has a C++ library of its own in it.
-
-    PyTorch has one already, and to load a second one of another version has ended the process (seen with g++ 13 where
-    libstdc++.so is missing, so that the linker takes libstdc++.a): locales and exceptions of the two do not mix.
-
-    Raises:
-        RunError: it does not ask for the one that is there.
-    """
-    if sys.platform == "linux" and b"libstdc++.so" not in library.read_bytes():
-        raise RunError(
-            f"engine.compile: {compiler_name()} puts a C++ library of its own into what it makes, and PyTorch cannot "
-            "load that beside its own (is libstdc++.so missing, or -static-libstdc++ set?); name another compiler in "
-            "CXX, or use engine.compile=none"
-        )
 
 
 def _pools(node: torch.fx.Node) -> bool:
