@@ -63,7 +63,6 @@ def test_mlflow_has_whatever_figure_a_study_optimises(
     """One of which a round tells bytes by kind of message, one that no round tells, and one within others."""
     config = config_with(method={"name": "fedcspc"}, federation={"rounds": 1}, model={"projection_dim": 8})
     search(config, 1, Path("study"), metric=metric)
-    figures.write(Path("study"))
     assert StudyTracker(Path("study"), uri=fresh_store).finish()
     [value] = [trial["accuracy"] for trial in read_json(Path("study/study.json"), "")["trials"]]
     assert value is not None
