@@ -22,6 +22,7 @@ from pipelines.execution.one_run import PlacedRun
 from pipelines.execution.recorder import Recorder
 from pipelines.execution.run_pool import Ended, ThisProcess
 from pipelines.execution.steps import InlineSteps
+from pipelines.reporting import comparison_report
 from pipelines.reporting.comparison_files import markdown
 from pipelines.reporting.comparison_report import compare
 from pipelines.runs.layout import read_json
@@ -77,6 +78,8 @@ def carried_out(monkeypatch: pytest.MonkeyPatch) -> tuple[Operation, Comparing]:
     monkeypatch.setattr(admission, "physical_cores", lambda: 1)
     # Another process takes seconds to start; what they do is tested in `test_bodies.py`.
     monkeypatch.setattr(bodies, "RunPool", lambda size, watcher: ThisProcess(watcher))
+    # Nor are figures looked at: a comparison's take two seconds.
+    monkeypatch.setattr(comparison_report, "comparison_drawings", lambda comparison, partition: {})
     recorder = Comparing()
     return Operation(InlineSteps(), _quiet(), cast(Recorder, recorder)), recorder
 
