@@ -206,8 +206,7 @@ def check_compiler(name: str) -> None:
     """Compile a few lines, before a minute goes into a step, and look at what comes of them.
 
     PyTorch cannot load machine code that has a C++ library of its own in it, since locales and exceptions of two such
-    libraries do not mix: it ended the process (seen with a g++ 13 for which there was no libstdc++.so, so that the
-    linker took libstdc++.a).
+    libraries do not mix: it ended the process (seen with a g++ 13 that linked libstdc++.a).
 
     Args:
         name: of the compiler, as :func:`compiler_name` has it.
