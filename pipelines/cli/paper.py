@@ -110,24 +110,29 @@ def list_(arguments: argparse.Namespace) -> int:
     from pipelines.papers.kept import kept_tables
     from pipelines.papers.plan import Asked, cells, plan
 
-    kept: dict[str, dict[str, int]] = {}
+    kept: dict[str, dict[str, dict[str, int]]] = {"kept": {}, "kept_runs": {}}
     for one in kept_tables():
-        kept.setdefault(one.table.id, {})[f"{one.rounds_scale:g}"] = one.results().num_measured
+        for key, num in ("kept", one.results().num_measured), ("kept_runs", len(one.runs)):
+            kept[key].setdefault(one.table.id, {})[f"{one.rounds_scale:g}"] = num
     described: list[dict[str, Any]] = []
     for table in tables().values():
         refused = plan(table, Asked(), look_at_data=False).refused
         printed = [(row.key, column.key) for row, column in cells(table)]
         usable = sum(key not in refused for key in printed)
-        counted = {"printed": len(printed), "configurable": usable, "kept": kept.get(table.id, {})}
-        described.append({"id": table.id, "title": table.title, **counted})
+        counted = {"printed": len(printed), "configurable": usable}
+        budgets = {key: of_tables.get(table.id, {}) for key, of_tables in kept.items()}
+        described.append({"id": table.id, "title": table.title, **counted, **budgets})
     if arguments.json:
         print(json.dumps(described, indent=2))
         return 0
     for found in described:
-        budgets = ", ".join(
-            f"{n} kept" + ("" if scale == "1" else f" at x{scale}") for scale, n in found["kept"].items()
-        )
-        title = found["title"] + (f" ({budgets})" if budgets else "")
+        of_budgets = []
+        for scale, num_runs in found["kept_runs"].items():
+            by = f"{num_runs} run" + ("" if num_runs == 1 else "s")
+            # What is drawn has runs and no printed cells that they would fill.
+            told = f"{found['kept'][scale]} kept, by {by}" if found["kept"][scale] else f"{by} kept"
+            of_budgets.append(told + ("" if scale == "1" else f" at x{scale}"))
+        title = found["title"] + (f" ({', '.join(of_budgets)})" if of_budgets else "")
         # Of a figure whose values are drawn nothing is printed that ours could be set beside.
         count = f"{found['configurable']:>3} of {found['printed']:>3} cells" if found["printed"] else f"{'drawn':>16}"
         print(f"{found['id']:<16} {count}  {title}")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipelines.cli.app import main
+from pipelines.papers.kept import HERE
 
 from .test_keeping import leave
 
@@ -52,6 +53,22 @@ def test_papers_and_folders_that_there_are_not_are_told(tmp_path: Path, capsys: 
     assert code == 2 and "--papers foo: not known; one of fedpg, fedcspc, fedmlp, fedpa, gfpl" in said
     code, said = ended(capsys, "claims", "--kept", str(tmp_path / "nowhere"))
     assert code == 3 and "nowhere: no kept figures there" in said
+
+
+def test_the_list_tells_kept_runs_also_of_what_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    """GFPL's Figure 4 prints no figures, so that its runs fill no cells; "0 kept" was said of them."""
+    assert main(["paper", "list", "--json"]) == 0
+    listed = {table["id"]: table for table in json.loads(capsys.readouterr().out)}
+    assert main(["paper", "list"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    for path in HERE.glob("*.json"):
+        kept = json.loads(path.read_text())
+        found, runs = listed[kept["id"]], len(kept["runs"])
+        assert found["kept_runs"][f"{kept['rounds_scale']:g}"] == runs
+        if found["printed"]:
+            assert f"by {runs} run" in lines[kept["id"]] or f"({runs} run" in lines[kept["id"]]
+        else:
+            assert f"({runs} runs kept" in lines[kept["id"]]
 
 
 def test_a_line_tells_what_decided_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
