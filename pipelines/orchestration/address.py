@@ -26,6 +26,8 @@ _PATIENCE_SECONDS = 2.0  # the first question to a server that was just started 
 _LONG_PATIENCE_SECONDS = 5.0  # for one that is there: on a machine that trains it may be slow to answer
 _OWN = f"{STATE}, protofl up"
 _CLOUD = "https://api.prefect.cloud/"
+_HEADERS = "PREFECT_CLIENT_CUSTOM_HEADERS"
+_NOT_OURS = {"user-agent", "prefect-csrf-token", "prefect-csrf-client"}  # which Prefect's client leaves out of those
 
 
 @dataclass(frozen=True)
@@ -124,13 +126,17 @@ def configured() -> Address | None:
     """The server that Prefect would use, else the one that ``protofl up`` has started here; None: neither.
 
     Raises:
-        ConfigError: ``prefect.toml`` or ``pyproject.toml`` is not valid.
+        ConfigError: ``prefect.toml``, ``pyproject.toml`` or what is said of headers is not valid.
     """
     layers = list(_layers())
     url, source = _value(layers, "PREFECT_API_URL")
     names = ("KEY", "AUTH_STRING", "SSL_CERT_FILE", "TLS_INSECURE_SKIP_VERIFY")
-    found = {name: _value(layers, name)[0] for name in (f"PREFECT_API_{name}" for name in names)}
+    found = {name: _value(layers, name)[0] for name in (*(f"PREFECT_API_{name}" for name in names), _HEADERS)}
     settings = {name: text for name, text in found.items() if text}
+    if _HEADERS in settings and not _are_headers(settings[_HEADERS]):
+        raise ConfigError(
+            f'{_HEADERS} in {_value(layers, _HEADERS)[1]}: not a JSON object of texts; {{"Name": "value"}}'
+        )
     if url:
         return Address(url.rstrip("/"), source, settings)
     own = next((service for service in recorded() if service.name == "prefect"), None)
@@ -211,8 +217,19 @@ def _flat(table: Mapping[str, Any], prefix: str = "PREFECT") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in table.items():
         name = f"{prefix}_{key.upper()}"
-        found |= _flat(value, name) if isinstance(value, Mapping) else {name: value}
+        if name == _HEADERS:  # a table of its own, or its text
+            found[name] = value if isinstance(value, str) else json.dumps(value)
+        else:
+            found |= _flat(value, name) if isinstance(value, Mapping) else {name: value}
     return found
+
+
+def _are_headers(text: str) -> bool:
+    try:
+        headers = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(headers, dict) and all(isinstance(value, str) for value in headers.values())
 
 
 def _profile(path: Path) -> tuple[str, Mapping[str, Any]]:
@@ -266,7 +283,7 @@ def _ask(address: Address, patience_seconds: float) -> str | None:
             said = json.loads(answer.read(1000))
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
-            return "it refuses PREFECT_API_KEY or PREFECT_API_AUTH_STRING"
+            return f"it refuses who asks (PREFECT_API_KEY, PREFECT_API_AUTH_STRING, {_HEADERS})"
         return f"what answers there is no Prefect server (HTTP {error.code})"
     # Refused and timed out are OSErrors, no address at all or no JSON a ValueError, no HTTP server an HTTPException.
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -290,12 +307,16 @@ def _without_login(url: str) -> tuple[str, str | None]:
 
 
 def _credentials(address: Address, login: str | None) -> dict[str, str]:
-    """As Prefect's client sends them: what stands for a user and a password wins over a key."""
+    """As Prefect's client sends them: a user and a password win over a key, and headers that are named over both."""
     login = address.settings.get("PREFECT_API_AUTH_STRING") or login
-    if login:
-        return {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"}
     key = address.settings.get("PREFECT_API_KEY")
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    sent = {}
+    if login:
+        sent["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+    elif key:
+        sent["Authorization"] = f"Bearer {key}"
+    headers = json.loads(address.settings.get(_HEADERS, "{}"))
+    return sent | {name.capitalize(): text for name, text in headers.items() if name.lower() not in _NOT_OURS}
 
 
 def _tls(address: Address) -> Any:

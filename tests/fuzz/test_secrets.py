@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-IN_THE_STORE, IN_THE_SERVER, IN_THE_KEY, IN_THE_STUDY, IN_THE_ENVIRONMENT = (
-    f"sesame-{place}" for place in ("store", "server", "key", "study", "environment")
+IN_THE_STORE, IN_THE_SERVER, IN_THE_KEY, IN_A_HEADER, IN_THE_STUDY, IN_THE_ENVIRONMENT = SECRETS = tuple(
+    f"sesame-{place}" for place in ("store", "server", "key", "header", "study", "environment")
 )
-SECRETS = (IN_THE_STORE, IN_THE_SERVER, IN_THE_KEY, IN_THE_STUDY, IN_THE_ENVIRONMENT)
 TINY = ("data.limit_per_class=4", "partition.num_clients=2", "federation.rounds=1", "partition.validation=0.3")
 
 
@@ -23,6 +22,7 @@ def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'store.db'}?password={IN_THE_STORE}",
         "PREFECT_API_URL": f"http://me:{IN_THE_SERVER}@127.0.0.1:9/api",
         "PREFECT_API_KEY": IN_THE_KEY,
+        "PREFECT_CLIENT_CUSTOM_HEADERS": f'{{"X-Gate": "{IN_A_HEADER}"}}',
         "AWS_SECRET_ACCESS_KEY": IN_THE_ENVIRONMENT,
     }
     values = [f"--set={value}" for value in TINY]

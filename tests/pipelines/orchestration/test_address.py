@@ -27,7 +27,7 @@ TOKEN = "someone:secret"
 @pytest.fixture(autouse=True)
 def nothing_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty folder and home, and none of Prefect's variables."""
-    for name in ("API_URL", "API_KEY", "API_AUTH_STRING", "PROFILE", "PROFILES_PATH", "HOME"):
+    for name in ("API_URL", "API_KEY", "API_AUTH_STRING", "CLIENT_CUSTOM_HEADERS", "PROFILE", "PROFILES_PATH", "HOME"):
         monkeypatch.delenv(f"PREFECT_{name}", raising=False)
     home = tmp_path / "home"
     home.mkdir()
@@ -161,13 +161,24 @@ def test_prefect_reads_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("PREFECT_HOME", str(home))
     (home / "profiles.toml").write_text(
         'active = "lab"\n[profiles.lab]\nPREFECT_API_URL = "http://lab/api"\nPREFECT_API_KEY = "k"\n'
+        'PREFECT_CLIENT_CUSTOM_HEADERS = \'{"X-Lab": "profile"}\'\n'
     )
-    Path("prefect.toml").write_text('[api]\nurl = "http://toml/api"\n')
-    ask = "from prefect.settings import get_current_settings as s; a = s().api; print(a.url, a.key.get_secret_value())"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
-    configured = address.configured()
-    assert configured is not None
-    assert done.stdout.split() == [configured.url, configured.settings["PREFECT_API_KEY"]] == ["http://toml/api", "k"]
+    ask = (
+        "import json; from prefect.settings import get_current_settings; s = get_current_settings()\n"
+        "print(s.api.url, s.api.key.get_secret_value(), s.client.custom_headers['X-Lab'])"
+    )
+
+    def found() -> list[str]:
+        configured = address.configured()
+        assert configured is not None
+        headers = json.loads(configured.settings["PREFECT_CLIENT_CUSTOM_HEADERS"])
+        return [configured.url, configured.settings["PREFECT_API_KEY"], headers["X-Lab"]]
+
+    tables = '[api]\nurl = "http://toml/api"\n', '[client.custom_headers]\nX-Lab = "toml"\n'
+    for table, expected in zip(("".join(tables[:1]), "".join(tables)), ("profile", "toml"), strict=True):
+        Path("prefect.toml").write_text(table)
+        done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == found() == ["http://toml/api", "k", expected]
 
 
 def test_a_file_that_prefect_could_not_read_either_is_named() -> None:
@@ -190,6 +201,19 @@ def test_credentials_are_sent_and_refused_ones_are_said(host: str, monkeypatch: 
     monkeypatch.delenv("PREFECT_API_KEY")
     monkeypatch.setenv("PREFECT_API_URL", f"http://{TOKEN}@{host}/api")
     assert address.choose("auto").uses_prefect
+
+
+def test_headers_that_a_gateway_asks_for_are_sent(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They win over a key, whichever case their names have, as in Prefect's client."""
+    monkeypatch.setenv("PREFECT_API_URL", f"http://{host}/api")
+    monkeypatch.setenv("PREFECT_API_KEY", "is not what the gateway takes")
+    login = f"Basic {base64.b64encode(TOKEN.encode()).decode()}"
+    monkeypatch.setenv("PREFECT_CLIENT_CUSTOM_HEADERS", json.dumps({"authorization": login}))
+    assert address.choose("prefect").uses_prefect
+    for wrong in ("authorization=x", '["authorization"]', '{"authorization": 1}'):
+        monkeypatch.setenv("PREFECT_CLIENT_CUSTOM_HEADERS", wrong)
+        with pytest.raises(ConfigError, match="PREFECT_CLIENT_CUSTOM_HEADERS in the environment: not a JSON object"):
+            address.choose("auto")
 
 
 @pytest.mark.parametrize("path", ["page", "moved", "nowhere"])
