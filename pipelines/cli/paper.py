@@ -110,28 +110,29 @@ def list_(arguments: argparse.Namespace) -> int:
     from pipelines.papers.kept import kept_tables
     from pipelines.papers.plan import Asked, cells, plan
 
-    kept: dict[str, dict[str, dict[str, int]]] = {"kept": {}, "kept_runs": {}}
+    kept: dict[str, dict[str, tuple[int, int]]] = {}  # by table and share of its rounds: printed cells filled, runs
     for one in kept_tables():
-        for key, num in ("kept", one.results().num_measured), ("kept_runs", len(one.runs)):
-            kept[key].setdefault(one.table.id, {})[f"{one.rounds_scale:g}"] = num
+        kept.setdefault(one.table.id, {})[f"{one.rounds_scale:g}"] = one.results().num_measured, len(one.runs)
     described: list[dict[str, Any]] = []
     for table in tables().values():
         refused = plan(table, Asked(), look_at_data=False).refused
         printed = [(row.key, column.key) for row, column in cells(table)]
-        usable = sum(key not in refused for key in printed)
-        counted = {"printed": len(printed), "configurable": usable}
-        budgets = {key: of_tables.get(table.id, {}) for key, of_tables in kept.items()}
-        described.append({"id": table.id, "title": table.title, **counted, **budgets})
+        budgets = kept.get(table.id, {})
+        described.append(
+            {
+                "id": table.id,
+                "title": table.title,
+                "printed": len(printed),
+                "configurable": sum(key not in refused for key in printed),
+                "kept": {scale: num_cells for scale, (num_cells, _) in budgets.items()},
+                "kept_runs": {scale: num_runs for scale, (_, num_runs) in budgets.items()},
+            }
+        )
     if arguments.json:
         print(json.dumps(described, indent=2))
         return 0
     for found in described:
-        of_budgets = []
-        for scale, num_runs in found["kept_runs"].items():
-            by = f"{num_runs} run" + ("" if num_runs == 1 else "s")
-            # What is drawn has runs and no printed cells that they would fill.
-            told = f"{found['kept'][scale]} kept, by {by}" if found["kept"][scale] else f"{by} kept"
-            of_budgets.append(told + ("" if scale == "1" else f" at x{scale}"))
+        of_budgets = [_kept_words(scale, *counts) for scale, counts in kept.get(found["id"], {}).items()]
         title = found["title"] + (f" ({', '.join(of_budgets)})" if of_budgets else "")
         # Of a figure whose values are drawn nothing is printed that ours could be set beside.
         count = f"{found['configurable']:>3} of {found['printed']:>3} cells" if found["printed"] else f"{'drawn':>16}"
@@ -139,6 +140,15 @@ def list_(arguments: argparse.Namespace) -> int:
     total = (sum(found[key] for found in described) for key in ("configurable", "printed"))
     print("{:<16} {:>3} of {:>3} cells".format("all", *total))
     return 0
+
+
+def _kept_words(scale: str, num_cells: int, num_runs: int) -> str:
+    """What is drawn has runs, and no printed cells that they would fill."""
+    from pipelines.reporting.formats import plural
+
+    runs = plural(num_runs, "run")
+    told = f"{num_cells} kept, by {runs}" if num_cells else f"{runs} kept"
+    return told + ("" if scale == "1" else f" at x{scale}")
 
 
 def show(arguments: argparse.Namespace) -> int:

@@ -130,6 +130,11 @@ def configured() -> Address | None:
     """
     layers = list(_layers())
     url, source = _value(layers, "PREFECT_API_URL")
+    if not url:
+        own = next((service for service in recorded() if service.name == "prefect"), None)
+        if own is None:
+            return None  # before anything is refused that nobody would use
+        url, source = own.url, _OWN
     names = ("KEY", "AUTH_STRING", "SSL_CERT_FILE", "TLS_INSECURE_SKIP_VERIFY")
     found = {name: _value(layers, name)[0] for name in (*(f"PREFECT_API_{name}" for name in names), _HEADERS)}
     settings = {name: text for name, text in found.items() if text}
@@ -137,10 +142,7 @@ def configured() -> Address | None:
         raise ConfigError(
             f'{_HEADERS} in {_value(layers, _HEADERS)[1]}: not a JSON object of texts; {{"Name": "value"}}'
         )
-    if url:
-        return Address(url.rstrip("/"), source, settings)
-    own = next((service for service in recorded() if service.name == "prefect"), None)
-    return None if own is None else Address(own.url, _OWN, settings)
+    return Address(url.rstrip("/"), source, settings)
 
 
 def problem_with(address: Address, patience_seconds: float) -> str | None:
@@ -217,7 +219,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "PREFECT") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in table.items():
         name = f"{prefix}_{key.upper()}"
-        if name == _HEADERS:  # a table of its own, or its text
+        if name == _HEADERS:  # a table of its own, or its text; in a profile Prefect takes the text alone
             found[name] = value if isinstance(value, str) else json.dumps(value)
         else:
             found |= _flat(value, name) if isinstance(value, Mapping) else {name: value}
