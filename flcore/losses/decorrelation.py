@@ -14,7 +14,7 @@ _LEAST_VARIANCE = 1e-8
 
 
 def correlation_penalty(features: Tensor, *, scaling: Scaling = "code", weight: Tensor | None = None) -> Tensor:
-    """How correlated the dimensions of a mini-batch's features are; 0 for one sample.
+    """How correlated the dimensions of a mini-batch's features are; 0 for one sample or none.
 
     With Z the features, each dimension shifted to mean 0 and divided by its unbiased deviation over the B samples:
 
@@ -30,7 +30,7 @@ def correlation_penalty(features: Tensor, *, scaling: Scaling = "code", weight: 
         A scalar.
     """
     counted = torch.ones_like(features[:, 0]) if weight is None else weight.to(features.dtype)
-    member, count = counted.unsqueeze(1), counted.sum()
+    member, count = counted.unsqueeze(1), counted.sum().clamp_min(1)
     degrees = (count - 1).clamp_min(1)
     centred = (features - (features * member).sum(0) / count) * member
     standardised = centred * (centred.square().sum(0) / degrees + _LEAST_VARIANCE).rsqrt()

@@ -6,10 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from flcore.losses.alignment import prototype_pull
 from flcore.losses.basic import cross_entropy, proximal, weighted_mean
 
 
@@ -46,31 +43,6 @@ def test_proximal_sums_over_all_parameters() -> None:
     anchor = {"b": torch.zeros(1, 2), "a": torch.tensor([1.0])}  # by name, not by order
     assert proximal(params, anchor, 2.0).item() == 8.0
     assert proximal(params, params, 2.0).item() == 0.0
-
-
-@given(
-    real=st.integers(1, 6),
-    padding=st.integers(0, 4),
-    classes=st.integers(1, 4),
-    dim=st.integers(1, 3),
-    seed=st.integers(0, 99),
-)
-@settings(max_examples=40, deadline=None)
-def test_padding_with_weight_zero_changes_nothing(real: int, padding: int, classes: int, dim: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    count = real + padding
-    logits = torch.randn(count, classes, generator=generator)
-    features = torch.randn(count, dim, generator=generator)
-    labels = torch.randint(classes, (count,), generator=generator)
-    present = torch.rand(classes, generator=generator) < 0.5
-    means = torch.randn(classes, dim, generator=generator)
-    weight = (torch.arange(count) < real).float()
-    assert cross_entropy(logits, labels, weight).item() == pytest.approx(
-        cross_entropy(logits[:real], labels[:real]).item(), abs=1e-6
-    )
-    assert prototype_pull(features, labels, means, present, weight=weight).item() == pytest.approx(
-        prototype_pull(features[:real], labels[:real], means, present).item(), abs=1e-6
-    )
 
 
 def test_padding_gets_no_gradient() -> None:

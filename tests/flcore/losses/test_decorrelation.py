@@ -37,17 +37,6 @@ def test_shifting_and_scaling_a_column_changes_nothing(scaling: str) -> None:
 
 
 @pytest.mark.parametrize("scaling", ["code", "paper"])
-def test_padding_is_no_sample(scaling: str) -> None:
-    padded = torch.cat([FEATURES, torch.full((2, 2), 99.0)]).requires_grad_()
-    weight = torch.tensor([1.0, 1, 1, 1, 0, 0])
-    penalty = correlation_penalty(padded, scaling=scaling, weight=weight)  # type: ignore[arg-type]
-    assert penalty.item() == pytest.approx(correlation_penalty(FEATURES, scaling=scaling).item())  # type: ignore[arg-type]
-    (gradient,) = torch.autograd.grad(penalty, padded)
-    assert gradient[4:].tolist() == [[0, 0], [0, 0]]
-    assert gradient[:4].abs().max() > 0
-
-
-@pytest.mark.parametrize("scaling", ["code", "paper"])
 def test_one_sample_and_dead_dimensions(scaling: str) -> None:
     """One sample: 0. A dimension that is always 0 is correlated with nothing; nothing of it is NaN."""
     assert correlation_penalty(FEATURES[:1], scaling=scaling).item() == 0  # type: ignore[arg-type]
