@@ -30,8 +30,9 @@ from flcore.engine.rounds import Observers, run_rounds
 from flcore.engine.turns import Failure, Place, Reply
 from flcore.evaluation.forward import Forward, StoredImages
 from flcore.experiment import Experiment
+from flcore.messages import Payload
 from flcore.models import Backbone
-from flcore.records import Record
+from flcore.records import Payloads, Record, serialise
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -242,6 +243,20 @@ def _scores(
     return Forward(experiment).answers(weights, stored, asked, Record(server or {}), classes)[""]
 
 
+def _same(first: Payload | Payloads, second: Payload | Payloads) -> bool:
+    """Whether two payloads, or two messages or states of them, are equal to the bit, names and order included."""
+    ours, theirs = (value if isinstance(value, Mapping) else {"value": value} for value in (first, second))
+    kinds = [[(name, type(part), part.header()) for name, part in sorted(record.items())] for record in (ours, theirs)]
+    return kinds[0] == kinds[1] and serialise(ours) == serialise(theirs)
+
+
+def _apart(first: Payload, second: Payload) -> float:
+    """The largest difference between values of the same name."""
+    ours, theirs = first.arrays(), second.arrays()
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours)
+
+
 class Threaded(InlineOrchestrator):
     """Groups run on threads at once, as under an orchestrator that shows tasks."""
 
@@ -285,6 +300,7 @@ class Lab:
     train_stack = staticmethod(_train_stack)
     committed = staticmethod(_committed)
     scores = staticmethod(_scores)
+    same, apart = staticmethod(_same), staticmethod(_apart)
 
     @staticmethod
     def model_of(method: str) -> dict[str, Any]:

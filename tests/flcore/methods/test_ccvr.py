@@ -25,11 +25,6 @@ from flcore.rng import torch_stream
 SHORT = {"per_class": 20, "epochs": 2}
 
 
-def same(first: Weights, second: Weights) -> bool:
-    """Equal to the bit, names and order included."""
-    return first.header() == second.header() and serialise({"model": first}) == serialise({"model": second})
-
-
 def calibrated(experiment: Any, server: Record) -> Weights:
     """The model that answers."""
     model: Weights = experiment.method.global_model(server, experiment.setting)
@@ -68,7 +63,7 @@ def test_the_bases_part_is_the_bases_run(lab: Any, base: str, own: dict[str, Any
     found = lab.run(experiment, tmp_path / "ccvr")
     final = experiment.method.base_method.global_model(alone.state.server, experiment.setting)
     assert serialise(found.state.server.without("calibrated_head")) == serialise(alone.state.server)
-    assert not same(calibrated(experiment, found.state.server), final)
+    assert not lab.same(calibrated(experiment, found.state.server), final)
     for client in range(4):
         assert serialise(found.memory(client)) == serialise(alone.memory(client))
     first, expected = dict(found.history[0]), alone.history[0]
@@ -125,7 +120,7 @@ def test_a_base_that_calibrates_too(lab: Any, tmp_path: Path) -> None:
     for name, value in below.params.items():
         assert torch.equal(after.params[name], value) != name.startswith("head."), name
     sent = method.broadcast(server, 0, Exchange(setting, 1, CCVR.collect_leg))
-    assert same(sent[MODEL], below) and not same(below, server[MODEL])
+    assert lab.same(sent[MODEL], below) and not lab.same(below, server[MODEL])
 
 
 # ---- what is sent ------------------------------------------------------------------------------------------------
@@ -256,7 +251,7 @@ def test_without_a_class_of_enough_samples_the_model_stays(lab: Any, tmp_path: P
     experiment = of_the_body(lab, min_count=3)
     run = lab.run(experiment, tmp_path / "run")
     assert "calibrated_head" not in run.state.server and "server" not in run.history[0]
-    assert same(calibrated(experiment, run.state.server), run.state.server[MODEL])
+    assert lab.same(calibrated(experiment, run.state.server), run.state.server[MODEL])
 
 
 def test_a_calibration_that_diverges_says_so(lab: Any) -> None:

@@ -23,10 +23,6 @@ SMALL = {"name": "creff", "per_class": 5, "match_steps": 3, "retrain_epochs": 3}
 """Server stages that cost nothing, for tests of everything else."""
 
 
-def same(first: Payloads, second: Payloads) -> bool:
-    return serialise(first) == serialise(second)
-
-
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -91,7 +87,7 @@ def test_local_training_is_fedavg(lab: Any, tmp_path: Any) -> None:
     changes = {"federation__participation": 0.5, "local__momentum": 0.5}
     plain = lab.run(lab.experiment(method__name="fedavg", **changes), tmp_path / "fedavg")
     run = lab.run(lab.experiment(method=SMALL, **changes), tmp_path / "creff")
-    assert same({"model": run.state.server["model"]}, plain.state.server)
+    assert lab.same({"model": run.state.server["model"]}, plain.state.server)
     for found, expected in zip(run.history, plain.history, strict=True):
         assert found["train_loss"] == expected["train_loss"]
         assert found["alternatives"]["fedavg_head"]["top1_global"] == expected["top1_global"]
@@ -241,8 +237,8 @@ def test_every_round_has_a_fresh_classifier(lab: Any) -> None:
         assert torch.equal(value, first.setting.initial.params[name])
     exchanges = (first, first, Exchange(first.setting, 2))
     fresh = [method.retrain_classifier(server, Replies({}), exchange)[0][CLASSIFIER] for exchange in exchanges]
-    assert same({"c": fresh[0]}, {"c": fresh[1]})
-    assert not same({"c": fresh[0]}, {"c": fresh[2]})
+    assert lab.same({"c": fresh[0]}, {"c": fresh[1]})
+    assert not lab.same({"c": fresh[0]}, {"c": fresh[2]})
     values = torch.cat([value.flatten() for value in fresh[0].params.values()])
     assert values.abs().max() <= 1 / math.sqrt(8)
     assert values.min() < -0.2
@@ -259,7 +255,7 @@ def test_order_of_replies_changes_nothing(lab: Any) -> None:
         for stage in experiment.method.stages().values():
             server, _ = stage(server, replies, Exchange(experiment.setting, 1))
         results.append(server)
-    assert same(*results)
+    assert lab.same(*results)
     assert list(experiment.method.stages()) == ["aggregate", "match-gradients", "retrain-classifier"]
 
 
@@ -296,7 +292,7 @@ def test_private_statistics_serve_the_received_body(lab: Any, tmp_path: Any) -> 
     memory, server = run.memory(0), run.state.server
     turn = TurnRunner(experiment).receive(3, Leg(), 0, server, memory)
     used = turn.with_statistics(turn.inbox["model"]).buffers
-    assert same({"s": Weights({}, used)}, {"s": memory["batchnorm"]})
+    assert lab.same({"s": Weights({}, used)}, {"s": memory["batchnorm"]})
     assert set(memory) == {"batchnorm"}
     own, initial = (lab.train(experiment, number=3, server=server, memory=kept)[0] for kept in (memory, {}))
     assert not torch.equal(own.message["gradients"]["weight"], initial.message["gradients"]["weight"])

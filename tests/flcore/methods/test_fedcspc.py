@@ -33,10 +33,6 @@ OFF = {"name": "fedcspc", "use_lrl": False, "use_ca": False, "use_kp": False}
 UPLOAD = {"labels": torch.tensor([0]), "vectors": torch.tensor([[2.0, 0.0]])}
 
 
-def same(first: Payloads, second: Payloads) -> bool:
-    return serialise(first) == serialise(second)
-
-
 def close(values: Tensor, *expected: float) -> bool:
     return bool(torch.allclose(values.flatten(), torch.tensor(expected, dtype=torch.float32), atol=2e-6))
 
@@ -70,13 +66,13 @@ def test_with_everything_off_it_is_the_base(lab: Any, base: str, tmp_path: Any) 
     changes = {"model": CSPC, "federation__participation": 0.5, "local__momentum": 0.5}
     expected = lab.run(lab.experiment(**changes, method__name=base), tmp_path / "base")
     off = lab.run(lab.experiment(**changes, method={**OFF, "base": base}), tmp_path / "off")
-    assert same(off.state.server, expected.state.server)
+    assert lab.same(off.state.server, expected.state.server)
     assert off.history == expected.history
-    assert all(same(off.memory(client), expected.memory(client)) for client in range(4))
+    assert all(lab.same(off.memory(client), expected.memory(client)) for client in range(4))
     idle = lab.experiment(**changes, method={**QUICK, "base": base, "cal_epochs": 0, "use_lrl": False, "use_kp": False})
     run = lab.run(idle, tmp_path / "idle")
     answering = idle.method.global_model(run.state.server, idle.setting)
-    assert same({"model": answering}, expected.state.server) and same(
+    assert lab.same({"model": answering}, expected.state.server) and lab.same(
         run.state.server.only("model"), {"model": answering}
     )
     assert [r["top1_global"] for r in run.history] == [r["top1_global"] for r in expected.history]
@@ -87,10 +83,10 @@ def test_without_feedback_and_alignment_the_uncalibrated_model_is_fedavg(lab: An
     expected = lab.run(lab.experiment(model=CSPC), tmp_path / "fedavg")
     experiment = lab.experiment(model=CSPC, method={**QUICK, "use_lrl": False, "feedback": False})
     run, method = lab.run(experiment, tmp_path / "fedcspc"), experiment.method
-    assert same(method.broadcast(run.state.server, 0, at(experiment, 4)), expected.state.server)
+    assert lab.same(method.broadcast(run.state.server, 0, at(experiment, 4)), expected.state.server)
     uncalibrated = [record["alternatives"]["before_calibration"]["top1_global"] for record in run.history]
     assert uncalibrated == [record["top1_global"] for record in expected.history]
-    assert not same({"model": method.global_model(run.state.server, experiment.setting)}, expected.state.server)
+    assert not lab.same({"model": method.global_model(run.state.server, experiment.setting)}, expected.state.server)
 
 
 def test_what_answers_is_what_clients_receive(lab: Any, tmp_path: Any) -> None:
@@ -98,7 +94,7 @@ def test_what_answers_is_what_clients_receive(lab: Any, tmp_path: Any) -> None:
     experiment = lab.experiment(model=CSPC, method=QUICK, federation__rounds=1)
     server = lab.run(experiment, tmp_path / "run").state.server
     answering = experiment.method.global_model(server, experiment.setting)
-    assert same({"model": experiment.method.broadcast(server, 0, at(experiment, 2))["model"]}, {"model": answering})
+    assert lab.same({"model": experiment.method.broadcast(server, 0, at(experiment, 2))["model"]}, {"model": answering})
     for name, value in answering.params.items():
         assert torch.equal(value, server["model"].params[name]) == name.startswith("encoder."), name
 
@@ -108,11 +104,11 @@ def test_updates_are_measured_from_what_clients_received(lab: Any, tmp_path: Any
     experiment = lab.experiment(model=CSPC, method=QUICK, federation__rounds=1, aggregation__clip=1.0)
     server = lab.run(experiment, tmp_path / "run").state.server
     sent = experiment.method.broadcast(server, 0, at(experiment, 2))["model"]
-    assert not same({"model": sent}, {"model": server["model"]})
+    assert not lab.same({"model": sent}, {"model": server["model"]})
     replies = Replies({0: {"model": sent, "num_samples": Count(5)}})
     after, facts = experiment.method.stages()["aggregate"](server, replies, at(experiment, 2))
     assert facts == {"update_norm": 0, "clip_norm": 1, "clipped": 0}
-    assert same({"model": after["model"]}, {"model": sent})
+    assert lab.same({"model": after["model"]}, {"model": sent})
 
 
 @pytest.mark.parametrize("options", [{}, {"feedback": False, "norm_match": True}])
@@ -146,7 +142,7 @@ def test_the_first_round_trains_like_the_base(lab: Any, base: str) -> None:
     expected, _ = lab.train(lab.experiment(**changes, method__name=base))
     found, _ = lab.train(lab.experiment(**changes, method={**QUICK, "base": base}))
     assert found.losses == expected.losses
-    assert same({"model": found.message["model"]}, {"model": expected.message["model"]})
+    assert lab.same({"model": found.message["model"]}, {"model": expected.message["model"]})
 
 
 def test_the_base_is_a_parameter(lab: Any) -> None:
@@ -423,7 +419,7 @@ def answered(lab: Any) -> tuple[Any, Record, Replies]:
 
 
 @pytest.mark.parametrize("contrast", ["batch", "full"])
-def test_calibration_moves_the_head_alone(answered: Any, contrast: Any) -> None:
+def test_calibration_moves_the_head_alone(lab: Any, answered: Any, contrast: Any) -> None:
     """Section 8, 12; the same twice, another in another round; what came in stays."""
     experiment, server, replies = answered
     before = serialise(server)
@@ -432,8 +428,8 @@ def test_calibration_moves_the_head_alone(answered: Any, contrast: Any) -> None:
         assert torch.equal(tensor, server["model"].params[name]) == name.startswith("encoder."), name
     assert serialise(server) == before
     again, another = (calibrated(experiment, server, replies, number, contrast=contrast)[0] for number in (1, 2))
-    assert same({"m": again}, {"m": after})
-    assert not same({"m": another}, {"m": after})
+    assert lab.same(again, after)
+    assert not lab.same(another, after)
     assert {"calibration_supervised", "calibration_contrast", "calibration_mixed"} < set(facts)
     assert all(math.isfinite(value) for value in facts.values())
 
@@ -627,7 +623,7 @@ def test_nobody_sends_a_prototype(lab: Any, tmp_path: Any) -> None:
     changes = {"model": CSPC, "federation__rounds": 2}
     expected = lab.run(lab.experiment(**changes), tmp_path / "base")
     run = lab.run(lab.experiment(**changes, method={**QUICK, "min_count": 1000}), tmp_path / "run")
-    assert same(run.state.server.only("model"), expected.state.server)
+    assert lab.same(run.state.server.only("model"), expected.state.server)
     assert "calibrated" not in run.state.server
     assert [r["top1_global"] for r in run.history] == [r["top1_global"] for r in expected.history]
     assert run.history[-1]["server"] == {"prototypes": 0}

@@ -14,13 +14,9 @@ from flcore.methods.class_prototypes import CLASS_COUNTS
 from flcore.methods.fedhkd import KNOWLEDGE, FedHKD, qualified_counts
 from flcore.methods.vocabulary import NUM_SAMPLES, Exchange, Replies
 from flcore.prototypes.release import privacy_spent
-from flcore.records import Payloads, Record, serialise
+from flcore.records import Payloads, Record
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
-
-
-def same(first: Payloads, second: Payloads) -> bool:
-    return serialise(first) == serialise(second)
 
 
 def linear(lab: Any, **method: Any) -> Any:
@@ -109,7 +105,7 @@ def test_clipping_and_noise(lab: Any) -> None:
     count = int(present.sum()) * 256
     assert float(blur[:, :256].square().mean()) == pytest.approx(9, abs=4 * 9 * math.sqrt(2 / count))
     assert not noisy["knowledge"].means[~present].any()
-    assert same({"model": noisy["model"]}, {"model": plain["model"]})
+    assert lab.same({"model": noisy["model"]}, {"model": plain["model"]})
 
 
 def test_who_counts() -> None:
@@ -204,11 +200,11 @@ def test_without_its_terms_it_is_fedavg(lab: Any, tmp_path: Any) -> None:
     expected = lab.run(lab.experiment(**changes), tmp_path / "fedavg")
     method = {"name": "fedhkd", "lambda_head": 0, "gamma": 0}
     off = lab.run(lab.experiment(**changes, method=method), tmp_path / "off")
-    assert same(off.state.server, expected.state.server)
+    assert lab.same(off.state.server, expected.state.server)
     assert off.history == expected.history
     plain, _ = lab.train(lab.experiment(**changes))
     first, _ = lab.train(lab.experiment(**changes, method__name="fedhkd"))
-    assert same({"model": first.message["model"]}, {"model": plain.message["model"]})
+    assert lab.same({"model": first.message["model"]}, {"model": plain.message["model"]})
 
 
 @pytest.mark.parametrize(

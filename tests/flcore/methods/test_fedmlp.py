@@ -21,17 +21,13 @@ from flcore.messages import Arrays, Count, Prototypes, Weights
 from flcore.methods.fedmlp import REPORT_LEG, FedMLP, aggregate_prototypes, count_classes, nearest_prototype
 from flcore.methods.vocabulary import Batch, Exchange, Facts, Leg, Replies
 from flcore.models.view import ModuleView
-from flcore.records import Record, serialise
+from flcore.records import Record
 
 SMALL = {"name": "fedcspc_cnn", "projection_dim": 8}
 BATCHNORM = {"name": "fedgen_cnn", "feature_dim": 8}
 SCHEDULES = ["cyclic", "blocked"]
 OFF = {"weight_prototypes": 0, "weight_memory": 0, "alpha": 0}
 SEVEN = torch.tensor([[1, 0], [0.9, 0.1], [0, 1], [0.1, 0.9], [0.2, 0.9], [-1, -1], [-1, -0.9]])
-
-
-def same(first: Record, second: Record) -> bool:
-    return serialise(first) == serialise(second)
 
 
 def everywhere(num_classes: int) -> torch.Tensor:
@@ -513,7 +509,7 @@ def test_static_data_leave_nothing_to_remember(lab: Any, tmp_path: Any) -> None:
         )
         for weight in (0, 3)
     ]
-    assert same({"m": runs[0].state.server["model"]}, {"m": runs[1].state.server["model"]})
+    assert lab.same({"m": runs[0].state.server["model"]}, {"m": runs[1].state.server["model"]})
     assert [r["train_loss"] for r in runs[0].history] == [r["train_loss"] for r in runs[1].history]
 
 
@@ -530,12 +526,12 @@ def test_without_its_terms_it_is_fedavg(
     changes = {"federation": federation, "model": {"name": "fedproto_cnn"}, "local__momentum": 0.9}
     plain = lab.run(lab.experiment(partition=streams, **changes), tmp_path / "fedavg")
     off = lab.run(stream(method=options, **changes), tmp_path / "off")
-    assert same(off.state.server, plain.state.server)
+    assert lab.same(off.state.server, plain.state.server)
     assert off.history == plain.history
     on = lab.run(stream(**changes), tmp_path / "on")
     assert on.history[0]["train_loss"] == plain.history[0]["train_loss"]
     assert on.history[0]["class_accuracy"] == plain.history[0]["class_accuracy"]
-    assert not same({"m": on.state.server["model"]}, {"m": plain.state.server["model"]})
+    assert not lab.same({"m": on.state.server["model"]}, {"m": plain.state.server["model"]})
 
 
 VARIANTS: list[dict[str, Any]] = [

@@ -15,19 +15,9 @@ from flcore.methods.base import frozen_answer
 from flcore.methods.fedntd import FedNTD
 from flcore.methods.vocabulary import Batch, Leg
 from flcore.models.view import View
-from flcore.records import Payloads, Record, serialise
+from flcore.records import Record
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
-
-
-def same(first: Payloads, second: Payloads) -> bool:
-    return serialise(first) == serialise(second)
-
-
-def apart(first: Weights, second: Weights) -> float:
-    """Largest difference of two models' parameters and statistics."""
-    pairs = zip(first.arrays().values(), second.arrays().values(), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
 
 
 @pytest.mark.parametrize(("tau", "squared"), [(1.0, False), (2.0, False), (2.0, True)])
@@ -97,9 +87,9 @@ def test_without_its_term_it_is_fedavg(lab: Any, model: dict[str, Any], tmp_path
             "on": {"name": "fedntd"},
         }.items()
     }
-    assert same(runs["off"].state.server, runs["fedavg"].state.server)
+    assert lab.same(runs["off"].state.server, runs["fedavg"].state.server)
     assert runs["off"].history == runs["fedavg"].history
-    assert not same(runs["on"].state.server, runs["fedavg"].state.server)
+    assert not lab.same(runs["on"].state.server, runs["fedavg"].state.server)
     for on, off in zip(runs["on"].history, runs["fedavg"].history, strict=True):
         assert (on["bytes_up"], on["bytes_down"]) == (off["bytes_up"], off["bytes_down"])
         assert on["scalars_up"] == off["scalars_up"]
@@ -121,7 +111,7 @@ def test_two_classes_leave_fedavg_and_a_warning(lab: Any) -> None:
         lab.experiment(method__name="fedntd").method.start_server(lab.experiment().setting)
     on, off = (lab.train(experiments[beta], server=server)[0] for beta in (1.0, 0.0))
     assert on.losses["distillation"] == 0
-    assert same(on.message, off.message)
+    assert lab.same(on.message, off.message)
 
 
 def test_private_statistics_serve_the_teacher(lab: Any) -> None:
@@ -186,7 +176,7 @@ def test_stacked_clients_do_as_single_ones(lab: Any, batchnorm: str) -> None:
     memories = {client: first[client][1] for client in (0, 2)}
     expected, found = (lab.train_stack(experiment, range(4), memories, number=2) for experiment in (serial, stacked))
     for client in range(4):
-        assert apart(expected[client][0].message["model"], found[client][0].message["model"]) < 1e-4
+        assert lab.apart(expected[client][0].message["model"], found[client][0].message["model"]) < 1e-4
         assert found[client][0].losses == pytest.approx(expected[client][0].losses, abs=1e-4)
 
 

@@ -13,13 +13,9 @@ from flcore.messages import Weights
 from flcore.methods import METHODS
 from flcore.methods.fedper import FedPer
 from flcore.models import MODELS, build_model, extract_weights
-from flcore.records import Record, measure, serialise
+from flcore.records import Record, measure
 
 METHOD_NAMES = ["fedper", "fedrep"]
-
-
-def same(first: Record, second: Record) -> bool:
-    return serialise(first) == serialise(second)
 
 
 def part(weights: Weights, prefix: str) -> Record:
@@ -88,7 +84,7 @@ def test_one_client_is_local_training(lab: Any, model: str, head_from: str, tmp_
     experiment = lab.experiment(**changes, method=method)
     run = lab.run(experiment, tmp_path / "fedper")
     found = experiment.method.client_model(run.state.server, 0, run.memory(0), experiment.setting)
-    assert same({"model": found}, {"model": local.memory(0)["model"]})
+    assert lab.same({"model": found}, {"model": local.memory(0)["model"]})
     assert [record["local_accuracy"] for record in run.history] == [r["local_accuracy"] for r in local.history]
 
 
@@ -100,7 +96,7 @@ def test_a_round_is_fedavg_of_the_base_and_keeps_the_heads(lab: Any, tmp_path: A
     run = lab.run(experiment, tmp_path / "fedper")
     expected, base = averaged.state.server["model"], run.state.server["model"]
     for prefix in ("encoder.", "projection."):
-        assert same(part(base, prefix), part(expected, prefix))
+        assert lab.same(part(base, prefix), part(expected, prefix))
     assert not part(base, "head.")["part"].params
     heads = [run.memory(client)["top"].params["head.weight"] for client in range(4)]
     assert len({tuple(head.flatten().tolist()) for head in heads}) == 4
@@ -118,13 +114,13 @@ def test_the_global_model_is_the_base(lab: Any, method: str, head_from: str, tmp
     experiment = lab.experiment(method=options, model={"name": "fedcspc_cnn"}, federation__rounds=1)
     asked, setting = experiment.method, experiment.setting
     start = asked.global_model(asked.start_server(setting), setting)
-    assert same({"model": start}, {"model": asked.base(setting.initial)})
+    assert lab.same({"model": start}, {"model": asked.base(setting.initial)})
     run = lab.run(experiment, tmp_path / "run")
     base, memory = asked.global_model(run.state.server, setting), run.memory(2)
     personal = asked.personal(setting.initial)
     assert personal and set(base.params) == set(setting.initial.params) - set(personal)
     own = asked.client_model(run.state.server, 2, memory, setting)
-    assert same({"model": own}, {"model": Weights({**own.params, **base.params, **memory["top"].params})})
+    assert lab.same({"model": own}, {"model": Weights({**own.params, **base.params, **memory["top"].params})})
 
 
 @pytest.mark.parametrize("method", METHOD_NAMES)
@@ -140,8 +136,8 @@ def test_who_answers_for_a_client(lab: Any, method: str, tmp_path: Any) -> None:
         memory = run.memory(client)
         own = experiment.method.client_model(run.state.server, client, memory, experiment.setting)
         assert own is not None and list(own.params) == list(start.params)
-        assert same(part(own, "encoder."), part(run.state.server["model"], "encoder."))
-        assert same(part(own, "head."), part(start, "head.")) == (client not in sampled)
+        assert lab.same(part(own, "encoder."), part(run.state.server["model"], "encoder."))
+        assert lab.same(part(own, "head."), part(start, "head.")) == (client not in sampled)
         assert bool(memory) == (client in sampled)
 
 

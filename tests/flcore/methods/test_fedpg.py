@@ -19,7 +19,7 @@ from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
 from flcore.evaluation.analyses.virtual_sheet import image_sheet
 from flcore.experiment import Experiment
-from flcore.messages import Count, Prototypes, Weights
+from flcore.messages import Count, Prototypes
 from flcore.methods.fedpg import TARGETS, FedPG, aggregate_prototypes
 from flcore.methods.image_generator import GENERATOR
 from flcore.methods.virtual_images import VIRTUAL
@@ -28,16 +28,6 @@ from flcore.prototypes.class_means import class_means
 from flcore.records import Record, measure, serialise
 
 SMALL = {"name": "fedpg", "gen_steps": 3, "gen_batch": 8, "noise_dim": 4, "n_virtual": 5, "virtual_batch": 8}
-
-
-def same(first: Weights, second: Weights) -> bool:
-    """Equal to the bit, names and order included."""
-    return first.header() == second.header() and serialise({"model": first}) == serialise({"model": second})
-
-
-def apart(first: Weights, second: Weights) -> float:
-    """Largest difference of two models' values."""
-    return max(float((first.values[name].float() - second.values[name].float()).abs().max()) for name in first.values)
 
 
 def uploads(experiment: Experiment, means: Tensor, present: Tensor) -> Replies:
@@ -148,7 +138,7 @@ def test_clipped_and_noisy_prototypes(lab: Any) -> None:
     assert torch.allclose(clipped[PROTOTYPES].means[held], 0.01 * directions, atol=1e-6)
     assert not torch.allclose(noisy[PROTOTYPES].means[held], clipped[PROTOTYPES].means[held], atol=1e-4)
     assert noisy[PROTOTYPES].present.tolist() == held.tolist()
-    assert same(plain[MODEL], noisy[MODEL])
+    assert lab.same(plain[MODEL], noisy[MODEL])
 
 
 def test_a_bound_for_one_image_is_refused() -> None:
@@ -180,8 +170,8 @@ def test_training_changes_nothing_that_came_in(lab: Any) -> None:
     after = next_round(experiment, server, torch.randn(6, 8), torch.tensor([True, False] * 3))
     assert {name: serialise({name: payload}) for name, payload in server.items()} == before
     assert torch.equal(server[TARGETS]["means"][list(present)], server[PROTOTYPES].means[list(present)])
-    assert same(after[MODEL], experiment.setting.initial)
-    assert apart(after[GENERATOR], server[GENERATOR]) > 0
+    assert lab.same(after[MODEL], experiment.setting.initial)
+    assert lab.apart(after[GENERATOR], server[GENERATOR]) > 0
 
 
 def test_missing_classes_aim_where_they_did(lab: Any) -> None:
@@ -226,7 +216,7 @@ def test_a_pull_to_the_prototypes_holds_moving_targets(lab: Any) -> None:
         shifts[use_d] = first_round(lab, method=SMALL | options)[2]["target_shift"]
     assert 0 < shifts[True] < 0.9 * shifts[False]
     generators = [after_a_round(lab, method=SMALL | {"use_d": use_d})[1][GENERATOR] for use_d in (True, False)]
-    assert same(*generators)
+    assert lab.same(*generators)
 
 
 def test_switches_of_the_generator(lab: Any) -> None:
@@ -245,11 +235,11 @@ def test_switches_of_the_generator(lab: Any) -> None:
             {"pixel_range": "authors"},
         )
     }
-    assert same(trained["{'use_lp': False}"], trained["{'lambda_s': 0.0}"])
+    assert lab.same(trained["{'use_lp': False}"], trained["{'lambda_s': 0.0}"])
     del trained["{'lambda_s': 0.0}"]
     names = list(trained)
     for one, name in enumerate(names):
-        assert all(not same(trained[name], trained[other]) for other in names[one + 1 :])
+        assert all(not lab.same(trained[name], trained[other]) for other in names[one + 1 :])
 
 
 def test_learning_rates_fall_step_by_step(lab: Any) -> None:
@@ -350,15 +340,15 @@ def test_what_equals_fedavg(lab: Any, model: str, tmp_path: Any) -> None:
     expected = runs["fedavg"]
     for name in ("off", "switched off", "gate", "stop"):
         run = runs[name]
-        assert same(run.state.server["model"], expected.state.server["model"])
+        assert lab.same(run.state.server["model"], expected.state.server["model"])
         assert [r["train_loss"] for r in run.history] == [r["train_loss"] for r in expected.history]
         assert run.history[-1]["bytes_down"] == expected.history[-1]["bytes_down"]
         assert run.history[0]["class_accuracy"] == expected.history[0]["class_accuracy"]
     on = runs["on"]
-    assert not same(on.state.server["model"], expected.state.server["model"])
+    assert not lab.same(on.state.server["model"], expected.state.server["model"])
     assert on.history[0]["train_loss"] == expected.history[0]["train_loss"]
     assert on.history[0]["class_accuracy"] == expected.history[0]["class_accuracy"]
-    assert same(runs["off"].state.server["generator"], runs["switched off"].state.server["generator"])
+    assert lab.same(runs["off"].state.server["generator"], runs["switched off"].state.server["generator"])
     assert {"targets", "virtual"} <= set(runs["off"].state.server)
     assert "targets" not in runs["stop"].state.server
 
@@ -399,7 +389,7 @@ def test_stacked_clients_learn_the_same(lab: Any, model: str, options: dict[str,
         turns = lab.train_stack(experiment, range(4), number=2, server=server)
         both.append([turns[client][0] for client in range(4)])
     for one, other in zip(*both, strict=True):
-        assert apart(one.message["model"], other.message["model"]) < 1e-4
+        assert lab.apart(one.message["model"], other.message["model"]) < 1e-4
         assert torch.allclose(one.message["prototypes"].means, other.message["prototypes"].means, atol=1e-3)
         assert other.losses == pytest.approx(one.losses, abs=1e-3)
         assert set(one.losses) == {"cross_entropy", "virtual", "contrast"}
@@ -429,7 +419,7 @@ def test_without_any_prototype_nothing_is_trained(lab: Any) -> None:
     experiment, server = after_a_round(lab, (False,) * 6)
     assert "targets" not in server
     assert "virtual" not in server
-    assert same(server[GENERATOR], started(experiment)[GENERATOR])
+    assert lab.same(server[GENERATOR], started(experiment)[GENERATOR])
     assert set(experiment.method.broadcast(server, 0, Exchange(experiment.setting, 2))) == {"model"}
     assert experiment.method.virtual_images(server, experiment.setting) is None
     assert experiment.method.generated_features(server, experiment.setting, 2, torch.Generator()) is None

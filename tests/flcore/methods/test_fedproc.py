@@ -13,13 +13,9 @@ from flcore.messages import Arrays, Prototypes
 from flcore.methods.class_prototypes import CLASS_COUNTS
 from flcore.methods.fedproc import FedProc
 from flcore.methods.vocabulary import PROTOTYPES, Exchange, Replies
-from flcore.records import Payloads, Record, serialise
+from flcore.records import Payloads, Record
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
-
-
-def same(first: Payloads, second: Payloads) -> bool:
-    return serialise(first) == serialise(second)
 
 
 def test_schedule(lab: Any) -> None:
@@ -99,11 +95,11 @@ def test_without_its_term_it_is_fedavg(lab: Any, tmp_path: Any) -> None:
     changes = {"model": {"name": "fedproto_cnn"}, "federation__participation": 0.5}
     expected = lab.run(lab.experiment(**changes), tmp_path / "fedavg")
     off = lab.run(lab.experiment(**changes, method={"name": "fedproc", "alpha": 0}), tmp_path / "off")
-    assert same(off.state.server, expected.state.server)
+    assert lab.same(off.state.server, expected.state.server)
     assert off.history == expected.history
     plain, _ = lab.train(lab.experiment(**changes))
     first, _ = lab.train(lab.experiment(**changes, method__name="fedproc"))
-    assert same({"model": first.message["model"]}, {"model": plain.message["model"]})
+    assert lab.same({"model": first.message["model"]}, {"model": plain.message["model"]})
 
 
 @pytest.mark.parametrize("model", [CSPC, {"name": "fedgen_cnn", "feature_dim": 8}])

@@ -10,15 +10,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flcore.messages import Prototypes, Weights
+from flcore.messages import Prototypes
 from flcore.methods.fedproto import FedProto
 from flcore.methods.vocabulary import PROTOTYPES, Exchange, Replies
-from flcore.records import Record, serialise
-
-
-def same(first: Weights, second: Weights) -> bool:
-    """Equal to the bit, names and order included."""
-    return first.header() == second.header() and serialise({"model": first}) == serialise({"model": second})
+from flcore.records import Record
 
 
 def by_hand(lab: Any, clients: list[list[int]], encoder: bool = False, **method: Any) -> Any:
@@ -75,8 +70,8 @@ def test_without_its_term_it_is_local_training(lab: Any, model: str, tmp_path: A
     }
     for client in range(4):
         expected = runs["local"].memory(client)["model"]
-        assert same(runs["off"].memory(client)["model"], expected)
-        assert not same(runs["on"].memory(client)["model"], expected)
+        assert lab.same(runs["off"].memory(client)["model"], expected)
+        assert not lab.same(runs["on"].memory(client)["model"], expected)
     assert [r["local_accuracy"] for r in runs["off"].history] == [r["local_accuracy"] for r in runs["local"].history]
 
 
@@ -86,7 +81,7 @@ def test_the_first_round_is_local_training(lab: Any, model: str, tmp_path: Any) 
     local = lab.run(lab.experiment(method__name="local", **changes), tmp_path / "local")
     proto = lab.run(lab.experiment(method__name="fedproto", **changes), tmp_path / "fedproto")
     for client in range(4):
-        assert same(proto.memory(client)["model"], local.memory(client)["model"])
+        assert lab.same(proto.memory(client)["model"], local.memory(client)["model"])
 
 
 def test_prototypes_travel_for_the_classes_held(lab: Any, tmp_path: Any) -> None:

@@ -20,11 +20,6 @@ def bits(weights: Weights) -> bytes:
     return serialise({"weights": weights})
 
 
-def apart(first: Weights, second: Weights) -> float:
-    pairs = zip(first.params.values(), second.params.values(), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
-
-
 def test_one_turn_by_hand(lab: Any) -> None:
     """A = (2, 0) of class 0, E = I, head zero, learning rate 0.1, one pass each.
 
@@ -128,5 +123,5 @@ def test_stacked_clients(lab: Any) -> None:
         changes = {"method": {"name": "fedrep"}, "model": {"name": model}}
         serial, stacked = (lab.train_stack(lab.experiment(**changes, engine__stack=s), range(4)) for s in (False, True))
         for client in range(4):
-            assert apart(serial[client][0].message["model"], stacked[client][0].message["model"]) < 1e-4
-            assert apart(serial[client][1]["top"], stacked[client][1]["top"]) < 1e-4
+            assert lab.apart(serial[client][0].message["model"], stacked[client][0].message["model"]) < 1e-4
+            assert lab.apart(serial[client][1]["top"], stacked[client][1]["top"]) < 1e-4

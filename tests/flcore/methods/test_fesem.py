@@ -43,11 +43,6 @@ def values(models: dict[int, Weights]) -> dict[int, float]:
     return {number: model.params["w"].item() for number, model in models.items()}
 
 
-def same(first: Weights, second: Weights) -> bool:
-    """Equal to the bit, names and order included."""
-    return first.header() == second.header() and serialise({"model": first}) == serialise({"model": second})
-
-
 def by_hand(lab: Any, clients: list[list[int]], **changes: Any) -> Any:
     """A linear model that starts at zero, full batches, plain SGD with learning rate 0.1."""
     dataset = lab.toy_dataset(PIXELS, LABELS, None, None)
@@ -266,8 +261,10 @@ def test_one_centre_is_fedavg(lab: Any, weighted: bool, tmp_path: Any) -> None:
     expected = lab.run(lab.experiment(**changes), tmp_path / "fedavg")
     experiment = lab.experiment(**changes, method={"name": "fesem", "centres": 1, "weighted": weighted})
     run = lab.run(experiment, tmp_path / "fesem")
-    assert same(run.state.server[centre_slot(0)], expected.state.server["model"])
-    assert same(experiment.method.global_model(run.state.server, experiment.setting), expected.state.server["model"])
+    assert lab.same(run.state.server[centre_slot(0)], expected.state.server["model"])
+    assert lab.same(
+        experiment.method.global_model(run.state.server, experiment.setting), expected.state.server["model"]
+    )
     for found, wanted in zip(run.history, expected.history, strict=True):
         assert {key: found[key] for key in wanted} == wanted
 
@@ -294,7 +291,7 @@ def test_the_first_round_trains_like_fedavg(lab: Any) -> None:
     """From the one initial model."""
     expected, _ = lab.train(lab.experiment())
     found, memory = lab.train(lab.experiment(method__name="fesem"))
-    assert same(found.message["model"], expected.message["model"])
+    assert lab.same(found.message["model"], expected.message["model"])
     assert memory == {}
 
 
@@ -354,7 +351,7 @@ def test_who_answers(lab: Any, tmp_path: Any) -> None:
     facts = ("trains", "has_global_model", "has_vote", "answers_from_memory", "can_be_calibrated")
     assert [getattr(experiment.method, fact) for fact in facts] == ["cohort", False, False, False, False]
     start = Record(experiment.method.start_server(experiment.setting))
-    assert same(experiment.method.global_model(start, experiment.setting), experiment.setting.initial)
+    assert lab.same(experiment.method.global_model(start, experiment.setting), experiment.setting.initial)
     server = two_centres(experiment) | {ASSIGNMENT: Arrays({"centre": torch.tensor([0, -1, 1, 1])})}
     shared = experiment.method.global_model(server, experiment.setting)
     for name, tensor in experiment.setting.initial.params.items():

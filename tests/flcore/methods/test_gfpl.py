@@ -22,7 +22,7 @@ from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.program import DirectMaker
 from flcore.errors import ConfigError
 from flcore.losses.basic import cross_entropy
-from flcore.messages import Arrays, Mixtures, Size, Weights
+from flcore.messages import Arrays, Mixtures, Size
 from flcore.methods.gfpl import FRAME, GFPL, MIXTURES, RETRAIN_LEG
 from flcore.methods.local import Local
 from flcore.methods.vocabulary import Batch, Before, Context, Exchange, LocalModel, Phase, Replies
@@ -39,11 +39,6 @@ EXCHANGING = {"name": "gfpl", "first_exchange": 0, "interval": 1}
 
 def close(*expected: float) -> Any:
     return pytest.approx(expected, abs=1e-5)
-
-
-def same(first: Weights, second: Weights) -> bool:
-    """Equal to the bit, names and order included."""
-    return first.header() == second.header() and serialise({"model": first}) == serialise({"model": second})
 
 
 def toy(lab: Any, pixels: list[list[int]], labels: list[int], clients: list[Any], **changes: Any) -> Any:
@@ -427,7 +422,7 @@ def test_own_mixtures_stay_at_home(lab: Any, tmp_path: Path) -> None:
 def test_where_there_is_nothing_to_draw_from_the_retraining_changes_nothing(lab: Any) -> None:
     experiment = toy(lab, [[0, 4]], [1], [[0]], method=EXCHANGING)
     reply, memory = lab.train(experiment, leg=1, server={})
-    assert same(memory["model"], experiment.setting.initial)
+    assert lab.same(memory["model"], experiment.setting.initial)
     assert (reply.losses, reply.steps) == ({}, 0)
 
 
@@ -454,7 +449,7 @@ def test_small_classes_are_withheld(lab: Any, tmp_path: Path) -> None:
     without = lab.run(lab.experiment(method={**EXCHANGING, "use_pfg": False}, local=decaying), tmp_path / "without")
     assert run.history[-1]["server"] == {"components_uploaded": 0, "components": 0, "classes": 0}
     assert sum(run.history[-1]["bytes_up"].values()) == sum(run.history[-1]["bytes_down"].values()) == 0
-    assert all(same(run.memory(client)["model"], without.memory(client)["model"]) for client in range(4))
+    assert all(lab.same(run.memory(client)["model"], without.memory(client)["model"]) for client in range(4))
     assert run.state.steps == without.state.steps
 
 
@@ -529,7 +524,7 @@ def test_without_both_parts_it_is_local_training(lab: Any, off: str, model: str,
     local = lab.run(lab.experiment(method__name="local", model={"name": model}), tmp_path / "local")
     found = lab.run(lab.experiment(method={"name": "gfpl", **OFF[off]}, model={"name": model}), tmp_path / "gfpl")
     for client in range(4):
-        assert same(found.memory(client)["model"], local.memory(client)["model"])
+        assert lab.same(found.memory(client)["model"], local.memory(client)["model"])
     assert [r["local_accuracy"] for r in found.history] == [r["local_accuracy"] for r in local.history]
     assert (found.state.up, found.state.down) == ({}, {})
 
@@ -627,7 +622,7 @@ def test_who_has_nothing_to_draw_from_takes_no_step(lab: Any, engine: str, holde
     found = lab.train_stack(experiment, range(4), memories, leg=1, worker=worker)
     assert {client: reply.steps for client, (reply, _) in found.items()} == {k: int(k in holders) for k in range(4)}
     for client, (reply, memory) in found.items():
-        assert same(memory["model"], experiment.setting.initial) == (client not in holders)
+        assert lab.same(memory["model"], experiment.setting.initial) == (client not in holders)
         assert set(reply.losses) == (
             {"retrain_cross_entropy", "retrain_dot_regression"} if client in holders else set()
         )

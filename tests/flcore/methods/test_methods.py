@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.messages import Count, Weights
+from flcore.messages import Count
 from flcore.methods import METHODS
 from flcore.methods.class_prototypes import ReleasesPrototypes, ReleasesVectors
 from flcore.methods.vocabulary import Exchange
@@ -24,11 +24,6 @@ def by_hand(lab: Any, clients: list[list[int]], **changes: Any) -> Any:
     dataset = lab.toy_dataset(PIXELS, LABELS, None, None)
     settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 1}} | changes
     return lab.experiment(dataset, lab.by_hand(dataset, clients, [[0, 1]] * len(clients)), lab.ToySpec(), **settings)
-
-
-def same(first: Weights, second: Weights) -> bool:
-    """Equal to the bit, names and order included."""
-    return first.header() == second.header() and serialise({"model": first}) == serialise({"model": second})
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local", "fedprox", "central", "fedproto"])
@@ -103,9 +98,9 @@ def test_fedprox_without_its_term_is_fedavg(lab: Any, model: str, tmp_path: Any)
         }.items()
     }  # fmt: skip
     expected = runs["fedavg"].state.server["model"]
-    assert same(runs["off"].state.server["model"], expected)
+    assert lab.same(runs["off"].state.server["model"], expected)
     assert runs["off"].history == runs["fedavg"].history
-    assert not same(runs["on"].state.server["model"], expected)
+    assert not lab.same(runs["on"].state.server["model"], expected)
     assert [r["participants"] for r in runs["on"].history] == [r["participants"] for r in runs["fedavg"].history]
 
 
@@ -117,7 +112,7 @@ def test_one_client_with_everything_is_local_training(lab: Any, method: str, tmp
     changes = {"local__epochs": 2, "partition__num_clients": 1}
     local = lab.run(lab.experiment(partition=everything, method__name="local", **changes), tmp_path / "local")
     other = lab.run(lab.experiment(partition=everything, method=options, **changes), tmp_path / "other")
-    assert same(other.state.server["model"], local.memory(0)["model"])
+    assert lab.same(other.state.server["model"], local.memory(0)["model"])
     assert [r["mean_local"] for r in other.history] == [r["mean_local"] for r in local.history]
 
 
@@ -125,7 +120,7 @@ def test_central_trains_on_the_union_of_all_clients(lab: Any, tmp_path: Any) -> 
     everything = lab.by_hand(lab.dataset, [range(240)], [range(60)])
     single = lab.run(lab.experiment(partition=everything, method__name="central"), tmp_path / "single")
     divided = lab.run(lab.experiment(method__name="central"), tmp_path / "divided")
-    assert same(single.state.server["model"], divided.state.server["model"])
+    assert lab.same(single.state.server["model"], divided.state.server["model"])
     assert divided.state.steps == 3 * 15  # 240 samples in batches of 16
 
 

@@ -12,19 +12,8 @@ from flcore.engine.client import TurnRunner
 from flcore.messages import Weights
 from flcore.methods.moon import Moon
 from flcore.methods.vocabulary import Batch, Leg
-from flcore.records import Payloads, serialise
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
-
-
-def same(first: Payloads, second: Payloads) -> bool:
-    return serialise(first) == serialise(second)
-
-
-def apart(first: Weights, second: Weights) -> float:
-    """Largest difference of two models' parameters and statistics."""
-    pairs = zip(first.arrays().values(), second.arrays().values(), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
 
 
 def linear(lab: Any, **changes: Any) -> Any:
@@ -53,7 +42,7 @@ def test_one_step_by_hand(lab: Any) -> None:
     assert reply.losses["contrast"] == pytest.approx(mu * 0.126928, abs=1e-5)
     encoder = reply.message["model"].params["encoder.1.weight"]
     assert encoder.flatten().tolist() == pytest.approx([1, 0, -0.1 * mu * 2 * share, 1])
-    assert same({"m": memory["previous"]}, {"m": reply.message["model"]})
+    assert lab.same({"m": memory["previous"]}, {"m": reply.message["model"]})
     assert torch.equal(previous.params["encoder.1.weight"], turned)
     assert torch.equal(initial.params["encoder.1.weight"], torch.eye(2))
 
@@ -64,7 +53,7 @@ def test_without_a_previous_model_the_turn_is_fedavg(lab: Any, number: int) -> N
     changes = {"model": CSPC, "local__epochs": 2, "local__momentum": 0.9}
     expected, _ = lab.train(lab.experiment(**changes), number=number)
     found, _ = lab.train(lab.experiment(**changes, method__name="moon"), number=number)
-    assert same(found.message, expected.message)
+    assert lab.same(found.message, expected.message)
     assert found.losses.get("contrast", 0.0) == 0.0
 
 
@@ -81,9 +70,9 @@ def test_without_its_term_it_is_fedavg(lab: Any, model: dict[str, Any], tmp_path
             "on": {"name": "moon", "mu": 1},
         }.items()
     }
-    assert same(runs["off"].state.server, runs["fedavg"].state.server)
+    assert lab.same(runs["off"].state.server, runs["fedavg"].state.server)
     assert runs["off"].history == runs["fedavg"].history
-    assert not same(runs["on"].state.server, runs["fedavg"].state.server)
+    assert not lab.same(runs["on"].state.server, runs["fedavg"].state.server)
     assert all(
         on["bytes_up"] == off["bytes_up"] for on, off in zip(runs["on"].history, runs["off"].history, strict=True)
     )
@@ -150,7 +139,7 @@ def test_stacked_clients_of_whom_some_have_a_previous_model(lab: Any, model: dic
     memories = {client: first[client][1] for client in (0, 2)}
     expected, found = (lab.train_stack(experiment, range(4), memories, number=2) for experiment in (serial, stacked))
     for client in range(4):
-        assert apart(expected[client][0].message["model"], found[client][0].message["model"]) < 1e-4
+        assert lab.apart(expected[client][0].message["model"], found[client][0].message["model"]) < 1e-4
         assert found[client][0].losses == pytest.approx(expected[client][0].losses, abs=1e-4)
         assert (found[client][0].losses["contrast"] > 0) == (client in memories)
 

@@ -18,16 +18,6 @@ from flcore.records import Record, measure, serialise
 SMALL = {"name": "vhl", "per_class": 5, "virtual_batch": 8}
 
 
-def same(first: Weights, second: Weights) -> bool:
-    """Equal to the bit, names and order included."""
-    return first.header() == second.header() and serialise({"model": first}) == serialise({"model": second})
-
-
-def apart(first: Weights, second: Weights) -> float:
-    """Largest difference of two models' values."""
-    return max(float((first.values[name].float() - second.values[name].float()).abs().max()) for name in first.values)
-
-
 def started(experiment: Any) -> Record:
     return Record(experiment.method.start_server(experiment.setting))
 
@@ -122,10 +112,10 @@ def test_without_its_terms_it_is_fedavg(lab: Any, model: str, tmp_path: Any) -> 
     }
     expected = runs["fedavg"].state.server["model"]
     for name in ("off", "never"):
-        assert same(runs[name].state.server["model"], expected)
+        assert lab.same(runs[name].state.server["model"], expected)
         assert runs[name].history == runs["fedavg"].history
         assert set(runs[name].state.server) == {"model"}
-    assert not same(runs["on"].state.server["model"], expected)
+    assert not lab.same(runs["on"].state.server["model"], expected)
 
 
 def test_everything_but_the_new_outputs_starts_like_fedavg(lab: Any) -> None:
@@ -145,7 +135,7 @@ def test_stacked_clients_learn_the_same(lab: Any, model: str, options: dict[str,
         turns = lab.train_stack(experiment, range(4))
         replies.append([turns[client][0] for client in range(4)])
     for one, other in zip(*replies, strict=True):
-        assert apart(one.message["model"], other.message["model"]) < 1e-4
+        assert lab.apart(one.message["model"], other.message["model"]) < 1e-4
         assert other.losses == pytest.approx(one.losses, abs=1e-3)
 
 
