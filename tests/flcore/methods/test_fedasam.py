@@ -1,4 +1,4 @@
-"""FedASAM by hand: ε, a step, the mean over rounds; its limit case to the bit (baselines.md 10, 22 and 23)."""
+"""FedASAM by hand: ε, a step, the mean over rounds (baselines.md 10)."""
 
 from __future__ import annotations
 
@@ -77,25 +77,6 @@ def test_the_first_pass_leaves_running_statistics_alone(lab: Any) -> None:
     )
     assert found["encoder.1.num_batches_tracked"] == plain["encoder.1.num_batches_tracked"] == 1
     assert not torch.equal(found["encoder.1.running_mean"], plain["encoder.1.running_mean"])
-
-
-def test_without_a_distance_it_is_fedavg(lab: Any, tmp_path: Any) -> None:
-    """Fact b, to the bit; and section 22: P up and down."""
-    changes = {"federation": {"rounds": 2, "participation": 0.5}, "local__momentum": 0.5}
-    runs = {
-        name: lab.run(lab.experiment(method=method, **changes), tmp_path / name)
-        for name, method in {
-            "fedavg": {"name": "fedavg"},
-            "off": {"name": "fedasam", "rho": 0},
-            "on": {"name": "fedasam"},
-        }.items()
-    }
-    averaged = runs["fedavg"].state.server
-    assert serialise(runs["off"].state.server) == serialise(averaged)
-    assert runs["off"].history == runs["fedavg"].history
-    assert serialise(runs["on"].state.server) != serialise(averaged)
-    for on, off in zip(runs["on"].history, runs["fedavg"].history, strict=True):
-        assert (on["bytes_up"], on["bytes_down"]) == (off["bytes_up"], off["bytes_down"])
 
 
 def test_the_mean_over_rounds() -> None:

@@ -1,4 +1,4 @@
-"""FedDecorr: a step by hand, its limit case to the bit, its traffic, and what it is for (baselines.md 12, 22, 23)."""
+"""FedDecorr: a step by hand, and what it is for (baselines.md 12)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from flcore.losses.decorrelation import correlation_penalty
-from flcore.records import serialise
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
@@ -32,25 +31,6 @@ def test_one_step_by_hand(lab: Any) -> None:
     assert reply.losses["decorrelation"] == pytest.approx(2 * 2.025, abs=1e-5)
     encoder = reply.message["model"].params["encoder.1.weight"]
     assert encoder.flatten().tolist() == pytest.approx([1, -0.2 * 0.405, -0.2 * 0.45, 1], abs=1e-5)
-
-
-def test_without_its_term_it_is_fedavg(lab: Any, tmp_path: Any) -> None:
-    """Section 23, 1; and section 22: P up and down whatever β."""
-    changes = {"federation": {"rounds": 2, "participation": 0.5}, "local__momentum": 0.5}
-    runs = {
-        name: lab.run(lab.experiment(method=method, **changes), tmp_path / name)
-        for name, method in {
-            "fedavg": {"name": "fedavg"},
-            "off": {"name": "feddecorr", "beta": 0},
-            "on": {"name": "feddecorr"},
-        }.items()
-    }
-    averaged = runs["fedavg"].state.server
-    assert serialise(runs["off"].state.server) == serialise(averaged)
-    assert runs["off"].history == runs["fedavg"].history
-    assert serialise(runs["on"].state.server) != serialise(averaged)
-    for on, off in zip(runs["on"].history, runs["fedavg"].history, strict=True):
-        assert (on["bytes_up"], on["bytes_down"]) == (off["bytes_up"], off["bytes_down"])
 
 
 def test_features_are_less_correlated_with_it(lab: Any) -> None:

@@ -102,28 +102,6 @@ def test_generated_features_reach_neither_encoder_nor_generator(lab: Any) -> Non
     assert not torch.equal(found["fedgen"]["head.weight"], found["fedavg"]["head.weight"])
 
 
-# ---- limit cases -------------------------------------------------------------------------------------------------
-
-
-def test_without_its_terms_it_is_fedavg(lab: Any, tmp_path: Any) -> None:
-    """Baselines.md section 23, 1: histories with losses and traffic included."""
-    changes = {"federation__participation": 0.5, "local__momentum": 0.5}
-    plain = lab.run(lab.experiment(method__name="fedavg", **changes), tmp_path / "fedavg")
-    off = lab.run(lab.experiment(method={"name": "fedgen", "gamma": 0, "beta": 0}, **changes), tmp_path / "off")
-    assert off.history == plain.history
-    assert serialise(off.state.server) == serialise(plain.state.server)
-
-
-def test_the_first_round_is_fedavg(lab: Any, tmp_path: Any) -> None:
-    """Nothing has trained the generator, and its training draws nothing of the clients' random numbers."""
-    plain = lab.run(lab.experiment(method__name="fedavg", federation__rounds=1), tmp_path / "fedavg")
-    full = lab.run(lab.experiment(method__name="fedgen", federation__rounds=1), tmp_path / "fedgen")
-    names = {name: full.state.server[name] for name in ("model",)}
-    assert serialise(names) == serialise(plain.state.server)
-    assert full.history[0]["train_loss"] == plain.history[0]["train_loss"]
-    assert full.history[0]["bytes_down"] == plain.history[0]["bytes_down"]
-
-
 # ---- the generator's training ------------------------------------------------------------------------------------
 
 

@@ -194,19 +194,6 @@ def test_traffic(lab: Any) -> None:
     assert reply.down["knowledge"].bytes == 6 * (22 * 4 + 8)
 
 
-def test_without_its_terms_it_is_fedavg(lab: Any, tmp_path: Any) -> None:
-    """λ = γ = 0 (section 23, 1), and the first round with them."""
-    changes = {"model": {"name": "fedproto_cnn"}, "federation__participation": 0.5}
-    expected = lab.run(lab.experiment(**changes), tmp_path / "fedavg")
-    method = {"name": "fedhkd", "lambda_head": 0, "gamma": 0}
-    off = lab.run(lab.experiment(**changes, method=method), tmp_path / "off")
-    assert lab.same(off.state.server, expected.state.server)
-    assert off.history == expected.history
-    plain, _ = lab.train(lab.experiment(**changes))
-    first, _ = lab.train(lab.experiment(**changes, method__name="fedhkd"))
-    assert lab.same({"model": first.message["model"]}, {"model": plain.message["model"]})
-
-
 @pytest.mark.parametrize(
     ("model", "distance"),
     [(CSPC, "l2"), ({"name": "fedgen_cnn", "feature_dim": 8}, "mse"), ({"name": "fedproto_cnn"}, "l2")],

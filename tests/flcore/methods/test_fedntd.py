@@ -73,28 +73,6 @@ def test_the_teacher_is_in_evaluation_mode(lab: Any, model: dict[str, Any]) -> N
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("model", [CSPC, {"name": "fedgen_cnn"}, {"name": "fedproto_cnn"}])
-def test_without_its_term_it_is_fedavg(lab: Any, model: dict[str, Any], tmp_path: Any) -> None:
-    """Section 23, 1; and section 22: P up and down whatever β."""
-    runs = {
-        name: lab.run(
-            lab.experiment(method=method, model=model, federation__participation=0.5, local__momentum=0.5),
-            tmp_path / name,
-        )
-        for name, method in {
-            "fedavg": {"name": "fedavg"},
-            "off": {"name": "fedntd", "beta": 0},
-            "on": {"name": "fedntd"},
-        }.items()
-    }
-    assert lab.same(runs["off"].state.server, runs["fedavg"].state.server)
-    assert runs["off"].history == runs["fedavg"].history
-    assert not lab.same(runs["on"].state.server, runs["fedavg"].state.server)
-    for on, off in zip(runs["on"].history, runs["fedavg"].history, strict=True):
-        assert (on["bytes_up"], on["bytes_down"]) == (off["bytes_up"], off["bytes_down"])
-        assert on["scalars_up"] == off["scalars_up"]
-
-
 def test_two_classes_leave_fedavg_and_a_warning(lab: Any) -> None:
     dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
     partition = lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2)

@@ -205,36 +205,13 @@ def test_preset_of_the_authors(lab: Any) -> None:
             lab.config(method={"name": "fedpa", "preset": "authors", key: value})
 
 
-# ---- limit cases, to the bit -------------------------------------------------------------------------------------
+# ---- prototypes --------------------------------------------------------------------------------------------------
 
 
 def gentle(lab: Any, **changes: Any) -> Any:
     """The tiny federation with a learning rate at which weights of 25 do not blow up."""
     options = changes.pop("method", {"name": "fedpa"})
     return lab.experiment(method=options, **({"local__lr": 0.01} | changes))
-
-
-@pytest.mark.parametrize(
-    "options", [{"use_ge": False, "use_po": False}, {"lambda_ge0": 0, "lambda_po0": 0}], ids=["switches", "weights"]
-)
-def test_without_its_terms_it_is_fedavg(lab: Any, options: Any, tmp_path: Any) -> None:
-    """Fact 11, histories with losses and traffic included."""
-    changes = {"federation__participation": 0.5, "local__momentum": 0.5}
-    plain = lab.run(gentle(lab, method={"name": "fedavg"}, **changes), tmp_path / "fedavg")
-    off = lab.run(gentle(lab, method={"name": "fedpa", **options}, **changes), tmp_path / "off")
-    assert off.history == plain.history
-    assert serialise(off.state.server) == serialise(plain.state.server)
-
-
-def test_the_first_round_is_fedavg(lab: Any, tmp_path: Any) -> None:
-    """Fact 11: t = 0 equals FedAvg to the bit, although a generator is trained at its end."""
-    plain = lab.run(gentle(lab, method={"name": "fedavg"}, federation__rounds=1), tmp_path / "fedavg")
-    full = lab.run(gentle(lab, federation__rounds=1), tmp_path / "fedpa")
-    assert serialise({"model": full.state.server["model"]}) == serialise(plain.state.server)
-    assert full.history[0]["train_loss"] == plain.history[0]["train_loss"]
-
-
-# ---- prototypes --------------------------------------------------------------------------------------------------
 
 
 def uploads(*clients: tuple[list[list[float]], list[bool], list[int]]) -> dict[int, Record]:

@@ -90,18 +90,6 @@ def test_traffic(lab: Any, weighted: bool) -> None:
     assert sum(size.bytes for size in reply.down.values()) == 4 * model + 6 * (16 * 4 + 8)
 
 
-def test_without_its_term_it_is_fedavg(lab: Any, tmp_path: Any) -> None:
-    """Also the first round with it: the weights are FedAvg's."""
-    changes = {"model": {"name": "fedproto_cnn"}, "federation__participation": 0.5}
-    expected = lab.run(lab.experiment(**changes), tmp_path / "fedavg")
-    off = lab.run(lab.experiment(**changes, method={"name": "fedproc", "alpha": 0}), tmp_path / "off")
-    assert lab.same(off.state.server, expected.state.server)
-    assert off.history == expected.history
-    plain, _ = lab.train(lab.experiment(**changes))
-    first, _ = lab.train(lab.experiment(**changes, method__name="fedproc"))
-    assert lab.same({"model": first.message["model"]}, {"model": plain.message["model"]})
-
-
 @pytest.mark.parametrize("model", [CSPC, {"name": "fedgen_cnn", "feature_dim": 8}])
 def test_stacked_clients(lab: Any, model: dict[str, Any]) -> None:
     """A second round within 1e-4 of the serial engine; one class has no prototype."""

@@ -84,26 +84,6 @@ def test_fedprox_second_step(lab: Any, mu: float) -> None:
 # ---- limit cases, to the bit -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
-def test_fedprox_without_its_term_is_fedavg(lab: Any, model: str, tmp_path: Any) -> None:
-    runs = {
-        name: lab.run(
-            lab.experiment(method=options, model={"name": model}, federation__participation=0.5, local__momentum=0.5),
-            tmp_path / name,
-        )
-        for name, options in {
-            "fedavg": {"name": "fedavg"},
-            "off": {"name": "fedprox", "mu": 0},
-            "on": {"name": "fedprox", "mu": 0.5},
-        }.items()
-    }  # fmt: skip
-    expected = runs["fedavg"].state.server["model"]
-    assert lab.same(runs["off"].state.server["model"], expected)
-    assert runs["off"].history == runs["fedavg"].history
-    assert not lab.same(runs["on"].state.server["model"], expected)
-    assert [r["participants"] for r in runs["on"].history] == [r["participants"] for r in runs["fedavg"].history]
-
-
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "central"])
 def test_one_client_with_everything_is_local_training(lab: Any, method: str, tmp_path: Any) -> None:
     """Baselines.md section 23, 2. FedProx differs from the second step on unless it is off."""

@@ -94,30 +94,6 @@ def test_the_outputs_of_virtual_classes_never_win(lab: Any) -> None:
     assert VHL(label_style="patch").predict(Head(), images, {}, None).shape == (1, 6)  # type: ignore[arg-type]
 
 
-# ---- limit cases -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
-def test_without_its_terms_it_is_fedavg(lab: Any, model: str, tmp_path: Any) -> None:
-    """To the bit, messages included; ``align_epochs`` = 0 is another way to have no contrastive part."""
-    changes = {"model": {"name": model}, "federation__participation": 0.5, "local__momentum": 0.5}
-    runs = {
-        name: lab.run(lab.experiment(method=options, **changes), tmp_path / name)
-        for name, options in {
-            "fedavg": {"name": "fedavg"},
-            "off": SMALL | {"lambda_v": 0, "lambda_a": 0},
-            "never": SMALL | {"lambda_v": 0, "align_epochs": 0},
-            "on": SMALL | {"label_style": "patch"},
-        }.items()
-    }
-    expected = runs["fedavg"].state.server["model"]
-    for name in ("off", "never"):
-        assert lab.same(runs[name].state.server["model"], expected)
-        assert runs[name].history == runs["fedavg"].history
-        assert set(runs[name].state.server) == {"model"}
-    assert not lab.same(runs["on"].state.server["model"], expected)
-
-
 def test_everything_but_the_new_outputs_starts_like_fedavg(lab: Any) -> None:
     plain = lab.experiment(method__name="fedavg").setting.initial
     wide = lab.experiment(method=SMALL).setting.initial
