@@ -28,12 +28,12 @@ def verdicts(found: TableResults) -> Table | None:
         f"What is claimed, and what these runs say of it{mark(found.plan)}",
         (
             Column("claim", "claim", [one.claim.says for one in judged], WORDS),
-            Column("where", "where", [one.claim.where for one in judged], WORDS),
             Column("verdict", "verdict", [one.verdict for one in judged], WORDS, _MEANING),
             Column("claimed", "claimed lead", [f"{one.claim.by:g}" for one in judged], WORDS),
             Column("lead", "lead [95 % interval]", [one.difference for one in judged], _LEAD),
             Column("runs", "pairs of runs", [one.difference.n for one in judged]),
             Column("seeds", "seeds", [len(one.seeds) for one in judged]),
             Column("divisions", "divisions", [len(one.divisions) for one in judged]),
+            Column("where", "where", [one.claim.where for one in judged], WORDS),
         ),
     )
