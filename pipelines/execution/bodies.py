@@ -5,7 +5,7 @@ Nothing here knows whether a step is a plain call or a task (:class:`Operation`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,17 +16,18 @@ from flcore.config import Config
 from flcore.engine.energy import machine_meter
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
-from flcore.errors import ConfigError, ProtoflError, RunError
+from flcore.errors import ConfigError, ProtoflError
 from flcore.experiment import refuse_missing_device
 from flcore.run_folder import RunFiles, refuse_other_run
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry
-from pipelines.execution.admission import Admission, More, most_at_once
-from pipelines.execution.one_run import GivenUpError, PlacedRun, carry_out, fetch, in_company, placed
+from pipelines.execution.admission import most_at_once
+from pipelines.execution.one_run import PlacedRun, carry_out, fetch, in_company, placed
 from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.execution.progress import Watcher
 from pipelines.execution.recorder import Recorder
-from pipelines.execution.run_pool import RunPool, ThisProcess
+from pipelines.execution.run_pool import RunPool
+from pipelines.execution.side_by_side import side_by_side
 from pipelines.execution.steps import Steps
 from pipelines.runs import analyses
 from pipelines.runs.cache import Cache
@@ -263,62 +264,6 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
     return {run.label: reasons[run.directory] for run in shared if run.directory in reasons}
 
 
-def side_by_side(
-    pool: RunPool | ThisProcess,
-    at_once: int,
-    operation: Operation,
-    begun: Callable[[PlacedRun], None],
-    ended: Callable[[PlacedRun, ProtoflError | None], None],
-    *,
-    name: Callable[[PlacedRun], str] | None = None,
-    runs: Sequence[PlacedRun] = (),
-    more: More | None = None,
-    restart: bool | Callable[[PlacedRun], bool] = False,
-) -> None:
-    """Carry out runs side by side, in the order and as many as :class:`Admission` says, and wait for all of them.
-
-    Args:
-        pool: carries them out. at_once: so many at most.
-        operation: shows them as pieces of work, and is told how far they are.
-        begun: called before a run begins.
-        ended: called when it has, well or with what went wrong; with a StoppedError where the pool was closed, by
-            somebody who has an error of its own. From any thread, before anything else begins instead.
-        name: of a run as a piece of work; None: its method, seeds and point.
-        runs: with their company. more: those that appear later.
-        restart: throw away checkpoints that cannot be used; of all runs, or of which.
-    """
-    watcher = operation.watcher
-
-    def work(run: PlacedRun) -> ProtoflError | None:
-        under_way = {one.label: one for one in (run, *run.company)}
-        failed: dict[str, ProtoflError] = {}
-        for one in under_way.values():
-            begun(one)
-
-        def told(label: str, error: ProtoflError | None) -> None:
-            ended(under_way.pop(label), error)
-            if not isinstance(error, StoppedError):  # it has not ended: the same command goes on with it
-                watcher.run_ended(label)
-            if error is not None and not isinstance(error, GivenUpError | StoppedError):  # which somebody wanted
-                failed[label] = error
-
-        try:
-            pool.carry_out(run, told, restart=restart(run) if callable(restart) else restart)
-        except StoppedError as stopped:
-            for label in list(under_way):
-                told(label, stopped)
-        finally:
-            admission.ended(run)
-            for label in under_way:
-                watcher.run_ended(label)
-        if len(failed) > 1:
-            return RunError("; ".join(f"{label}: {error}" for label, error in failed.items()))
-        return next(iter(failed.values()), None)
-
-    admission = Admission(runs, Cache.here(), pool, more)
-    operation.steps.together((((name or _short)(run), partial(work, run)) for run in admission), at_once)
-
-
 def _tell_of_failure(watcher: Watcher, run: PlacedRun, recorded: Future[dict[str, Any]]) -> None:
     """Nobody asks for the page of one run among many: that there is none has to be said."""
     if recorded.exception() is not None:
@@ -335,10 +280,3 @@ def inputs_of_runs(planned: Sequence[PlannedRun], operation: Operation) -> list[
         if keys[-1] not in known:
             known[keys[-1]] = _inputs(run.config, cache, operation)
     return [known[key] for key in keys]
-
-
-def _short(run: PlacedRun) -> str:
-    """Its method and seed, those of its company, and of a sweep its point."""
-    point = run.label.partition(", ")[2]
-    seeds = "".join(f"-s{one.config.seed}" for one in (run, *run.company))
-    return f"{run.config.method.name}{seeds}" + (f" {point}" if point else "")

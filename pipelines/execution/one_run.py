@@ -78,6 +78,11 @@ def is_of_the_machine(error: BaseException | None) -> bool:
     return error is not None and (isinstance(error, OSError) or is_of_the_machine(error.__cause__))
 
 
+def was_stopped_by_the_machine(error: BaseException | None) -> bool:
+    """Whether a run may go on when the machine lets it. Data that are missing (a DataError) stay missing."""
+    return isinstance(error, RunError) and is_of_the_machine(error)
+
+
 @dataclass(frozen=True)
 class PlacedRun:
     """A run that is checked, with its data and its folder.

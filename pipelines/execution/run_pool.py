@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -100,6 +101,16 @@ class RunPool:
                 self._idle.append(self._at.pop(run.label))
                 self._changed.notify()
 
+    def wait(self, seconds: float) -> None:
+        """Wait before a run is tried again.
+
+        Raises:
+            StoppedError: the pool was closed meanwhile.
+        """
+        with self._changed:
+            if self._changed.wait_for(lambda: self._closed, seconds):
+                raise StoppedError
+
     def held_by(self, label: str) -> int:
         """Bytes that the process of a run holds, its own workers included; 0 before it has one."""
         worker = self._at.get(label)
@@ -166,7 +177,13 @@ class ThisProcess:
             carry_out(run, Cache.here(), observers=observers, restart=restart)
         except ProtoflError as raised:
             error = raised
+        except OSError as raised:
+            error = _error_of(*_refused(raised))
         ended(run.label, error)
+
+    def wait(self, seconds: float) -> None:
+        """Wait before a run is tried again."""
+        time.sleep(seconds)
 
     def held_by(self, label: str) -> int:
         """0: nothing else begins meanwhile."""
@@ -224,6 +241,12 @@ def _as_values(run: PlacedRun) -> dict[str, Any]:
         "named": [run.hash, run.code, run.label],
         "hurdles": [run.hurdles.metric, list(run.hurdles.at.items())],
     }
+
+
+def _refused(error: OSError) -> tuple[str, str, str, str]:
+    """Of a full disk, a folder that may not be written to: what :func:`_error_of` makes the run's error of."""
+    text = f"{error.filename or 'a file'}: {error.strerror or error}; mend that, and the same command goes on"
+    return "RunError", text, "".join(traceback.format_exception(error)), str(error)
 
 
 def _error_of(kind: str, text: str, details: str, refused: str) -> ProtoflError:
@@ -286,9 +309,8 @@ def _carry_out(run: PlacedRun, restart: bool, pipe: Connection, seat: Seat | Non
     except ProtoflError as raised:
         refused = str(raised) if is_of_the_machine(raised) else ""
         error = type(raised).__name__, str(raised), getattr(raised, "details", ""), refused
-    except OSError as raised:  # a full disk, a folder that may not be written to
-        text = f"{raised.filename or 'a file'}: {raised.strerror or raised}; mend that, and the same command goes on"
-        error = "RunError", text, "".join(traceback.format_exception(raised)), str(raised)
+    except OSError as raised:
+        error = _refused(raised)
     except Exception as raised:
         refused = str(raised) if is_of_the_machine(raised) else ""
         text, trace = f"{type(raised).__name__}: {raised}", "".join(traceback.format_exception(raised))

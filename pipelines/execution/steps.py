@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol, TypeVar
 
@@ -14,7 +14,14 @@ Work = tuple[str, Callable[[], Result]]
 
 
 class Steps(Orchestrator, Protocol):
-    """Carries out the steps of a body; results must not depend on it."""
+    """Carries out the steps of a body; results must not depend on it.
+
+    Attributes:
+        delays: a run that the machine stopped (a full disk) is tried again after so many seconds each; none: it has
+            failed at once, where somebody sits in front of it.
+    """
+
+    delays: Sequence[float]
 
     def together(self, works: Iterable[Work[Result]], at_once: int) -> list[Result]:
         """Carry out pieces of work side by side.
@@ -31,6 +38,8 @@ class Steps(Orchestrator, Protocol):
 
 class InlineSteps(InlineOrchestrator):
     """Plain calls, and threads that wait for other processes."""
+
+    delays: Sequence[float] = ()
 
     def together(self, works: Iterable[Work[Result]], at_once: int) -> list[Result]:
         """Call them on threads; the first error, or Ctrl-C, is raised at once, and nothing new is begun.

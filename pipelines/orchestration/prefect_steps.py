@@ -20,6 +20,7 @@ from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 
 from flcore.errors import ProtoflError
+from pipelines.execution.one_run import was_stopped_by_the_machine
 from pipelines.execution.steps import Steps, Work
 
 Item = TypeVar("Item")
@@ -31,16 +32,19 @@ _RETRY_DELAYS_SECONDS = (2.0, 20.0, 200.0)
 
 def _worth_retrying(failed: Task[..., Any], run: Any, state: State[Any]) -> bool:
     """Retry what a machine did (a full disk, a lost worker), not what the configuration or the mathematics did."""
-    return not isinstance(state.result(raise_on_failure=False), ProtoflError)
+    error = state.result(raise_on_failure=False)
+    return not isinstance(error, ProtoflError) or was_stopped_by_the_machine(error)
 
 
-def _task(name: str, work: Callable[[], Result], run_name: str | None = None) -> Task[[], Result]:
+def _task(
+    name: str, work: Callable[[], Result], run_name: str | None = None, delays: Sequence[float] = _RETRY_DELAYS_SECONDS
+) -> Task[[], Result]:
     return Task(
         work,
         name=name,
         task_run_name=(run_name or name).replace("{", "{{").replace("}", "}}"),  # else a name with a random ending
-        retries=len(_RETRY_DELAYS_SECONDS),
-        retry_delay_seconds=list(_RETRY_DELAYS_SECONDS),
+        retries=len(delays),
+        retry_delay_seconds=list(delays),
         retry_condition_fn=_worth_retrying,
         cache_policy=NO_CACHE,
         persist_result=False,
@@ -49,6 +53,8 @@ def _task(name: str, work: Callable[[], Result], run_name: str | None = None) ->
 
 class PrefectSteps(Steps):
     """Carries out steps as tasks of the surrounding flow. Repeating one is harmless: what is finished is on disk."""
+
+    delays = _RETRY_DELAYS_SECONDS
 
     def __init__(self, *, whole_rounds: bool) -> None:
         """Say whether a task is a whole round, or each of its pieces."""
@@ -83,9 +89,12 @@ class PrefectSteps(Steps):
         return [future.result() for future in futures]
 
     def together(self, works: Iterable[Work[Result]], at_once: int) -> list[Result]:
-        """A task per piece of work; the next one appears when another has ended. One at a time is in this thread."""
+        """A task per piece of work; the next one appears when another has ended. One at a time is in this thread.
+
+        Whoever made the pieces tries them again: a task that did would begin while another one has its room.
+        """
         if at_once == 1:
-            return [piece.result_of(_task(name, piece)) for name, piece in _pieces(works)]
+            return [piece.result_of(_task(name, piece, delays=())) for name, piece in _pieces(works)]
         room = threading.Semaphore(at_once)
 
         def and_make_room(piece: _Piece[Result]) -> Result:
@@ -99,7 +108,7 @@ class PrefectSteps(Steps):
         room.acquire()
         while (named := next(asked, None)) is not None:
             name, piece = named
-            begun.append((piece, _task(name, partial(and_make_room, piece)).submit()))
+            begun.append((piece, _task(name, partial(and_make_room, piece), delays=()).submit()))
             room.acquire()
         return [piece.result_of(future.result) for piece, future in begun]
 

@@ -26,8 +26,8 @@ from flcore.experiment import Experiment, refuse_missing_device
 from flcore.files import sweep
 from flcore.locks import sole_use, take_lock
 from pipelines.execution.admission import most_at_once
-from pipelines.execution.bodies import side_by_side
 from pipelines.execution.run_pool import RunPool, ThisProcess
+from pipelines.execution.side_by_side import side_by_side
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.ownership import claim_folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -11,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from flcore import training
 from flcore.config import Config
 from flcore.engine.pool import child
 from flcore.engine.pool.groups import StoppedError
@@ -367,6 +369,43 @@ def test_a_run_that_fails_is_named_and_the_others_go_on() -> None:
         compared(out="bad", raw={**raw, "compare": {**raw["compare"], "methods": ["fedavg"]}})
 
 
+@pytest.mark.usefixtures("_in_this_process")
+@pytest.mark.parametrize(("refusals", "delays"), [(2, (0.0, 0.25)), (3, (0.0, 0.25)), (1, ())])
+def test_a_run_that_the_machine_stops_is_tried_again_as_often_as_the_steps_say(
+    refusals: int, delays: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two delays are three tries: two refusals are outlived, three are not. Meanwhile nobody is told that it ended."""
+
+    class Patient(InlineSteps):
+        pass
+
+    class Heard(Silence):
+        said: ClassVar[list[str]] = []
+
+        def say(self, text: str) -> None:
+            self.said.append(text)
+
+    train, left = training.train, list(range(refusals))
+
+    def full(*arguments: Any, **keywords: Any) -> Any:
+        if left:
+            left.pop()
+            raise OSError(errno.ENOSPC, "No space left on device", "state.json")
+        return train(*arguments, **keywords)
+
+    monkeypatch.setattr(training, "train", full)
+    Patient.delays = delays
+    how, told = operation(Patient(), Heard())
+    runs, failed = carry_out_all(comparison_runs(SMALL, ["fedavg"], [0]), Path("all"), how)
+    reason = "state.json: No space left on device; mend that, and the same command goes on"
+    again = [f"fedavg seed 0: {reason}; tried again in {delay:g} s" for delay in delays]
+    is_outlived = refusals == len(delays)
+    assert Heard.said == again + [f"fedavg seed 0 failed: {reason}"] * (not is_outlived)
+    assert failed == ({} if is_outlived else {"fedavg seed 0": reason})
+    assert told.watched == [runs[0].directory.name]
+    assert (told.finished, list(told.stopped)) == ((told.watched, []) if is_outlived else ([], told.watched))
+
+
 STACKED: dict[str, Any] = {
     **SMALL,
     "compare": {**SMALL["compare"], "methods": ["fedavg"]},
@@ -483,6 +522,8 @@ def test_a_closed_pool_starts_no_process_for_one_that_has_ended() -> None:
     pool.close()
     thread.join(20)
     assert raised and not child.alive()
+    with pytest.raises(StoppedError):
+        pool.wait(600)
 
 
 def _newest(folder: Path) -> float:

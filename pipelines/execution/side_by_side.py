@@ -1,0 +1,95 @@
+"""Runs side by side, each a piece of work that is tried again where the machine has stopped it.
+
+Trying again is no task's own business: a task would begin its run while another one has the room that it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from flcore.engine.pool.groups import StoppedError
+from flcore.errors import ProtoflError, RunError
+from pipelines.execution.admission import Admission, More
+from pipelines.execution.one_run import GivenUpError, PlacedRun, was_stopped_by_the_machine
+from pipelines.execution.run_pool import RunPool, ThisProcess
+from pipelines.runs.cache import Cache
+
+if TYPE_CHECKING:
+    from pipelines.execution.bodies import Operation
+
+
+def side_by_side(
+    pool: RunPool | ThisProcess,
+    at_once: int,
+    operation: Operation,
+    begun: Callable[[PlacedRun], None],
+    ended: Callable[[PlacedRun, ProtoflError | None], None],
+    *,
+    name: Callable[[PlacedRun], str] | None = None,
+    runs: Sequence[PlacedRun] = (),
+    more: More | None = None,
+    restart: bool | Callable[[PlacedRun], bool] = False,
+) -> None:
+    """Carry out runs side by side, in the order and as many as :class:`Admission` says, and wait for all of them.
+
+    Args:
+        pool: carries them out. at_once: so many at most.
+        operation: shows them as pieces of work, and is told how far they are.
+        begun: called before a run begins.
+        ended: called when it has, well or with what went wrong; with a StoppedError where the pool was closed, by
+            somebody who has an error of its own. From any thread, before anything else begins instead. A run that the
+            machine stopped has not ended while the steps have another try for it.
+        name: of a run as a piece of work; None: its method, seeds and point.
+        runs: with their company. more: those that appear later.
+        restart: throw away checkpoints that cannot be used; of all runs, or of which.
+    """
+    watcher, delays = operation.watcher, operation.steps.delays
+
+    def work(run: PlacedRun) -> ProtoflError | None:
+        under_way = {one.label: one for one in (run, *run.company)}
+        failed: dict[str, ProtoflError] = {}
+        for one in under_way.values():
+            begun(one)
+
+        def told(label: str, error: ProtoflError | None) -> None:
+            if label not in under_way:  # it had ended when its company was tried again
+                return
+            if delay is not None and was_stopped_by_the_machine(error):
+                watcher.say(f"{label}: {error}; tried again in {delay:g} s")
+                refused.append(label)
+                return
+            ended(under_way.pop(label), error)
+            if not isinstance(error, StoppedError):  # it has not ended: the same command goes on with it
+                watcher.run_ended(label)
+            if error is not None and not isinstance(error, GivenUpError | StoppedError):  # which somebody wanted
+                failed[label] = error
+
+        try:
+            for delay in (*delays, None):
+                refused: list[str] = []
+                pool.carry_out(run, told, restart=restart(run) if callable(restart) else restart)
+                if not refused or delay is None:
+                    break
+                pool.wait(delay)
+        except StoppedError as stopped:
+            for label in list(under_way):
+                told(label, stopped)
+        finally:
+            admission.ended(run)
+            for label in under_way:
+                watcher.run_ended(label)
+        if len(failed) > 1:
+            return RunError("; ".join(f"{label}: {error}" for label, error in failed.items()))
+        return next(iter(failed.values()), None)
+
+    admission = Admission(runs, Cache.here(), pool, more)
+    operation.steps.together((((name or _short)(run), partial(work, run)) for run in admission), at_once)
+
+
+def _short(run: PlacedRun) -> str:
+    """Its method and seed, those of its company, and of a sweep its point."""
+    point = run.label.partition(", ")[2]
+    seeds = "".join(f"-s{one.config.seed}" for one in (run, *run.company))
+    return f"{run.config.method.name}{seeds}" + (f" {point}" if point else "")
