@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from flcore import plugins
 from flcore.config import Config
 from flcore.data.dataset import Dataset, Meta, Split, prepare
 from flcore.data.dividing import make_partition
@@ -282,6 +283,35 @@ def _committed(directory: Path) -> dict[str, bytes]:
     snapshots = sorted(directory.glob("rounds/*"))
     paths = [*checkpoint.state_files(), directory / "history.jsonl", *memories, *snapshots]
     return {path.name: path.read_bytes() for path in paths}
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from typing import ClassVar
+from flcore.methods.fedprox import FedProx
+
+@dataclass(frozen=True)
+class Mine(FedProx):
+    name: ClassVar[str] = "mine"
+    summary: ClassVar[str] = "FedProx by another name"
+    citation: ClassVar[str] = "nobody"
+"""
+
+
+@pytest.fixture(scope="session")
+def plugin_text() -> str:
+    """A user's method: FedProx by another name, ``mine``."""
+    return PLUGIN
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Path]:
+    """``own/mine.py`` with that method, which is forgotten afterwards."""
+    path = tmp_path / "own" / "mine.py"
+    path.parent.mkdir()
+    path.write_text(PLUGIN)
+    yield path
+    plugins.unload("mine")
 
 
 # What a method's model must have: FedCSPC calibrates a projection, ProtoLDA fits a dictionary.

@@ -7,13 +7,11 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flcore import plugins
 from flcore.config import Config
 from flcore.imports import closure, imported_names
 from flcore.methods import METHODS
@@ -134,31 +132,10 @@ print(*(name for name in sys.modules if name.split(".")[0] == "flcore"))
     assert loaded <= code_modules(config("fedproto")).keys()
 
 
-PLUGIN = """
-from dataclasses import dataclass
-from typing import ClassVar
-from flcore.methods.moon import Moon
-
-@dataclass(frozen=True)
-class Mine(Moon):
-    name: ClassVar[str] = "mine"
-    summary: ClassVar[str] = "MOON by another name"
-    citation: ClassVar[str] = "nobody"
-"""
-
-
-@pytest.fixture
-def plugin(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "mine.py"
-    path.write_text(PLUGIN)
-    yield path
-    plugins.unload("mine")
-
-
 def test_a_plug_in_counts_with_what_it_imports(plugin: Path) -> None:
     modules = code_modules(Config.from_mapping({"plugins": [str(plugin)], "method": {"name": "mine"}}))
     assert modules["protofl_plugins.mine"] == hashlib.sha256(plugin.read_bytes()).hexdigest()
-    assert "flcore.methods.moon" in modules
+    assert "flcore.methods.fedprox" in modules
 
 
 def test_a_plug_in_that_is_not_used_does_not_count(plugin: Path) -> None:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -224,31 +223,11 @@ def test_results_of_other_code_are_refused_until_restart_is_said(
 
 # --------------------------------------------------------------------------------------------------------- plug-ins
 
-PLUGIN = """
-from dataclasses import dataclass
-from typing import ClassVar
-from flcore.methods.fedavg import FedAvg
 
-@dataclass(frozen=True)
-class Mine(FedAvg):
-    name: ClassVar[str] = "mine"
-    summary: ClassVar[str] = "FedAvg by another name"
-    citation: ClassVar[str] = "nobody"
-"""
-
-
-@pytest.fixture
-def plugin(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "mine.py"
-    path.write_text(PLUGIN)
-    yield path
-    plugins.unload("mine")
-
-
-def test_a_plug_in_is_kept_in_the_folder_which_may_be_moved(plugin: Path, tmp_path: Path) -> None:
+def test_a_plug_in_is_kept_in_the_folder_which_may_be_moved(plugin: Path, plugin_text: str, tmp_path: Path) -> None:
     """Afterwards neither the file, nor the place of the folder, nor this process's memory of it are needed."""
     run({**RAW, "plugins": [str(plugin)], "method": {"name": "mine"}}, tmp_path / "run")
-    assert (tmp_path / "run" / "plugins" / "mine.py").read_text() == PLUGIN
+    assert (tmp_path / "run" / "plugins" / "mine.py").read_text() == plugin_text
     plugin.unlink()
     plugins.unload("mine")
     (tmp_path / "run").rename(tmp_path / "moved")
@@ -261,16 +240,16 @@ def test_worker_processes_load_it_too(plugin: Path, tmp_path: Path) -> None:
     raw = {**RAW, "plugins": [str(plugin)], "method": {"name": "mine"}}
     run(raw, tmp_path / "inline")
     run({**raw, "engine": {"workers": 2}}, tmp_path / "pool")
-    run({**RAW, "method": {"name": "fedavg"}}, tmp_path / "fedavg")
-    inline, pool, fedavg = (results(tmp_path / name) for name in ("inline", "pool", "fedavg"))
+    run({**RAW, "method": {"name": "fedprox"}}, tmp_path / "fedprox")
+    inline, pool, fedprox = (results(tmp_path / name) for name in ("inline", "pool", "fedprox"))
     assert inline == pool
-    assert inline["model.safetensors"] == fedavg["model.safetensors"]
+    assert inline["model.safetensors"] == fedprox["model.safetensors"]
 
 
-def test_the_file_may_be_edited_while_its_run_goes_on(plugin: Path, tmp_path: Path) -> None:
+def test_the_file_may_be_edited_while_its_run_goes_on(plugin: Path, plugin_text: str, tmp_path: Path) -> None:
     """Workers started later still load what the run began with; the next start sees that it is another method."""
     raw = {**RAW, "plugins": [str(plugin)], "method": {"name": "mine"}}
-    edit = Observers(on_round=lambda number, record: plugin.write_text(PLUGIN + "# edited\n") and None)
+    edit = Observers(on_round=lambda number, record: plugin.write_text(plugin_text + "# edited\n") and None)
     run(raw, tmp_path / "run", observers=edit)
     with pytest.raises(ConfigError, match="holds a run with another configuration"):
         run(raw, tmp_path / "run")

@@ -82,9 +82,17 @@ class Folder:
 
 
 def ask(address: str, body: object) -> Any:
+    """Where the server's database is busy it says 503; Prefect's own client asks again then, too."""
     request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        return json.load(answer)
+    for seconds in (1, 2, 4, 8, None):
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            if error.code != 503 or seconds is None:
+                raise
+            time.sleep(seconds)
+    return None
 
 
 @contextmanager

@@ -33,19 +33,6 @@ TINY = (
 )
 
 
-PLUGIN = """
-from dataclasses import dataclass
-from typing import ClassVar
-from flcore.methods.fedavg import FedAvg
-
-@dataclass(frozen=True)
-class Mine(FedAvg):
-    name: ClassVar[str] = "mine"
-    summary: ClassVar[str] = "FedAvg by another name"
-    citation: ClassVar[str] = "nobody"
-"""
-
-
 def run(*more: str) -> list[str]:
     """`protofl run` of a small federation."""
     return ["run", "--orchestrator", "inline", *(part for value in TINY for part in ("--set", value)), *more]
@@ -58,10 +45,12 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def resumed(
+    tmp_path_factory: pytest.TempPathFactory, plugin_text: str
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """Folder and outcome of a run that is killed after its first commit and begun again, by the same command."""
     folder = tmp_path_factory.mktemp("commands")
-    (folder / "mine.py").write_text(PLUGIN)
+    (folder / "mine.py").write_text(plugin_text)
     command = [sys.executable, "-m", "pipelines.cli", *run("--plugin", "mine.py", "--method", "mine", "--json")]
     killed = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
@@ -89,7 +78,7 @@ def test_a_run_prints_its_metrics_alone_in_a_folder_of_its_own(
     costs = {f"bytes_{way}{suffix}" for way in ("up", "down") for suffix in ("", "_per_round")}
     facts = {"method", "dataset", "rounds", "seed", "num_parameters", "scalars_up_per_round"}
     assert scores | costs | facts <= metrics.keys()
-    # FedAvg with 3 clients and full participation: 3 × 26,434 scalars of 4 bytes per round and direction, BatchNorm
+    # 3 clients and full participation: 3 × 26,434 scalars of 4 bytes per round and direction, BatchNorm
     # statistics of 2 × (6 + 16) floats and 2 counters of 8 bytes (192 bytes) each way, and a count of 8 bytes up.
     assert metrics["scalars_up_per_round"] == 3 * 26_434
     assert metrics["bytes_down_per_round"] == 3 * (26_434 * 4 + 192)
@@ -100,9 +89,10 @@ def test_a_run_prints_its_metrics_alone_in_a_folder_of_its_own(
 def test_killed_and_gone_on_with_it_has_the_bytes_of_the_library_by_itself(
     resumed: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
-    """Of FedAvg, which the plug-in is by another name."""
+    """Of FedProx, which the plug-in is by another name."""
     (directory,) = (resumed[0] / "runs").iterdir()
-    flcore.run(with_values({}, {key: yaml.safe_load(value) for key, _, value in map(_split, TINY)}), "alone")
+    values = {key: yaml.safe_load(value) for key, _, value in map(_split, TINY)}
+    flcore.run(with_values({}, values | {"method.name": "fedprox"}), "alone")
     for name in ("model.safetensors", "server.safetensors", "history.jsonl", "curves.csv"):
         assert (directory / name).read_bytes() == Path("alone", name).read_bytes(), name
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,27 +129,6 @@ def test_what_is_not_there_is_not_shown(capsys: pytest.CaptureFixture[str]) -> N
 
 
 # ---------------------------------------------------------------------------------------------------------- plug-ins
-
-PLUGIN = """
-from dataclasses import dataclass
-from typing import ClassVar
-from flcore.methods.fedprox import FedProx
-
-@dataclass(frozen=True)
-class Mine(FedProx):
-    name: ClassVar[str] = "mine"
-    summary: ClassVar[str] = "FedProx by another name"
-    citation: ClassVar[str] = "nobody"
-"""
-
-
-@pytest.fixture
-def plugin(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "own").mkdir()
-    path = tmp_path / "own" / "mine.py"
-    path.write_text(PLUGIN)
-    yield path
-    unload("mine")
 
 
 def test_methods_of_plug_ins_are_listed_and_shown(plugin: Path, capsys: pytest.CaptureFixture[str]) -> None:

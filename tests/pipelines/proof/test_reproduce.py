@@ -258,26 +258,12 @@ def test_without_an_archive_there_is_nothing_to_carry_out(capsys: pytest.Capture
     assert capsys.readouterr().err == "protofl: reproduce: name an archive, or give --golden\n"
 
 
-PLUGIN = """
-from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
-from flcore.methods.fedavg import FedAvg
-
-Path("it-ran").touch()
-
-@dataclass(frozen=True)
-class Mine(FedAvg):
-    name: ClassVar[str] = "mine"
-    summary: ClassVar[str] = "FedAvg by another name"
-    citation: ClassVar[str] = "nobody"
-"""
-
-
-def test_code_in_an_archive_runs_only_where_that_is_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_in_an_archive_runs_only_where_that_is_allowed(
+    tmp_path: Path, plugin_text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     from flcore import plugins
 
-    Path("mine.py").write_text(PLUGIN)
+    Path("mine.py").write_text(f"from pathlib import Path\nPath('it-ran').touch()\n{plugin_text}")
     raw = {"data": {"limit_per_class": 20}, "partition": {"num_clients": 3, "min_size": 5}, "federation": {"rounds": 1}}
     run({**raw, "plugins": ["mine.py"], "method": {"name": "mine"}}, "run")
     archive(Path("run"), Path("x.zip"), licence="CC-BY-4.0")
