@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +22,11 @@ from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry
 from pipelines.execution.admission import most_at_once
 from pipelines.execution.one_run import PlacedRun, carry_out, fetch, in_company, placed
+from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.execution.progress import Watcher
-from pipelines.execution.recorder import Recorder
 from pipelines.execution.run_pool import RunPool
 from pipelines.execution.side_by_side import side_by_side
-from pipelines.execution.steps import Steps
 from pipelines.runs import analyses
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
@@ -37,25 +35,6 @@ from pipelines.runs.replaced import replaced
 
 RUNS = Path("runs")
 """Where runs go that nobody gives a place."""
-
-
-@dataclass(frozen=True)
-class Operation:
-    """How a body is carried out.
-
-    Attributes:
-        steps: carries out its steps.
-        watcher: is told how far it is.
-        recorder: logs, draws and writes pages, in a process of its own.
-        wait: whether a body ends only when the recorder has done what it was asked.
-        console: ``width`` of tables in columns, and whether they are for a ``terminal``.
-    """
-
-    steps: Steps
-    watcher: Watcher
-    recorder: Recorder
-    wait: bool = True
-    console: Mapping[str, Any] = field(default_factory=lambda: {"width": 150, "terminal": False})
 
 
 # ---- one run -----------------------------------------------------------------------------------------------------

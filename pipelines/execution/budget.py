@@ -23,7 +23,8 @@ from flcore.experiment import Experiment
 from flcore.run_folder import RunFiles
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry, with_values
-from pipelines.execution.bodies import Operation, carry_out_all
+from pipelines.execution.bodies import carry_out_all
+from pipelines.execution.operation import Operation
 from pipelines.reporting.formats import format_bytes
 from pipelines.runs.cache import Cache
 from pipelines.runs.folder import read_lines

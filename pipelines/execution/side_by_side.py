@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from flcore.engine.pool.groups import StoppedError
 from flcore.errors import ProtoflError, RunError
 from pipelines.execution.admission import Admission, More
 from pipelines.execution.one_run import GivenUpError, PlacedRun, was_stopped_by_the_machine
+from pipelines.execution.operation import Operation
 from pipelines.execution.run_pool import RunPool, ThisProcess
 from pipelines.runs.cache import Cache
-
-if TYPE_CHECKING:
-    from pipelines.execution.bodies import Operation
 
 
 def side_by_side(

@@ -15,7 +15,7 @@ from pipelines.execution.outcome import FailedRunsError
 from pipelines.orchestration.address import choose, is_lost
 
 if TYPE_CHECKING:
-    from pipelines.execution.bodies import Operation
+    from pipelines.execution.operation import Operation
 
 
 def uses_prefect(orchestrator: str, how: Operation) -> bool:

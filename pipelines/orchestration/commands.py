@@ -20,7 +20,7 @@ from pipelines.runs.standard_error import tell
 
 if TYPE_CHECKING:
     from flcore.config import Config
-    from pipelines.execution.bodies import Operation
+    from pipelines.execution.operation import Operation
     from pipelines.execution.outcome import Outcome
     from pipelines.tuning.asked import Asked
 
@@ -194,7 +194,7 @@ def operation(raw: Mapping[str, Any], *, quiet: bool = False, wait: bool = True)
     tell: list[Callable[[str], None]] = [said.append]
     with Recorder(tracking, lambda text: tell[0](text)) as recorder:
         from flcore.config import Config
-        from pipelines.execution.bodies import Operation
+        from pipelines.execution.operation import Operation
         from pipelines.execution.steps import InlineSteps
 
         config = Config.from_mapping(raw)

@@ -27,7 +27,7 @@ from pipelines.config import files
 from pipelines.config.files import read_params
 from pipelines.config.params import override
 from pipelines.config.schema import form
-from pipelines.execution.bodies import Operation
+from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.execution.progress import Lines
 from pipelines.execution.recorder import Recorder

@@ -14,8 +14,9 @@ from flcore.errors import ConfigError, RunError
 from flcore.run_folder import RunFiles, described
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import without_tracking
-from pipelines.execution.bodies import RUNS, Operation, comparison, comparison_runs
+from pipelines.execution.bodies import RUNS, comparison, comparison_runs
 from pipelines.execution.one_run import placed
+from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.papers.plan import Setting, TablePlan, plan, told_length
 from pipelines.papers.results import TableResults, paper_tables, results, write

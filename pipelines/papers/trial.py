@@ -9,7 +9,8 @@ from flcore.config import Config
 from flcore.run_folder import RunFiles
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import with_values
-from pipelines.execution.bodies import Operation, carry_out_all, comparison_runs
+from pipelines.execution.bodies import carry_out_all, comparison_runs
+from pipelines.execution.operation import Operation
 from pipelines.papers.plan import TablePlan, one_draw
 from pipelines.reporting.formats import plural
 from pipelines.runs.cache import Cache, kind_of

@@ -40,8 +40,8 @@ from pipelines.runs.inputs import Inputs
 
 if TYPE_CHECKING:
     from flcore.config import Config
-    from pipelines.execution.bodies import Operation
     from pipelines.execution.one_run import PlacedRun
+    from pipelines.execution.operation import Operation
 
 _CURE = "delete the folder, or name another with --out"
 _TOLD = 12  # differences that are printed

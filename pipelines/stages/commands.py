@@ -14,7 +14,7 @@ from pipelines.runs.ownership import claim_folder
 
 if TYPE_CHECKING:
     from flcore.config import Config
-    from pipelines.execution.bodies import Operation
+    from pipelines.execution.operation import Operation
 
 
 def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed: int | None, *, restart: bool) -> None:

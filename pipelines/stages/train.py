@@ -21,8 +21,9 @@ from flcore.errors import DataError, RunError
 from flcore.files import read_json, sweep, write_json
 from flcore.locks import sole_use
 from flcore.run_folder import RunFiles, described, write_result
-from pipelines.execution.bodies import Operation, carry_out_placed
+from pipelines.execution.bodies import carry_out_placed
 from pipelines.execution.one_run import PlacedRun, placed
+from pipelines.execution.operation import Operation
 from pipelines.reporting.formats import plural
 from pipelines.runs.compared import compared_by
 from pipelines.runs.inputs import Inputs, write_inputs

@@ -11,8 +11,9 @@ from flcore.errors import ConfigError
 from flcore.methods import Method
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import without_tracking
-from pipelines.execution.bodies import Operation, comparison, comparison_runs
+from pipelines.execution.bodies import comparison, comparison_runs
 from pipelines.execution.budget import planned_within
+from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
 from pipelines.reporting.claims import claims_of
 from pipelines.runs.ownership import claim_folder

@@ -40,8 +40,8 @@ from pipelines.tuning.study import Trials, best_trials, ended_trials, of_other_c
 from pipelines.tuning.trial import TrialRuns
 
 if TYPE_CHECKING:
-    from pipelines.execution.bodies import Operation
     from pipelines.execution.one_run import PlacedRun
+    from pipelines.execution.operation import Operation
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from flcore.config import Config
 from flcore.errors import RunError
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry, without_tracking
-from pipelines.execution.bodies import Operation, comparison, comparison_runs, inputs_of_runs
+from pipelines.execution.bodies import comparison, comparison_runs, inputs_of_runs
 from pipelines.execution.budget import Budget, planned_within, steps_of
+from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
 from pipelines.reporting.comparison import Tuned, tuned_name
 from pipelines.runs.inputs import Inputs

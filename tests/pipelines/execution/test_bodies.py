@@ -25,7 +25,8 @@ from flcore.errors import ConfigError, RunError
 from flcore.run_folder import RunFiles
 from pipelines.config.params import with_variants
 from pipelines.execution import admission, bodies, one_run, run_pool
-from pipelines.execution.bodies import Operation, carry_out_all, comparison, comparison_runs, experiment
+from pipelines.execution.bodies import carry_out_all, comparison, comparison_runs, experiment
+from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
 from pipelines.execution.progress import Lines, Silence
 from pipelines.execution.steps import InlineSteps

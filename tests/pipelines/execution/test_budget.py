@@ -15,7 +15,7 @@ from flcore.data.partition import Partition
 from flcore.errors import ConfigError
 from flcore.files import read_tensors
 from pipelines.execution import admission
-from pipelines.execution.bodies import Operation, comparison_runs
+from pipelines.execution.bodies import comparison_runs
 from pipelines.execution.budget import (
     Budget,
     _sent,
@@ -25,6 +25,7 @@ from pipelines.execution.budget import (
     steps_of,
     within_steps,
 )
+from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps
 from pipelines.reporting.formats import format_bytes

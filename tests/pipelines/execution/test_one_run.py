@@ -13,7 +13,8 @@ from flcore.config import Config
 from flcore.errors import RunError
 from flcore.locks import sole_use
 from flcore.run_folder import described
-from pipelines.execution.bodies import Operation, experiment
+from pipelines.execution.bodies import experiment
+from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
 from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps

@@ -11,7 +11,7 @@ import pytest
 
 from flcore.config import Config
 from flcore.errors import DataError
-from pipelines.execution.bodies import Operation
+from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.recorder import Recorder
 from pipelines.execution.steps import InlineSteps

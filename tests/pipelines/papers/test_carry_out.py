@@ -19,7 +19,7 @@ import pytest
 
 from flcore.errors import ConfigError
 from pipelines.execution import bodies
-from pipelines.execution.bodies import Operation
+from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.run_pool import ThisProcess
 from pipelines.orchestration.commands import operation

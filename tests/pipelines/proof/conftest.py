@@ -15,7 +15,7 @@ import pytest
 from flcore import run
 from flcore.config import Config
 from flcore.files import sealed, unsealed
-from pipelines.execution.bodies import Operation
+from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps
 from pipelines.proof import reproduce

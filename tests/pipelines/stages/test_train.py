@@ -15,7 +15,8 @@ from flcore.config import Config
 from flcore.errors import ConfigError, DataError, RunError
 from flcore.locks import sole_use
 from pipelines.execution import bodies
-from pipelines.execution.bodies import Operation, comparison_runs
+from pipelines.execution.bodies import comparison_runs
+from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.run_pool import ThisProcess
 from pipelines.execution.steps import InlineSteps

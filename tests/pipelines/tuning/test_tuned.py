@@ -17,8 +17,8 @@ from flcore.errors import ConfigError
 from flcore.run_folder import described
 from pipelines.config.params import with_variants
 from pipelines.execution import admission, bodies
-from pipelines.execution.bodies import Operation
 from pipelines.execution.one_run import PlacedRun
+from pipelines.execution.operation import Operation
 from pipelines.execution.recorder import Recorder
 from pipelines.execution.run_pool import Ended, ThisProcess
 from pipelines.execution.steps import InlineSteps

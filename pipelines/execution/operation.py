@@ -1,0 +1,30 @@
+"""How a body is carried out: by what steps, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipelines.execution.progress import Watcher
+from pipelines.execution.recorder import Recorder
+from pipelines.execution.steps import Steps
+
+
+@dataclass(frozen=True)
+class Operation:
+    """How a body is carried out.
+
+    Attributes:
+        steps: carries out its steps.
+        watcher: is told how far it is.
+        recorder: logs, draws and writes pages, in a process of its own.
+        wait: whether a body ends only when the recorder has done what it was asked.
+        console: ``width`` of tables in columns, and whether they are for a ``terminal``.
+    """
+
+    steps: Steps
+    watcher: Watcher
+    recorder: Recorder
+    wait: bool = True
+    console: Mapping[str, Any] = field(default_factory=lambda: {"width": 150, "terminal": False})
