@@ -237,8 +237,8 @@ def test_every_round_has_a_fresh_classifier(lab: Any) -> None:
         assert torch.equal(value, first.setting.initial.params[name])
     exchanges = (first, first, Exchange(first.setting, 2))
     fresh = [method.retrain_classifier(server, Replies({}), exchange)[0][CLASSIFIER] for exchange in exchanges]
-    assert lab.same({"c": fresh[0]}, {"c": fresh[1]})
-    assert not lab.same({"c": fresh[0]}, {"c": fresh[2]})
+    assert lab.same(fresh[0], fresh[1])
+    assert not lab.same(fresh[0], fresh[2])
     values = torch.cat([value.flatten() for value in fresh[0].params.values()])
     assert values.abs().max() <= 1 / math.sqrt(8)
     assert values.min() < -0.2
@@ -292,7 +292,7 @@ def test_private_statistics_serve_the_received_body(lab: Any, tmp_path: Any) -> 
     memory, server = run.memory(0), run.state.server
     turn = TurnRunner(experiment).receive(3, Leg(), 0, server, memory)
     used = turn.with_statistics(turn.inbox["model"]).buffers
-    assert lab.same({"s": Weights({}, used)}, {"s": memory["batchnorm"]})
+    assert lab.same(Weights({}, used), memory["batchnorm"])
     assert set(memory) == {"batchnorm"}
     own, initial = (lab.train(experiment, number=3, server=server, memory=kept)[0] for kept in (memory, {}))
     assert not torch.equal(own.message["gradients"]["weight"], initial.message["gradients"]["weight"])

@@ -94,7 +94,7 @@ def test_what_answers_is_what_clients_receive(lab: Any, tmp_path: Any) -> None:
     experiment = lab.experiment(model=CSPC, method=QUICK, federation__rounds=1)
     server = lab.run(experiment, tmp_path / "run").state.server
     answering = experiment.method.global_model(server, experiment.setting)
-    assert lab.same({"model": experiment.method.broadcast(server, 0, at(experiment, 2))["model"]}, {"model": answering})
+    assert lab.same(experiment.method.broadcast(server, 0, at(experiment, 2))["model"], answering)
     for name, value in answering.params.items():
         assert torch.equal(value, server["model"].params[name]) == name.startswith("encoder."), name
 
@@ -104,11 +104,11 @@ def test_updates_are_measured_from_what_clients_received(lab: Any, tmp_path: Any
     experiment = lab.experiment(model=CSPC, method=QUICK, federation__rounds=1, aggregation__clip=1.0)
     server = lab.run(experiment, tmp_path / "run").state.server
     sent = experiment.method.broadcast(server, 0, at(experiment, 2))["model"]
-    assert not lab.same({"model": sent}, {"model": server["model"]})
+    assert not lab.same(sent, server["model"])
     replies = Replies({0: {"model": sent, "num_samples": Count(5)}})
     after, facts = experiment.method.stages()["aggregate"](server, replies, at(experiment, 2))
     assert facts == {"update_norm": 0, "clip_norm": 1, "clipped": 0}
-    assert lab.same({"model": after["model"]}, {"model": sent})
+    assert lab.same(after["model"], sent)
 
 
 @pytest.mark.parametrize("options", [{}, {"feedback": False, "norm_match": True}])
@@ -142,7 +142,7 @@ def test_the_first_round_trains_like_the_base(lab: Any, base: str) -> None:
     expected, _ = lab.train(lab.experiment(**changes, method__name=base))
     found, _ = lab.train(lab.experiment(**changes, method={**QUICK, "base": base}))
     assert found.losses == expected.losses
-    assert lab.same({"model": found.message["model"]}, {"model": expected.message["model"]})
+    assert lab.same(found.message["model"], expected.message["model"])
 
 
 def test_the_base_is_a_parameter(lab: Any) -> None:

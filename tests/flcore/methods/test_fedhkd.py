@@ -105,7 +105,7 @@ def test_clipping_and_noise(lab: Any) -> None:
     count = int(present.sum()) * 256
     assert float(blur[:, :256].square().mean()) == pytest.approx(9, abs=4 * 9 * math.sqrt(2 / count))
     assert not noisy["knowledge"].means[~present].any()
-    assert lab.same({"model": noisy["model"]}, {"model": plain["model"]})
+    assert lab.same(noisy["model"], plain["model"])
 
 
 def test_who_counts() -> None:

@@ -509,7 +509,7 @@ def test_static_data_leave_nothing_to_remember(lab: Any, tmp_path: Any) -> None:
         )
         for weight in (0, 3)
     ]
-    assert lab.same({"m": runs[0].state.server["model"]}, {"m": runs[1].state.server["model"]})
+    assert lab.same(runs[0].state.server["model"], runs[1].state.server["model"])
     assert [r["train_loss"] for r in runs[0].history] == [r["train_loss"] for r in runs[1].history]
 
 
@@ -531,7 +531,7 @@ def test_without_its_terms_it_is_fedavg(
     on = lab.run(stream(**changes), tmp_path / "on")
     assert on.history[0]["train_loss"] == plain.history[0]["train_loss"]
     assert on.history[0]["class_accuracy"] == plain.history[0]["class_accuracy"]
-    assert not lab.same({"m": on.state.server["model"]}, {"m": plain.state.server["model"]})
+    assert not lab.same(on.state.server["model"], plain.state.server["model"])
 
 
 VARIANTS: list[dict[str, Any]] = [

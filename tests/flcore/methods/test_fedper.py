@@ -84,7 +84,7 @@ def test_one_client_is_local_training(lab: Any, model: str, head_from: str, tmp_
     experiment = lab.experiment(**changes, method=method)
     run = lab.run(experiment, tmp_path / "fedper")
     found = experiment.method.client_model(run.state.server, 0, run.memory(0), experiment.setting)
-    assert lab.same({"model": found}, {"model": local.memory(0)["model"]})
+    assert lab.same(found, local.memory(0)["model"])
     assert [record["local_accuracy"] for record in run.history] == [r["local_accuracy"] for r in local.history]
 
 
@@ -114,13 +114,13 @@ def test_the_global_model_is_the_base(lab: Any, method: str, head_from: str, tmp
     experiment = lab.experiment(method=options, model={"name": "fedcspc_cnn"}, federation__rounds=1)
     asked, setting = experiment.method, experiment.setting
     start = asked.global_model(asked.start_server(setting), setting)
-    assert lab.same({"model": start}, {"model": asked.base(setting.initial)})
+    assert lab.same(start, asked.base(setting.initial))
     run = lab.run(experiment, tmp_path / "run")
     base, memory = asked.global_model(run.state.server, setting), run.memory(2)
     personal = asked.personal(setting.initial)
     assert personal and set(base.params) == set(setting.initial.params) - set(personal)
     own = asked.client_model(run.state.server, 2, memory, setting)
-    assert lab.same({"model": own}, {"model": Weights({**own.params, **base.params, **memory["top"].params})})
+    assert lab.same(own, Weights({**own.params, **base.params, **memory["top"].params}))
 
 
 @pytest.mark.parametrize("method", METHOD_NAMES)

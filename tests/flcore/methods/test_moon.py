@@ -42,7 +42,7 @@ def test_one_step_by_hand(lab: Any) -> None:
     assert reply.losses["contrast"] == pytest.approx(mu * 0.126928, abs=1e-5)
     encoder = reply.message["model"].params["encoder.1.weight"]
     assert encoder.flatten().tolist() == pytest.approx([1, 0, -0.1 * mu * 2 * share, 1])
-    assert lab.same({"m": memory["previous"]}, {"m": reply.message["model"]})
+    assert lab.same(memory["previous"], reply.message["model"])
     assert torch.equal(previous.params["encoder.1.weight"], turned)
     assert torch.equal(initial.params["encoder.1.weight"], torch.eye(2))
 
