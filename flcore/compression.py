@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def quantised(values: Tensor, bits: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A tensor on 2^bits − 1 even steps between ∓ its largest size, rounded at random so that the mean is right.
+    """A tensor on 2^bits − 1 even values between ∓ its largest size, rounded at random so that the mean is right.
 
     Args:
         values: float, any shape.

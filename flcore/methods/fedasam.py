@@ -65,7 +65,7 @@ class FedASAM(FedAvg):
     )
     adaptive: bool = param(True, "distances in units of the weights' sizes (ASAM); off: SAM", switch=True)
     swa: bool = param(False, "answer with the mean of the global models of the last rounds", switch=True)
-    swa_start: float = param(0.75, "share of the rounds after which that mean begins", low=0, below=1)
+    swa_start: float = param(0.75, "share of the rounds, rounded up, with whose model that mean begins", low=0, below=1)
     swa_every: int = param(1, "rounds from one model of the mean to the next", low=1)
 
     def phases(self) -> tuple[Phase, ...]:

@@ -6,8 +6,8 @@ Server: w ← v + Σ (n_k/N) Q_k; then the public model moves by what travels, v
 the server (double compression: Tang et al., DoubleSqueeze, ICML 2019). Everybody who has seen all of these differences
 has v to the bit.
 
-Q: per tensor 2^bits − 1 even steps between ∓ its largest size, rounded at random without bias (QSGD). A client that was
-not sampled for j rounds receives the j differences that it missed, or the whole of v where that is less. BatchNorm
+Q: per tensor 2^bits − 1 even values between ∓ its largest size, rounded at random without bias (QSGD). A client that
+was not sampled for j rounds receives the j differences that it missed, or the whole of v where that is less. BatchNorm
 statistics travel as they are.
 """
 

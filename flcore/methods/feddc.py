@@ -16,7 +16,8 @@ server knows. Only trainable parameters have a drift; BatchNorm statistics are a
 
 Clients count alike, whatever their samples. ``correction: recursive`` is the authors' code: their state s_k ← s_k − s −
 Δ/(η·T_k) enters the loss as ⟨w, s − s_k⟩ and takes g_k's place everywhere else. Both are the same but for what s_k
-remembers of earlier rounds. Examples of the authors clip gradients at norm 10 and let the rate fall by 0.998 a round.
+remembers of earlier rounds. That code also multiplies α and s by n_k / mean(n), which is left out here as clients count
+alike. Examples of the authors clip gradients at norm 10 and let the rate fall by 0.998 a round.
 """
 
 from __future__ import annotations

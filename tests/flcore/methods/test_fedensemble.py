@@ -46,6 +46,7 @@ def test_logits_add_up(lab: Any) -> None:
     assert answer(lab, members) == pytest.approx([4, 6, 5.8])
     probs = answer(lab, members, combine="probs")
     assert probs == pytest.approx([0.338535, 0.346961, 0.314504], abs=1e-6)
+    assert probs[1] - probs[0] == pytest.approx(0.0084, abs=5e-5)
 
 
 def test_logits_and_probabilities_may_disagree(lab: Any) -> None:

@@ -19,12 +19,17 @@ CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
 
 def test_schedule(lab: Any) -> None:
-    """Section 11 b, T = 10: the share of the contrast in round t = 5 and 9 is 0.5 and 0.1; in round 0 there is none."""
+    """Section 11 b, T = 10: the share of the contrast in round t = 5 and 9 is 0.5 and 0.1.
+
+    It would be 1 in round 0, where there is no prototype yet: all of the loss is the whole cross-entropy.
+    """
     experiment = lab.experiment(method__name="fedproc", federation__rounds=10)
     prototypes = {"prototypes": Prototypes(torch.zeros(6, 8), torch.ones(6, dtype=torch.bool))}
     server = {**experiment.method.start_server(experiment.setting), **prototypes}
     reply, _ = lab.train(experiment, server=server)
     assert set(reply.losses) == {"cross_entropy"}
+    plain, _ = lab.train(lab.experiment(method__name="fedavg", federation__rounds=10), server=server)
+    assert reply.losses == plain.losses
     for number, share in ((6, 0.5), (10, 0.1)):
         # All prototypes are zero: every class has the same similarity, ln 6.
         reply, _ = lab.train(experiment, server=server, number=number)

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from flcore.messages import Prototypes
 from flcore.methods.fedproto import FedProto
 from flcore.methods.vocabulary import PROTOTYPES, Exchange, Replies
-from flcore.records import Record
+from flcore.records import Record, measure
 
 
 def by_hand(lab: Any, clients: list[list[int]], encoder: bool = False, **method: Any) -> Any:
@@ -100,6 +100,16 @@ def test_prototypes_travel_for_the_classes_held(lab: Any, tmp_path: Any) -> None
     assert run.history[-1]["bytes_up"] == {"prototypes": 144}
     assert run.history[-1]["bytes_down"] == {"prototypes": 128}
     assert run.history[-1]["scalars_up"] == 18
+
+
+@pytest.mark.parametrize(("ways", "length", "scalars"), [(4, 50, 4000), (4, 512, 40_960), (3.5, 50, 3500)])
+def test_traffic_of_twenty_clients(ways: float, length: int, scalars: int) -> None:
+    """Section 15: 20 clients' prototypes, |C_k|·d each; the 4 and the 41 thousand of GFPL's table, and 2 to 5 ways."""
+    some, others = (
+        measure({PROTOTYPES: Prototypes(torch.zeros(10, length), torch.arange(10) < held)})[PROTOTYPES]
+        for held in (math.floor(ways), math.ceil(ways))
+    )
+    assert 10 * (some.scalars + others.scalars) == scalars
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------

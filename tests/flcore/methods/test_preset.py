@@ -59,7 +59,8 @@ CODE: dict[str, dict[str, Any]] = {
     "fedhkd": {"distance": "l2", "noise": 2},
     "fedproto": {"proto_mode": "running"},
 }
-"""Of FedMLP, GFPL and FedProc no code is public; of the others the defaults are the code's, or nothing is disputed."""
+"""Of FedMLP, GFPL and FedProc no code is public. Of the others nothing is disputed, the defaults are the code's, or it
+has slips that no preset repeats (baselines.md, sections 4, 10, 19, 20)."""
 
 QUICK = {"fedpg": {"gen_steps": 3}, "fedcspc": {"cal_epochs": 2}, "fedgen": {"gen_steps": 3}, "fedpa": {"gen_steps": 3}}
 

@@ -21,6 +21,7 @@ def test_weighted_by_samples() -> None:
     """n = (100, 300): w = (1, 5) gives 1/4 + 15/4 = 4 (unweighted: 3); ((1, 2), (5, -2)) gives (4, -1)."""
     sizes = {0: 100, 1: 300}
     assert average_weights({0: vector(1.0), 1: vector(5.0)}, sizes).params["w"].tolist() == [4.0]
+    assert average_weights({0: vector(1.0), 1: vector(5.0)}, {0: 1, 1: 1}).params["w"].tolist() == [3.0]
     assert average_weights({0: vector(1.0, 2.0), 1: vector(5.0, -2.0)}, sizes).params["w"].tolist() == [4.0, -1.0]
 
 
