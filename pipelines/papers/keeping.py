@@ -26,7 +26,7 @@ from pipelines.runs.layout import read_json, write_text
 from pipelines.runs.provenance import processor_of
 from pipelines.runs.record import pair_name
 
-_MAY_BE_SET = {"data.name": "imagefolder", "data.image_size": None}
+_MAY_BE_SET = {"data.name": "imagefolder", "data.image_size": "null"}
 """Beside ``engine.*``, what may differ from a table's values, and as what: its images in another form."""
 _ALIKE = 1e-9
 """Figures that differ by less are the same; they are kept with twelve decimals."""
@@ -111,7 +111,7 @@ def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
         said = ", ".join(f"{key}={values.get(key)}" for key in foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         raise RunError(
             f"{run.row} on {run.setting}, {pair_name(run.pair)}: was made with {said}, which is not the table's "
-            "setting; run it without (engine.*, data.root and data.name=imagefolder may be set)"
+            "setting; run it without (engine.*, data.root and data.name=imagefolder, images as they are, may be set)"
         )
     return KeptRun(
         run.setting,
@@ -131,11 +131,7 @@ def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
 
 def _may_differ(key: str, value: object) -> bool:
     """Whether a run is one of its table's although it has another value than the table says."""
-    return _may_be_set(key) and _MAY_BE_SET.get(key) in (None, value)
-
-
-def _may_be_set(key: str) -> bool:
-    return key.startswith("engine.") or key in _MAY_BE_SET
+    return key.startswith("engine.") or (key in _MAY_BE_SET and value == _MAY_BE_SET[key])
 
 
 def _said_now(settings: Mapping[str, Any], identity: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -193,14 +189,16 @@ def kept_places(found: TablePlan, kept: KeptTable) -> set[Place]:
     failed = {(one.setting, one.row, *one.pair) for one in kept.failed}
     places = set[Place]()
     for setting in found.settings:
-        is_the_tables = all(_may_be_set(key_of(assignment)) for assignment in setting.besides)
+        besides = {key_of(assignment) for assignment in setting.besides}
         for run in setting.runs:
-            place = place_of(setting, run)
-            if place in failed and is_the_tables:
+            place, own = place_of(setting, run), flatten(_without_seeds(run.config.identity()))
+            if place in failed and all(_may_differ(key, own.get(key)) for key in besides):
                 places.add(place)
             if place in settings:
-                own, was = flatten(_without_seeds(run.config.identity())), flatten(settings[place])
-                if all(own.get(key) == was.get(key) or _may_be_set(key) for key in own.keys() | was.keys()):
+                was = flatten(settings[place])
+                images = {key for key in _MAY_BE_SET if key not in besides}
+                differing = {key for key in own.keys() | was.keys() if own.get(key) != was.get(key)} - images
+                if all(_may_differ(key, own.get(key)) for key in differing):
                     places.add(place)
     return places
 

@@ -215,6 +215,9 @@ def test_images_in_another_form_are_the_tables(tmp_path: Path) -> None:
     kept = read_kept(tmp_path / "fedpa.table2.json")
     assert kept.runs[0].besides == {"data.name": "imagefolder", "data.image_size": "null"}
     assert outdated(kept) == []
+    smaller = leave(tmp_path / "smaller", {"fedavg": 90}, assignments=(*images, "data.image_size=16"))
+    with pytest.raises(RunError, match=r"data.image_size=16, which is not the table's setting"):
+        keep(smaller, tmp_path)
 
 
 def test_one_seed_cannot_have_divided_in_two_ways(tmp_path: Path) -> None:
