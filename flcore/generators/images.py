@@ -17,7 +17,7 @@ from flcore.prototypes.distances import class_distances
 DistanceForm = Literal["squared", "l2"]
 MatchForm = Literal["softmax", "zero_rows", "l2"]
 
-_BLOCK = 256  # images that are generated at a time
+_BLOCK = 256  # images that are generated, or compared with prototypes, at a time
 
 
 def as_pixels(made: Tensor) -> Tensor:
@@ -154,7 +154,9 @@ def nearest_prototype_accuracy(features: Tensor, labels: Tensor, prototypes: Ten
         present: bool ``[K]``.
     """
     rows = torch.where(present.unsqueeze(1), prototypes, 0.0)
-    nearest = squared_distances(features, rows).masked_fill(~present, math.inf).argmin(dim=1)
+    # In blocks: differences of 6,400 images to 100 prototypes of 2,048 values would be 5 GiB at once.
+    blocks = [squared_distances(block, rows) for block in torch.split(features, _BLOCK)]
+    nearest = torch.cat(blocks).masked_fill(~present, math.inf).argmin(dim=1)
     known = present[labels]
     return (known & (nearest == labels)).sum() / known.sum().clamp_min(1)
 

@@ -201,7 +201,9 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         0.5, "τ_l, temperature of L_N", above=0, search=Search(0.05, 1.0, log=True, when=_WEIGHS & above("w_node"))
     )
     angle_mode: Literal["distinct", "all"] = param(
-        "distinct", "L_A is a mean over triples of three labels, or over all triples as in the authors' code"
+        "distinct",
+        "L_A is a mean over triples of three labels, or over all triples as in the authors' code",
+        search=Search(choices=("distinct", "all"), when=_WEIGHS & above("w_angle")),
     )
     edge_same: bool = param(True, "L_E also compares samples of equal labels, whose distance should be 0")
     edge_relative: bool = param(True, "L_E compares distances divided by their mean; off: as they are (Eq. 5)")
@@ -242,7 +244,10 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
     )
     tau_e: float = param(0.5, "temperature of the similarities to exemplars", above=0)
     fusion: Literal["softmax", "minmax", "authors"] = param(
-        "softmax", "mix probabilities, values scaled to [0, 1], or (authors) logits with exponentials of similarities"
+        "softmax",
+        "mix probabilities, values scaled to [0, 1], or (authors, whose lambda_p is 0.9) logits with exponentials of "
+        "similarities",
+        search=Search(choices=("softmax", "minmax", "authors"), when=on("use_kp") & above("lambda_p")),
     )
 
     def __post_init__(self) -> None:

@@ -157,7 +157,7 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
         0.0,
         "Adam's learning rate of P'; 0 keeps it where it starts; code: gen_lr",
         low=0,
-        search=Search(choices=(0.0, 1e-5, 1e-4), when=TRAINS),
+        search=Search(choices=(0.0, 1e-5), when=TRAINS),  # below every gen_lr that is tried: section 7c
     )
     support: int = param(
         20,

@@ -1,8 +1,9 @@
 """Prototypes over the feature cloud of a client (evaluation.md V4; FedCSPC figure 7).
 
 t-SNE cannot place further points in a finished embedding, so features and all prototypes are embedded together: the
-means of k = 1, 2 and 4 clusters of each class of the client, and the server's prototypes where it holds any. Where
-these are of what the projection reads, and not of features (FedCSPC), that is the space looked at.
+means of k = 1, 2 and 4 clusters of each class of the client, and the server's prototypes where it holds any. These are
+means of clients' features: where a global model answers, ``evaluation.private`` keeps the client's own, which is looked
+at then. Where they are of what the projection reads, and not of features (FedCSPC), that is the space looked at.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def tsne_prototypes(run: FinishedRun) -> Result:
     client = int(np.sort(counts, axis=1)[:, -NUM_CLASSES:].sum(axis=1).argmax())
     # Stable, so that of equal classes the first are taken.
     classes = [int(c) for c in np.argsort(-counts[client], kind="stable")[:NUM_CLASSES] if counts[client, c] > 0]
-    own, name = answers.own_model(client), f"client {client}'s own model"
+    own, name = answers.trained_model(client), "the client's model as its training left it"
+    if own is None:
+        own, name = answers.own_model(client), "the client's own model"
     if own is None:
         own, name = answers.reference_model()
     widths = {payload.means.shape[1] for payload in _prototypes(answers.server)}

@@ -140,7 +140,7 @@ def test_clusters_are_counted_where_they_are_made(config_with: Callable[..., Con
         ({"name": "fedpa", "use_po": False}, {"lambda_po0", "lambda_po_floor"}),
         ({"name": "fedpg", "use_fa": False}, {"lambda_c", "temperature"}),
         ({"name": "fedcspc", "use_pa": False}, {"n_aug", "lambda_u", "alpha"}),
-        ({"name": "fedcspc", "use_lrl": False}, {"kappa", "w_node", "w_angle", "w_edge", "tau_l"}),
+        ({"name": "fedcspc", "use_lrl": False}, {"kappa", "w_node", "w_angle", "w_edge", "tau_l", "angle_mode"}),
         ({"name": "vhl", "align_epochs": 0}, {"lambda_a", "temperature"}),
     ],
 )
