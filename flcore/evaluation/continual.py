@@ -140,16 +140,17 @@ def summarise_tasks(stream: TaskStream, history: Sequence[Mapping[str, Any]]) ->
     """The figures of a whole run, from its records of evaluated rounds.
 
     ``last_epochs``: means of :data:`ACCURACIES` over the last ten epochs (an epoch is T rounds), of each its last
-    evaluated round; ``num_last_epochs`` says how many there were. ``a_loc_participants`` has only the clients of that
-    round. ``stage_ends``: the values at the end of each task of a blocked schedule, from which ``forgetting`` and
-    ``backward_transfer`` follow; both None otherwise, since a cyclic schedule visits every task again.
+    evaluated round; ``num_last_epochs`` says how many of these ten were evaluated, or were there.
+    ``a_loc_participants`` has only the clients of that round. ``stage_ends``: the values at the end of each task of a
+    blocked schedule, from which ``forgetting`` and ``backward_transfer`` follow; both None otherwise, since a cyclic
+    schedule visits every task again.
 
     Args:
         stream: the tasks.
         history: records with ``tasks`` (:func:`task_scores`), ``private_correct`` and ``tested``, oldest first.
     """
     epochs = {(record["round"] - 1) // stream.num_tasks: record for record in history}
-    recent = [epochs[epoch] for epoch in sorted(epochs)][-NUM_LAST_EPOCHS:]
+    recent = [record for epoch, record in sorted(epochs.items()) if epoch > max(epochs) - NUM_LAST_EPOCHS]
     ends = [record for record in history if stream.ends_block(record["round"])]
     complete = len(ends) == stream.num_tasks
 

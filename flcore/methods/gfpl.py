@@ -94,6 +94,8 @@ FRAME = Slot("frame", Arrays)
 _DUAL = on("use_dcs") & above("weight")
 _EXCHANGES = on("use_pfg")
 _SENDS = _EXCHANGES & among("retrain_source", "global")
+_FAR = _SENDS & among("bd_per_dim", False)
+"""Where distances are what S_C's range is of; divided by the feature's length they are 0.05 to 5, and not tried."""
 
 _WIDEST_PROJECTION = 128  # as long as the feature, but from K to this: 50 for MNIST, 128 for CIFAR, as in the paper
 
@@ -123,7 +125,7 @@ class GFPL(ReleasesVectors, Method):
     components: int = param(4, "n, Gaussians per client and class", low=1, search=Search(1, 16, when=_EXCHANGES))
     variance_floor: float = param(1e-4, "added to the variances of fitted Gaussians", above=0)
     merge_distance: float = param(
-        1.0, "S_C, Gaussians nearer than this are merged; 0: none", low=0, search=Search(1, 200, log=True, when=_SENDS)
+        1.0, "S_C, Gaussians nearer than this are merged; 0: none", low=0, search=Search(1, 200, log=True, when=_FAR)
     )
     bd_per_dim: bool = param(False, "divide the Bhattacharyya distance by the feature's length")
     use_counts: bool = param(True, "send samples per class, and let each client's Gaussians weigh by them")

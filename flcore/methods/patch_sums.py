@@ -87,7 +87,11 @@ class PatchSums(Method):
     wire: Literal["float64", "float32", "float16", "int8"] = param(
         "float16", "precision in which second moments travel; int8: of their Cholesky factor"
     )
-    balance: bool = param(False, "weight samples by one over the size of their class", switch=True)
+    balance: bool = param(
+        False,
+        "weight samples by one over the size of their class, as the first round's clients tell it then",
+        switch=True,
+    )
     clip: float = param(30.0, "largest norm of a feature, where noise is added", above=0)
     patch_clip: float = param(10.0, "largest norm of a patch, where noise is added", above=0)
     noise_multiplier: float = param(0.0, "Gaussian noise on every message, in units of its sensitivity; 0: none", low=0)
@@ -208,7 +212,8 @@ class PatchSums(Method):
         made: dict[str, Payload] = _dictionary(atoms, mean, matrix, setting)
         if self.balance:
             sizes = torch.stack([own["classes"] for own in sent]).sum(0).double()
-            weights = torch.where(sizes > 0, sizes.sum() / (len(sizes) * sizes.clamp_min(1)), 0.0)
+            # A class that comes later, with another task or client, has the mean weight: nobody knows its size yet.
+            weights = torch.where(sizes > 0, sizes.sum() / ((sizes > 0).sum() * sizes.clamp_min(1)), 1.0)
             made[CLASS_WEIGHTS] = Arrays({"weights": weights})
         return server | made, {"whitened_share": share}
 

@@ -114,6 +114,10 @@ class ProtoLDA(PatchSums):
                 f"forget = {list(self.forget)}: noisy sums cannot be taken off exactly, and asking again is a release "
                 "that the account lacks; leave forget out, or set noise_multiplier = 0"
             )
+        if self.personal != "none" and self.head == "ridge":
+            raise ValueError(
+                f"personal = {self.personal}: a ridge head's biases hold no class shares; set head = discriminant"
+            )
         if self.personal == "mixture" and self.noise_multiplier and self.noise_of == "sum":
             raise ValueError("personal = mixture: with noise_of = sum nobody knows a client's own sums; use shares")
         if self.personal == "mixture" and self.balance:

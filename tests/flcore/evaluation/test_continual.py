@@ -166,6 +166,9 @@ def test_only_the_last_ten_epochs_count() -> None:
     history = [record(tasks, r, [[0] * 3] * 2 if r <= 4 else [[10] * 3] * 2, [0] * 3) for r in range(1, 25)]
     found = summarise_tasks(tasks, history)
     assert (found["num_last_epochs"], found["last_epochs"]["a_loc"]) == (10, 1.0)
+    # Evaluated in rounds 4, 14 and 24 alone, epochs 2, 7 and 12 of 12: of the last ten, 7 and 12.
+    sparse = summarise_tasks(tasks, [history[number - 1] for number in (4, 14, 24)])
+    assert (sparse["num_last_epochs"], sparse["last_epochs"]["a_loc"]) == (2, 1.0)
 
 
 def test_forgetting_of_a_blocked_run() -> None:

@@ -314,6 +314,20 @@ def test_balanced_classes_weigh_the_same(lab: Any, tmp_path: Path) -> None:
     assert run.state.server[TOTALS]["counts"].tolist() == pytest.approx([170 / 6] * 6)
 
 
+def test_balanced_classes_that_come_later(lab: Any, tmp_path: Path) -> None:
+    """Round 1 tells of 70 samples of classes 0 to 2: weights 70/(3·n_c); those of the second task count as they are."""
+    labels = lab.dataset.train.labels
+    of = [(labels == label).nonzero().flatten().tolist() for label in range(6)]
+    tasks = [[of[0] + of[1][:20], of[3] + of[4]], [of[2][:10], of[5][:15]]]
+    everybody = [[*own[0], *own[1]] for own in tasks]
+    partition = lab.by_hand(lab.dataset, everybody, [range(60)] * 2, tasks=tasks)
+    experiment = tiny(lab, partition, rounds=2, federation={"task_schedule": "cyclic"}, balance=True)
+    run = lab.run(experiment, tmp_path / "run")
+    expected = [70 / 3] * 3 + [len(of[3]), len(of[4]), 15]
+    assert run.state.server[TOTALS]["counts"].tolist() == pytest.approx(expected)
+    assert run.history[-1]["top1_global"] > 0.85
+
+
 def test_own_shares(lab: Any, tmp_path: Path) -> None:
     """Client 0 has classes 0 and 1 three to one, of data with as many of all six: log ¾ + log 6 and log ¼ + log 6."""
     labels = lab.dataset.train.labels
@@ -361,6 +375,8 @@ def test_a_head_of_ones_own(lab: Any, tmp_path: Path) -> None:
     for wrong in ({"balance": True}, {"noise_multiplier": 1.0, "noise_of": "sum"}):
         with pytest.raises(ConfigError, match="personal = mixture"):
             tiny(lab, personal="mixture", **wrong)
+    with pytest.raises(ConfigError, match=r"personal = shares: a ridge head's biases hold no class shares"):
+        tiny(lab, personal="shares", head="ridge")
 
 
 def test_heads_of_ones_own_follow_who_is_forgotten(lab: Any, tmp_path: Path) -> None:
