@@ -75,7 +75,9 @@ def make_partition(
     if tests is None and client_test == "own_group":
         tests = own_group(trains, _groups(dataset.train), _groups(dataset.test))
     if tests is None:
-        tests = _official_tests(client_test, counts, test_labels, test_shots, numpy_stream(seed, "partition-test"))
+        drawn = _tested_images(dataset, partitioner, trains)
+        rng = numpy_stream(seed, "partition-test")
+        tests = [drawn[own] for own in _official_tests(client_test, counts, test_labels[drawn], test_shots, rng)]
 
     no_tasks: list[list[Indices]] = [[] for _ in parts]
     tasks = no_tasks if assignment.tasks is None else parts
@@ -184,6 +186,17 @@ def _groups(split: Split) -> np.ndarray:
             "partition.client_test = own_group: the dataset has no groups; use one that names writers or users"
         )
     return split.groups.numpy()
+
+
+def _tested_images(dataset: Dataset, partitioner: Partitioner, trains: list[Indices]) -> Indices:
+    """The official test samples that clients are tested on: all; of the drawn writers or users where clients are these.
+
+    So their tests are of the people whom the global model is tested on (:mod:`flcore.evaluation.scored_data`).
+    """
+    groups, test_groups = dataset.train.groups, dataset.test.groups
+    if partitioner.name != "by_group" or groups is None or test_groups is None:
+        return np.arange(len(dataset.test))
+    return np.flatnonzero(np.isin(test_groups.numpy(), np.unique(groups.numpy()[joined(trains)])))
 
 
 def _official_tests(

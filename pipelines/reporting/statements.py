@@ -35,7 +35,8 @@ def _of(comparison: Comparison, key: str) -> Iterator[str]:
         parts.append(f"not told apart from {comparison.baseline}: {', '.join(told)}")
     most = max(row.differences[key].n for row in rows)
     name = HEADINGS[key][0].upper() + HEADINGS[key][1:]
-    over = plural(len(comparison.draws), "division") if comparison.draws else plural(most, "seed")
+    seeds, divisions = plural(most, "seed"), len(comparison.draws)
+    over = f"{divisions} divisions" if divisions > 1 else f"{seeds} of one division" if divisions else seeds
     yield f"{name}, percentage points with 95 % interval, {over}. {_joined(parts)}."
 
 

@@ -136,11 +136,15 @@ def paired_differences(
     }
 
 
+_NUMBERS = {"num", "clients", "round", "rounds", "seed", "releases", "delta", "clip", "multiplier"}
+"""What names of counts and settings among a run's figures are made of."""
+
+
 def is_share(name: str) -> bool:
     """Whether people read a figure in percent: it is neither a cost, nor a number of something."""
     if name == "client_std" or "forgetting" in words(name):
         return True
-    return not lower_is_better(name) and not is_rate(name)
+    return not lower_is_better(name) and not is_rate(name) and _NUMBERS.isdisjoint(words(name))
 
 
 def marks(summaries: Sequence[Summary], lower_is_better: bool = False) -> list[str]:

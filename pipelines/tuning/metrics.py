@@ -75,7 +75,11 @@ def value_of(name: str, metrics: Mapping[str, Any], history: Sequence[Mapping[st
         raise ConfigError(f"--metric {name}: {_near(name, names)}this method's runs have {', '.join(sorted(names))}")
     value = there[name]
     if value is None:
-        why = "accuracy still rose at the end" if name in FROM_HISTORY else "nobody could be scored"
+        why = (
+            "accuracy still rose at the end, or fewer than 30 rounds were evaluated"
+            if name in FROM_HISTORY
+            else "nobody could be scored"
+        )
         raise RunError(f"{name} is null: {why}")
     return value
 

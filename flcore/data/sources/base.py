@@ -156,6 +156,6 @@ def hold_out_of_groups(groups: np.ndarray, fraction: float) -> tuple[np.ndarray,
     is_test = np.zeros(len(groups), dtype=bool)
     for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
         if len(members) > 1:
-            wanted = int(np.floor(fraction * len(members) + 0.5))
+            wanted = int(np.floor(fraction * len(members) + 0.5 + 1e-9))  # 0.29 · 50 is 14.499999999999998
             is_test[rng.permutation(members)[: np.clip(wanted, 1, len(members) - 1)]] = True
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)

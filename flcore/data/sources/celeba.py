@@ -24,7 +24,8 @@ class CelebA(Source):
     """Smiling or not, with the person as group. Every person's images are divided into training and test.
 
     FedGen and FedPA draw users with seed 42 and merge ten of them into a client: ``users: 200`` here, then partition
-    ``by_group`` with ``merge: 10`` and 20 clients. Their draw is another generator's, hence other persons.
+    ``by_group`` with ``merge: 10``, ``min_size: 1`` and 20 clients. Their draw is another generator's, hence other
+    persons.
     """
 
     name: ClassVar[str] = "celeba"

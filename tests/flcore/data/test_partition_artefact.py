@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from flcore.data.client_holdout import few_shot, label_slices, proportional, stratified_cut
+from flcore.data.client_holdout import ClientTest, few_shot, label_slices, proportional, stratified_cut
 from flcore.data.dataset import Dataset, Meta, Split, prepare
 from flcore.data.dividing import make_partition
 from flcore.data.imbalance import Imbalance
@@ -209,6 +209,17 @@ def test_own_group_tests_on_the_official_samples_of_the_clients_writers() -> Non
         writers = set(client.train % 41)
         assert len(writers) == 2
         assert client.test.tolist() == [i for i in range(300) if i % 41 in writers]
+
+
+@pytest.mark.parametrize("protocol", ["label_slices", "proportional", "few_shot"])
+def test_writers_are_tested_on_images_of_the_writers_drawn(protocol: ClientTest) -> None:
+    """Of 41 writers six take part: nobody is tested on an image of the others, whom the global model is not told of."""
+    data = toy()
+    data = replace(data, test=replace(data.test, groups=torch.arange(300) % 41))
+    made = make_partition(data, ByGroup(merge=2), num_clients=3, seed=0, client_test=protocol)
+    writers = {index % 41 for client in made.clients for index in client.train}
+    tested = [index for client in made.clients for index in client.test]
+    assert len(writers) == 6 and tested and {index % 41 for index in tested} <= writers
 
 
 def test_reused_test_samples_and_clients_without_tests_are_noted() -> None:

@@ -316,6 +316,8 @@ def test_hold_out_of_groups_takes_some_of_every_group_and_never_all() -> None:
     sizes, held = np.bincount(groups), np.bincount(groups[test], minlength=40)
     assert (held == np.clip(np.floor(0.3 * sizes + 0.5), 1, sizes - 1)).all()
     assert all(np.array_equal(a, b) for a, b in zip((train, test), hold_out_of_groups(groups, 0.3), strict=True))
+    fifty = np.zeros(50, dtype=np.int64)
+    assert len(hold_out_of_groups(fifty, 0.29)[1]) == 15  # 14.5 is rounded up, which 0.29 · 50 in binary is below
 
 
 def test_written_while_made_is_the_same_as_made_and_saved(tiny: Path, celeba: Path) -> None:

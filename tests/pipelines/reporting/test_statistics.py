@@ -156,6 +156,9 @@ def test_a_division_with_fewer_seeds_counts_as_much_as_another() -> None:
         ("privacy.epsilon", True, False),
         ("steps_per_second", False, False),
         ("simulated_seconds", True, False),
+        ("best_round", False, False),
+        ("clients_without_test", False, False),
+        ("privacy.noise_multiplier", False, False),
     ],
 )
 def test_of_which_figures_less_is_better_and_which_are_read_in_percent(name: str, less: bool, percent: bool) -> None:
