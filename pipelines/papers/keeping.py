@@ -78,9 +78,16 @@ def keep(out: Path, into: Path = HERE, *, again: bool = False) -> str:
 
 
 def _check_divisions(path: Path, runs: Sequence[KeptRun]) -> None:
-    """Refuse runs of a setting that one seed divided in two ways: they are of other images, or of another table."""
+    """Refuse runs of a setting that are of other images, or that one seed divided in two ways."""
     first: dict[tuple[str, int], KeptRun] = {}
+    images: dict[str, KeptRun] = {}
     for run in runs:
+        shown = images.setdefault(run.setting, run)
+        if shown.data != run.data:
+            raise RunError(
+                f"{path}: {run.row} on {run.setting}, {pair_name(run.pair)}: is of other images (data fingerprint "
+                f"{run.data[:12]}) than {shown.row}, {pair_name(shown.pair)} ({shown.data[:12]}); run both on the same"
+            )
         other = first.setdefault((run.setting, run.division), run)
         if other.partition != run.partition:
             raise RunError(

@@ -181,8 +181,9 @@ def meanings(tables: Iterable[Table]) -> dict[str, str]:
 def print_tables(tables: Iterable[Table], console: Console) -> None:
     """Print on a terminal; below stands what marks mean, if there are any.
 
-    A table that is wider than the terminal goes on below itself, where its leading columns are repeated; only where
-    even one more beside them is too wide are cells folded. Nothing is cut.
+    Sentences that would take more than two fifths of the terminal are wrapped. A table that is wider than it goes on
+    below itself, where its leading columns are repeated; only where even one more beside them is too wide are other
+    cells folded. Nothing is cut.
     """
     tables = list(tables)
     for table in tables:
@@ -192,8 +193,9 @@ def print_tables(tables: Iterable[Table], console: Console) -> None:
                 console.print(Text(table.title, style="italic"))
             drawn = RichTable()
             room = console.width - 3 * len(columns) - 1
-            whole = [max(_width(column), len(column.heading)) for column in columns]
-            widths = whole if sum(whole) <= room else [_width(column) for column in columns]
+            narrow = [_width(column, console.width) for column in columns]
+            whole = [max(width, len(column.heading)) for width, column in zip(narrow, columns, strict=True)]
+            widths = whole if sum(whole) <= room else narrow
             for position, (column, width) in enumerate(zip(columns, widths, strict=True)):
                 side: Literal["left", "right"] = "left" if position == 0 or column.format.is_text else "right"
                 fixed = width if sum(widths) <= room else None
@@ -208,10 +210,10 @@ def print_tables(tables: Iterable[Table], console: Console) -> None:
 def _in_widths(table: Table, width: int) -> Iterator[list[Column]]:
     """The columns in groups that fit, each behind the leading columns."""
     leading, others = table.columns[: table.leading], table.columns[table.leading :]
-    group, start = [*leading], sum(_width(column) + 3 for column in leading) + 1
+    group, start = [*leading], sum(_width(column, width) + 3 for column in leading) + 1
     used = start
     for column in others:
-        taken = _width(column) + 3
+        taken = _width(column, width) + 3
         if len(group) > len(leading) and used + taken > width:
             yield group
             group, used = [*leading], start
@@ -220,10 +222,14 @@ def _in_widths(table: Table, width: int) -> Iterator[list[Column]]:
     yield group
 
 
-def _width(column: Column) -> int:
-    """Of its widest cell on a terminal; a heading may be broken between words."""
-    cells = (len(_styled(column, row)) for row in range(len(column.values)))
-    return max(*cells, *map(len, column.heading.split()), 1)
+def _width(column: Column, terminal: int) -> int:
+    """Of its widest cell on a terminal of so many signs; a heading, and a sentence, may be broken between words."""
+    cells = [_styled(column, row) for row in range(len(column.values))]
+    widest = max([len(cell) for cell in cells], default=1)
+    if column.format.is_text:
+        words = [len(word) for cell in cells for word in cell.plain.split()]
+        widest = min(widest, max(2 * terminal // 5, *words, 1))
+    return max(widest, *map(len, column.heading.split()), 1)
 
 
 def _styled(column: Column, row: int) -> Text:

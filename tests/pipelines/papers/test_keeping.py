@@ -232,6 +232,16 @@ def test_one_seed_cannot_have_divided_in_two_ways(tmp_path: Path) -> None:
         keep(other, tmp_path)
 
 
+def test_runs_of_other_images_are_none_of_the_same_setting(tmp_path: Path) -> None:
+    """On another division, where nothing else tells."""
+    keep(leave(tmp_path / "one", {"fedavg": 90}, divisions=(42,)), tmp_path)
+    other = leave(tmp_path / "other", {"fedavg": 93}, divisions=(43,))
+    for metrics in other.glob("**/metrics.json"):
+        metrics.write_text(metrics.read_text().replace('"data"', '"other data"'))
+    with pytest.raises(RunError, match=r"fedavg on mnist_0.1, 0 on division 43: is of other images"):
+        keep(other, tmp_path)
+
+
 def test_failed_runs_are_kept_with_their_reason_until_one_ends(tmp_path: Path) -> None:
     """Of FedPA's three seeds one ended, one diverged, one was interrupted, which says nothing: 1 of 2 diverged."""
     out = leave(tmp_path / "table", {"fedavg": 90, "fedpa": 93}, seeds=(2,))
