@@ -229,7 +229,8 @@ def finished_by_other_code(directory: Path, code: str) -> bool:
 def forget_results(directory: Path) -> None:
     """Take away what says that a run has finished, and what was made of its results: it is trained anew."""
     files = RunFiles(directory)
-    for path in (files.history, files.metrics, files.seal, files.report, files.analyses / "index.json"):
+    # Training's own result last: a kill in between leaves a run that has been trained and is evaluated again.
+    for path in (files.metrics, files.seal, files.report, files.analyses / "index.json", files.history):
         disk.remove(path, missing_ok=True)
 
 

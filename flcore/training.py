@@ -24,7 +24,7 @@ from flcore.engine.pool.executors import Executor, InlineExecutor
 from flcore.engine.pool.process import local_pool
 from flcore.engine.pool.ray import ray_pool
 from flcore.engine.pool.workers import worker_count
-from flcore.engine.rounds import Observers, run_rounds
+from flcore.engine.rounds import Observers, run_name, run_rounds
 from flcore.engine.run_state import RunState
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
@@ -37,6 +37,7 @@ from flcore.run_folder import (
     RunFiles,
     described,
     forget_results,
+    holds_run,
     is_finished,
     on_other_data,
     refuse_other_run,
@@ -93,8 +94,10 @@ def train(
         # before the folder is this run's: a kill between the two leaves one that the same call still replaces.
         if replace and files.config.exists() and described(directory)["config_hash"] != experiment.hash:
             disk.remove_tree(files.checkpoint)
-        experiment = _claim(files, experiment, replace, environment(config) if about is None else about)
         checkpoint = Checkpoint(files.checkpoint, durable_every=config.engine.durable_every)
+        if not restart and holds_run(files.directory, experiment.hash):
+            checkpoint.refuse_other(run_name(experiment))
+        experiment = _claim(files, experiment, replace, environment(config) if about is None else about)
         executor = _executor(experiment, prepared, partition, checkpoint, seat)
         try:
             state = run_rounds(

@@ -148,14 +148,26 @@ class Checkpoint:
 
     def _checked(self, content: Mapping[str, Any], name: RunName) -> RunState:
         """The state, if all that it names is there and is what was written; records behind it are dropped."""
-        difference = name.difference(RunName(content["run"], content["code"]))
-        if difference is not None:
-            raise RunError(f"{self.directory}: holds {difference}; {CURE}")
+        self._refuse(content, name)
         state = self._state(content)
         for client in state.memories:
             self.memory(client, state.memories)  # better now than hours later
         self._lines.keep(state.evaluated, state.legs, content["history"])
         return state
+
+    def refuse_other(self, name: RunName) -> None:
+        """Refuse the state of another run, or of other code, as :meth:`load` does, before anything is written.
+
+        Raises:
+            RunError: it is one; says what differs.
+        """
+        with suppress(DataError):  # nothing, or damaged: load knows what to do
+            self._refuse(self._content(self.state_file), name)
+
+    def _refuse(self, content: Mapping[str, Any], name: RunName) -> None:
+        difference = name.difference(RunName(content["run"], content["code"]))
+        if difference is not None:
+            raise RunError(f"{self.directory}: holds {difference}; {CURE}")
 
     def _content(self, path: Path) -> dict[str, Any]:
         """The content of a state's file, as it was written."""
@@ -257,8 +269,12 @@ class Checkpoint:
         disk.try_to_remove(self.directory / "legs")
         named = {self.turns.memory_file(leg, client) for client, leg in state.memories.items()}
         named |= {self.server_file(leg) for leg, _ in self._server.values()} | self._synced
-        unfinished = self.directory.glob(".*.tmp")  # by a process that was killed
-        for path in (*(self.directory / "clients").iterdir(), *self.directory.glob("server.*"), *unfinished):
+        unfinished = ".*.tmp"  # by a process that was killed
+        there: list[Path] = []
+        with suppress(OSError):  # a file system that is away for a moment
+            there += [*(self.directory / "clients").iterdir(), *self.directory.glob("server.*")]
+            there += self.directory.glob(unfinished)
+        for path in there:
             if path not in named:
                 disk.try_to_remove(path)
         if not self.durable_every:  # of a process that had another one

@@ -16,6 +16,7 @@ from flcore.engine.energy import Clock
 from flcore.engine.owned import load_owned, save_owned
 from flcore.engine.replies import Result, load_result, save_result
 from flcore.engine.turns import Reply
+from flcore.errors import DataError
 from flcore.records import Record
 
 
@@ -90,8 +91,12 @@ class TurnResults:
         if held is not None:
             return held[0]
         result = load_result(self.reply_file(leg, client), (leg, client), run)
-        forgets = isinstance(result, Reply) and result.remembers and not self.memory_file(leg, client).exists()
-        return None if forgets else result
+        if isinstance(result, Reply) and result.remembers:
+            try:  # what it keeps may be gone, or damaged by a power failure that the reply has survived
+                load_owned(self.memory_file(leg, client), [leg, client], run or "", self._cure)
+            except DataError:
+                return None
+        return result
 
     def load_all(self, leg: int, clients: Sequence[int], run: str) -> dict[int, Result | None]:
         """As :meth:`load`, by client; where nothing of a leg lies on the disk, it is asked once."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flcore.prototypes.class_means import class_sums
+
 
 @dataclass(frozen=True)
 class PatchMoments:
@@ -109,8 +111,13 @@ def assigned_patches(blocks: Iterable[Tensor], filters: Tensor, bias: Tensor) ->
         products = torch.bmm(patches.mT, filters.mT.expand(len(patches), *filters.mT.shape)) + bias
         largest = products.abs().argmax(2)  # [n, L]
         sign = products.gather(2, largest.unsqueeze(2)).sign().squeeze(2)
-        sums.index_add_(0, largest.flatten(), (patches * sign.unsqueeze(1)).mT.flatten(0, 1).double())
-        signs.index_add_(0, largest.flatten(), sign.flatten().double())
+        signed, own, of = (patches * sign.unsqueeze(1)).mT.flatten(0, 1), sign.flatten(), largest.flatten()
+        if patches.is_cuda:  # where adding rows to places has no fixed order
+            sums += class_sums(signed, of, len(filters))[0]
+            signs += class_sums(own.unsqueeze(1), of, len(filters))[0].squeeze(1)
+        else:
+            sums.index_add_(0, of, signed.double())
+            signs.index_add_(0, of, own.double())
     return AssignedPatches(count, sums, signs)
 
 

@@ -188,7 +188,10 @@ class Recorder:
         """Hand answers to whoever waits for them, until the process ends."""
         assert process.stdout is not None
         for line in process.stdout:
-            message = json.loads(line)
+            try:
+                message = json.loads(line)
+            except ValueError:  # it died in the middle of a line, which is its last one
+                break
             if "say" in message:
                 with suppress(Exception):  # answers come behind it, for which somebody waits
                     self.say(message["say"])

@@ -25,7 +25,7 @@ from flcore.errors import ConfigError
 from flcore.run_folder import RunFiles
 from pipelines.config import files
 from pipelines.config.files import read_params
-from pipelines.config.params import override
+from pipelines.config.params import for_entry, override
 from pipelines.config.schema import form
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
@@ -94,6 +94,18 @@ def parameters(
         return dict(config)
     refuse_stores("overrides", overrides or (), "the parameter file, or into MLFLOW_TRACKING_URI where the worker runs")
     return override(read_params(None if params_file is None else Path(params_file)), overrides or ())
+
+
+def configuration(params_file: str | None, overrides: Sequence[str] | None, config: Mapping[str, Any] | None) -> Config:
+    """The configuration of a flow of one method: as the command of that name makes it of the same file and overrides.
+
+    So what ``compare.settings`` says of the method holds. A ``config`` is one already, which a command has made.
+
+    Raises:
+        ConfigError: it is none; or as :func:`parameters`.
+    """
+    raw = parameters(params_file, overrides, config)
+    return Config.from_mapping(for_entry(raw, None, None) if config is None else raw)
 
 
 def refuse_stores(parameter: str, assignments: Iterable[str], instead: str) -> None:

@@ -33,6 +33,7 @@ from pipelines.orchestration.flow_runs import (
     Count,
     Hours,
     Seed,
+    configuration,
     dated,
     left,
     left_by_all,
@@ -75,7 +76,7 @@ def federated_experiment(
     Returns:
         The run's folder.
     """
-    checked = Config.from_mapping(parameters(params_file, overrides, config))
+    checked = configuration(params_file, overrides, config)
     return _one_run(checked, None if out is None else Path(dated(out)), restart, limit_hours)
 
 
@@ -105,7 +106,7 @@ def federated_training(
     Returns:
         The run's folder.
     """
-    checked = Config.from_mapping(parameters(params_file, overrides, config))
+    checked = configuration(params_file, overrides, config)
     inputs = Inputs(Path(prepared), Path(partition))
     return _one_run(checked, Path(dated(out)), restart, limit_hours, inputs)
 
@@ -235,7 +236,7 @@ def tune(
         raise ConfigError("storage: Prefect would keep the password in it; take a storage that needs none")
     from pipelines.tuning.search import study  # Optuna, which no other flow needs
 
-    checked = Config.from_mapping(parameters(params_file, overrides, config))
+    checked = configuration(params_file, overrides, config)
     folder, call = Path(dated(out)), CURRENT.get(None)
     place = (storage or os.environ.get(STORAGE)) if call is None else call.storage
     tags = ["tune", checked.method.name, checked.source.name]
@@ -268,7 +269,7 @@ def retrain_on_new_data(
     Returns:
         A state that says what was done and why; its data is the folder of the last run.
     """
-    checked, home = Config.from_mapping(parameters(params_file, overrides, config)), Path(out)
+    checked, home = configuration(params_file, overrides, config), Path(out)
     name, tags = f"retrain {checked.method.name}-s{checked.seed}", ["retrain", checked.method.name, checked.source.name]
     with operation(checked, name, tags, limit_hours=limit_hours, experiment_of=checked) as how:
         prepared = how.steps.call("prepare-data", Cache.here().prepared, checked)

@@ -257,11 +257,12 @@ class _Desk:
                     self._answer({"say": str(error)})
 
     def _mark_stopped(self, *, failed: bool) -> None:
-        for run, tracker in self._trackers.items():
-            if _has_begun(run):
+        begun = [tracker for run, tracker in self._trackers.items() if _has_begun(run)]
+        for tracker in (*begun, *(study.run for study in self._studies.values())):
+            try:
                 tracker.mark_stopped(failed=failed)
-        for study in self._studies.values():
-            study.run.mark_stopped(failed=failed)
+            except ProtoflError as error:  # the others are to be marked all the same
+                self._answer({"say": str(error)})
 
 
 def _has_begun(run: str) -> bool:

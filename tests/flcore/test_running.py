@@ -221,6 +221,28 @@ def test_results_of_other_code_are_refused_until_restart_is_said(
     assert (tmp_path / "run" / "timing.json").read_text() != began  # trained again
 
 
+@pytest.mark.parametrize("removed", range(5))
+def test_killed_while_results_are_forgotten_it_still_goes_on(
+    removed: int, tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever has gone by then, the same call trains or evaluates to the same bytes."""
+    shutil.copytree(finished, tmp_path / "run")
+    calls = iter(range(100))
+
+    def remove(path: Path, **options: Any) -> None:
+        if next(calls) == removed:
+            raise KeyboardInterrupt
+        path.unlink(**options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "code_fingerprint", lambda config: "edited since")
+        patch.setattr("flcore.run_folder.disk.remove", remove)
+        with pytest.raises(KeyboardInterrupt):
+            run(RAW, tmp_path / "run", restart=True)
+    run(RAW, tmp_path / "run", restart=True)
+    assert results(tmp_path / "run") == results(finished)
+
+
 # --------------------------------------------------------------------------------------------------------- plug-ins
 
 

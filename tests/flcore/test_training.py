@@ -14,8 +14,9 @@ import pytest
 
 from flcore import training
 from flcore.config import Config
+from flcore.engine import rounds
 from flcore.engine.rounds import Observers
-from flcore.errors import DataError
+from flcore.errors import DataError, RunError
 from flcore.processor import processor_class
 from flcore.run_folder import described
 from flcore.training import environment, train
@@ -93,6 +94,26 @@ def test_a_run_that_goes_on_elsewhere_says_where_it_began(lab: Any, tmp_path: Pa
     assert "earlier_environments" not in described(folder)
     assert train(config, lab.prepared, lab.partition_folder, folder, about=here)
     assert (described(folder)["environment"], described(folder)["earlier_environments"]) == (here, [there])
+
+
+def test_a_refused_start_leaves_what_is_said_of_the_run(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Edited code on another machine is refused; with the code as it was the run still says where it began."""
+    config, folder = lab.config(federation__rounds=2), tmp_path / "run"
+    here = environment(config)
+    there = {**here, "processor": "another class"}
+    with pytest.raises(StopError):
+        train(config, lab.prepared, lab.partition_folder, folder, observers=Observers(on_round=stopping), about=there)
+    before = (folder / "config.json").read_bytes()
+    with monkeypatch.context() as patch:
+        edited = {**rounds.code_modules(config), "flcore/rng.py": "edited since"}
+        patch.setattr(rounds, "code_modules", lambda config: edited)
+        with pytest.raises(RunError, match=r"--restart throws it away"):
+            train(config, lab.prepared, lab.partition_folder, folder, about=here)
+    assert (folder / "config.json").read_bytes() == before
+    assert train(config, lab.prepared, lab.partition_folder, folder, about=here)
+    assert described(folder)["earlier_environments"] == [there]
 
 
 def test_a_run_goes_on_where_its_data_have_moved(lab: Any, tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def _compiled(
                 return {}, None, False
             compiled_now, trainer = True, CompiledTrainer(run, Compiler(folder))
             probe.seconds(trainer, 1, 1)
-    except (RunError, OSError) as error:  # no compiler that works, or no folder for what it makes
+    except (RunError, DataError, OSError) as error:  # no compiler that works, no folder, or damage in it
         reasons.append(str(error))
         return {}, None, False
     if trainer.refused:

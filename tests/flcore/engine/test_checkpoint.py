@@ -203,16 +203,36 @@ def test_a_damaged_reply_is_trained_again(lab: Any, tmp_path: Path) -> None:
     start = Record(experiment.method.start_server(experiment.setting))
     checkpoint.start(RunState(0, start, run=run_name(experiment)))
     executor = InlineExecutor(experiment, checkpoint)
-    executor.train(checkpoint.read_state(), [[0], [1], [2]])
+    executor.train(checkpoint.read_state(), [[0], [1], [2], [3]])
     damaged = checkpoint.turns.reply_file(1, 0)
     damaged.write_bytes(damaged.read_bytes()[:-5])
     checkpoint.turns.memory_file(1, 1).unlink()
+    memory = checkpoint.turns.memory_file(1, 3)
+    memory.write_bytes(memory.read_bytes()[:-5])
     assert checkpoint.turns.load(1, 0) is checkpoint.turns.load(1, 1) is checkpoint.turns.load(1, 3) is None
     whole = checkpoint.turns.reply_file(1, 2).stat().st_mtime_ns
-    mended = executor.train(checkpoint.read_state(), [[0], [1], [2]])
+    mended = executor.train(checkpoint.read_state(), [[0], [1], [2], [3]])
     assert checkpoint.turns.reply_file(1, 2).stat().st_mtime_ns == whole
-    assert set(mended) == {0, 1, 2}
+    assert set(mended) == {0, 1, 2, 3}
     assert lab.run(experiment, tmp_path / "run").bytes == expected
+
+
+def test_a_file_system_that_is_away_after_a_commit_repeats_no_round(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What no longer counts cannot be listed once: the leg is committed, and whoever tries again goes on behind it."""
+    listed, away = Path.iterdir, [OSError(errno.ESTALE, "Stale file handle")]
+
+    def iterdir(path: Path) -> Any:
+        if path.name == "clients" and away:
+            raise away.pop()
+        return listed(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", iterdir)
+        run = lab.run(lab.experiment(federation__rounds=2), tmp_path / "run")
+    assert not away
+    assert [record["round"] for record in run.history] == [1, 2]
 
 
 def test_records_behind_the_commit_are_dropped(lab: Any, tmp_path: Path) -> None:

@@ -48,6 +48,18 @@ def test_what_cannot_be_said_keeps_no_answer_from_whoever_waits(
         assert answer.result(0) == "done"
 
 
+def test_a_recorder_that_dies_in_the_middle_of_a_line_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever listens ends with it, and it is started again, or told of, as after any other death."""
+    monkeypatch.chdir(tmp_path)
+    ended: list[int] = []
+    with Recorder(False, print) as recorder:
+        half = "import os; print('{\"number\": 0, \"ans', end='', flush=True); os.kill(os.getpid(), 9)"
+        with subprocess.Popen([sys.executable, "-c", half], stdout=subprocess.PIPE, text=True) as dying:
+            monkeypatch.setattr(recorder, "_ended", ended.append)
+            recorder._listen(dying)
+    assert ended[0] == -signal.SIGKILL
+
+
 @pytest.mark.slow
 def test_a_recorder_that_dies_with_nothing_to_do_is_there_when_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

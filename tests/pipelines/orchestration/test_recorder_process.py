@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore import run
+from flcore.errors import DataError, ProtoflError
 from pipelines.execution.recorder import _error_of
 from pipelines.orchestration.recorder_process import _Desk
 
@@ -43,6 +44,29 @@ def test_a_store_that_is_away_is_not_named_as_the_place_of_a_run(tmp_path: Path)
     desk._do({"do": "finish", "run": str(tmp_path / "run"), "number": 6})
     error = _error_of(json.loads(json.dumps(answers[-1]["error"])))
     assert isinstance(error, OSError) and error.errno == errno.EISDIR
+
+
+def test_a_run_that_cannot_be_marked_keeps_no_other_from_it(tmp_path: Path) -> None:
+    """Of two runs that were stopped the first one's store is away."""
+    marked: list[bool] = []
+
+    class Tracker:
+        def __init__(self, error: ProtoflError | None) -> None:
+            self.error = error
+
+        def mark_stopped(self, *, failed: bool) -> None:
+            if self.error is not None:
+                raise self.error
+            marked.append(failed)
+
+    answers: list[Mapping[str, Any]] = []
+    desk = _Desk(answers.append)
+    for name, error in (("away", DataError("away: damaged")), ("here", None)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        desk._trackers[str(tmp_path / name)] = Tracker(error)
+    desk._mark_stopped(failed=True)
+    assert (marked, answers) == ([True], [{"say": "away: damaged"}])
 
 
 def test_a_comparison_calls_methods_by_their_names_where_nobody_says_otherwise(tmp_path: Path) -> None:
