@@ -245,7 +245,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
     tau_e: float = param(0.5, "temperature of the similarities to exemplars", above=0)
     fusion: Literal["softmax", "minmax", "authors"] = param(
         "softmax",
-        "mix probabilities, values scaled to [0, 1], or (authors, lambda_p 0.9) logits and exponentials of similarities",
+        "mix probabilities, values scaled to [0, 1], or (authors, λ_p 0.9) logits and exponentials of similarities",
         search=Search(choices=("softmax", "minmax", "authors"), when=on("use_kp") & above("lambda_p")),
     )
 
