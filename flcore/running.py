@@ -189,7 +189,10 @@ def read_source(config: Config, directory: Path) -> Dataset:
 
 
 def divide(config: Config, prepared: Path, directory: Path) -> Partition:
-    """Divide the prepared data among clients, into ``directory``."""
+    """Divide the prepared data among clients, into ``directory``, unless it already holds just that.
+
+    Then it is not touched: another process may be reading it, for the same run that somebody has started twice.
+    """
     data = Dataset.load(prepared)
     data.check_content(prepared)  # a partition by labels that have changed would be found again when they are mended
     division = make_partition(
@@ -203,6 +206,10 @@ def divide(config: Config, prepared: Path, directory: Path) -> Partition:
         test_shots=config.partition.test_shots,
         imbalance=config.partition.imbalance,
     )
+    with suppress(DataError):  # not there, or interrupted, or damaged
+        known = Partition.load(directory)
+        if all(getattr(known, name) == getattr(division, name) for name in ("fingerprint", "version", "parameters")):
+            return division
     disk.make_folder(directory)
     sweep(directory)
     division.save(directory)

@@ -17,6 +17,7 @@ import torch
 import flcore
 from flcore import plugins, run, running
 from flcore.config import Config
+from flcore.data.partition import Partition
 from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError, DataError, RunError
 from flcore.locks import sole_use
@@ -219,6 +220,17 @@ def test_results_of_other_code_are_refused_until_restart_is_said(
     run(RAW, tmp_path / "run", restart=True)
     assert results(tmp_path / "run") == results(finished)
     assert (tmp_path / "run" / "timing.json").read_text() != began  # trained again
+
+
+def test_a_division_that_is_there_is_left_alone(tmp_path: Path, finished: Path) -> None:
+    """The same run started twice: the second must not take the first one's partition away for a moment."""
+    shutil.copytree(finished / "partition", tmp_path / "partition")
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "partition").iterdir()}
+    made = divide(Config.from_mapping(RAW), finished / "prepared", tmp_path / "partition")
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "partition").iterdir()} == before
+    other = divide(Config.from_mapping({**RAW, "seed": 1}), finished / "prepared", tmp_path / "partition")
+    assert other.fingerprint != made.fingerprint == Partition.load(finished / "partition").fingerprint
+    assert Partition.load(tmp_path / "partition").fingerprint == other.fingerprint
 
 
 @pytest.mark.parametrize("removed", range(5))
