@@ -175,21 +175,22 @@ class Cache:
             disk.make_folder(unfinished)
             fingerprint = make(unfinished)
             place = self.root / kind / fingerprint[:_DIGITS]
-            try:
-                is_there = load(place) == fingerprint  # another request gave the same, which somebody may be reading
-            except DataError:
-                is_there = False
-            if is_there:
-                disk.remove_tree(unfinished)
-            else:
-                disk.remove_tree(place)
-                disk.rename(unfinished, place)
+            with self._alone(entry.with_name(f"{fingerprint}.json")):  # another request may give the same, just now
+                try:
+                    is_there = load(place) == fingerprint  # and somebody may be reading it
+                except DataError:
+                    is_there = False
+                if is_there:
+                    disk.remove_tree(unfinished)
+                else:
+                    disk.remove_tree(place)
+                    disk.rename(unfinished, place)
             write_json(entry, {"fingerprint": fingerprint, "request": dict(request)})
         return place
 
     @contextmanager
     def _alone(self, entry: Path) -> Iterator[None]:
-        """Let one process at a time answer a request."""
+        """Let one process at a time answer a request, or put a folder where all look for what it holds."""
         disk.make_folder(entry.parent)
         with disk.open_lock(entry.with_suffix(".lock")) as file:
             take_lock(file, wait=True)

@@ -163,6 +163,47 @@ def test_two_processes_prepare_once(cache: Cache, monkeypatch: pytest.MonkeyPatc
     assert len(set(found)) == 1
 
 
+@pytest.mark.parametrize("operation", ["remove_tree", "rename"])
+def test_two_requests_for_the_same_images_do_not_take_the_folder_from_each_other(
+    operation: str, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One names a root, which digits do not read: two locks, one place.
+
+    The first is about to clear that place, or to move its folder there, when the second has its own ready. Let to go
+    on, the second would be robbed of what it was given, or the first would find the place taken.
+    """
+    found: list[Path] = []
+    robbed: list[Path] = []
+    is_ready = threading.Event()
+    second = threading.Thread(target=lambda: found.append(cache.prepared(config(data={"root": str(tmp_path)}))))
+    read, change = caches.read_source, getattr(disk, operation)
+
+    def read_and_tell(asked: Config, folder: Path) -> Dataset:
+        made = read(asked, folder)
+        if asked.data.root is not None:
+            is_ready.set()
+        return made
+
+    def change_late(*paths: Path) -> None:
+        is_to_the_place = paths[-1].parent == cache.root / "prepared" and not paths[-1].name.startswith(".")
+        if is_to_the_place and second.ident is None:
+            second.start()
+            assert is_ready.wait(60)
+            second.join(0.5)
+        change(*paths)
+        if operation == "remove_tree":
+            robbed.extend(place for place in found if not place.exists())
+
+    monkeypatch.setattr(caches, "read_source", read_and_tell)
+    monkeypatch.setattr(disk, operation, change_late)
+    found.append(cache.prepared(config()))
+    second.join(60)
+    assert not robbed
+    assert len(found) == 2 and found[0] == found[1]
+    assert Dataset.load(found[0]).meta.fingerprint.startswith(found[0].name)
+    assert [path.name for path in (cache.root / "prepared").iterdir()] == [found[0].name]
+
+
 def test_a_finished_run_is_found_by_its_hash_and_code(cache: Cache, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     running.run(config(), folder)
