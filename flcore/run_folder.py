@@ -135,7 +135,8 @@ class RunFiles:
         return self.directory / "partition"
 
 
-_CURE = "no run was begun there, or its folder is damaged: begin it again"
+_CURE = "no run was begun there, or its folder is damaged: delete that, and begin it again"
+_TRAIN_AGAIN = "run it again with --restart, which throws its results away, or delete its folder"
 
 
 def described(directory: Path) -> dict[str, Any]:
@@ -180,11 +181,11 @@ def check_seal(directory: Path) -> None:
     files = RunFiles(directory)
     if not files.seal.exists() or not files.metrics.exists():
         return
-    stated = read_json(files.seal, _CURE)
+    stated = read_json(files.seal, _TRAIN_AGAIN)
     for path in (files.history, files.metrics):
         content = path.read_bytes() if path.is_file() else b""
         if stated.get(path.name) != hashlib.sha256(content).hexdigest():
-            raise DataError(f"{path}: damaged, its content is not what was written; {_CURE}")
+            raise DataError(f"{path}: damaged, its content is not what was written; {_TRAIN_AGAIN}")
 
 
 def stored_mapping(directory: Path) -> dict[str, Any]:
@@ -229,9 +230,17 @@ def finished_by_other_code(directory: Path, code: str) -> bool:
 def forget_results(directory: Path) -> None:
     """Take away what says that a run has finished, and what was made of its results: it is trained anew."""
     files = RunFiles(directory)
-    # Training's own result last: a kill in between leaves a run that has been trained and is evaluated again.
-    for path in (files.metrics, files.seal, files.report, files.analyses / "index.json", files.history):
+    # The seal behind what it is of: a kill in between leaves results that are damaged, which are forgotten as well.
+    for path in (files.history, files.metrics, files.seal, files.report, files.analyses / "index.json"):
         disk.remove(path, missing_ok=True)
+
+
+def forget_damaged_results(directory: Path) -> None:
+    """As :func:`forget_results`, where they are not those that were written; whole ones stay."""
+    try:
+        check_seal(directory)
+    except DataError:
+        forget_results(directory)
 
 
 def refuse_other_run(config: Config, directory: Path, *, by_places: bool = True) -> None:

@@ -43,6 +43,7 @@ from flcore.run_folder import (
     RunFiles,
     check_seal,
     finished_by_other_code,
+    forget_damaged_results,
     forget_results,
     on_other_data,
     refuse_other_run,
@@ -80,7 +81,7 @@ def run(
         partition: folder of a partition of these data; None divides them in the run's own folder.
         orchestrator: how the pieces of a round are carried out; None: plain calls.
         observers: who is told of progress.
-        restart: throw away a checkpoint that cannot be used, or results of other code; a checkpoint that can be used is
+        restart: throw away a checkpoint that cannot be used, and results that are damaged or of other code; the rest is
             gone on with.
 
     Returns:
@@ -94,6 +95,8 @@ def run(
     resolved, files = _resolved(config), RunFiles(Path(folder))
     refuse_other_run(resolved, files.directory)
     _refuse_other_code(resolved, files, restart)
+    if restart:
+        forget_damaged_results(files.directory)
     if not files.metrics.exists():
         threads = torch.get_num_threads()
         try:

@@ -59,11 +59,12 @@ def orchestration(parser: Parser, *, may_restart: bool = True) -> None:
 
 
 def restart(parser: Parser) -> None:
-    """Leave to throw away what cannot be gone on with, or was finished by other code."""
+    """Leave to throw away what cannot be gone on with, is damaged, or was finished by other code."""
     parser.add_argument(
         "--restart",
         action="store_true",
-        help="throw away a checkpoint that cannot be used, and what other code has finished; the rest is gone on with",
+        help="throw away a checkpoint that cannot be used, and what is damaged or other code has finished; "
+        "the rest is gone on with",
     )
 
 

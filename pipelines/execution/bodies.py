@@ -15,7 +15,7 @@ from flcore.config import Config
 from flcore.engine.energy import machine_meter
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
-from flcore.errors import ConfigError, ProtoflError
+from flcore.errors import ConfigError, DataError, ProtoflError
 from flcore.experiment import refuse_missing_device
 from flcore.run_folder import RunFiles, refuse_other_run
 from pipelines.config.grid import PlannedRun
@@ -49,7 +49,7 @@ def experiment(
         config: of the run.
         out: its folder; None takes ``runs/<method>-s<seed>-<hash, 8>``.
         operation: how.
-        restart: throw away a checkpoint that cannot be used; one that can is gone on with.
+        restart: throw away a checkpoint that cannot be used, or damaged results; the rest is gone on with.
         inputs: data that are prepared and divided already; None: they are prepared and divided.
 
     Raises:
@@ -61,7 +61,7 @@ def experiment(
         refuse_other_run(config, out, by_places=False)
     cache = Cache.here()
     run = placed(config, inputs or _inputs(config, cache, operation), RUNS, directory=out)
-    is_done = fetch(run, cache)
+    is_done = fetch(run, cache, restart=restart)
     if not is_done:
         _train(run, cache, operation, restart)
     elif analyses.left(run.config, run.directory):
@@ -164,7 +164,7 @@ def comparison(
         out: folder: ``runs/<method>-s<seed>-<hash, 8>/``, tables, figures and a page.
         operation: how.
         facts: what the recorder needs for this kind, as JSON values.
-        restart: throw away checkpoints that cannot be used.
+        restart: throw away what cannot be used: checkpoints, and damaged results.
 
     Raises:
         ConfigError: the folder holds something else. RunError: no run has finished.
@@ -211,9 +211,19 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
     cache, watcher, recorder = Cache.here(), operation.watcher, operation.recorder
     shared = runs  # tuning may have found the values that were given: one run in two rows
     runs = list({run.directory: run for run in reversed(runs)}.values())[::-1]
-    waiting = [run for run in runs if not fetch(run, cache)]
-    watcher.runs(len(runs), len(runs) - len(waiting))
     failed: dict[str, str] = {}
+
+    def is_there(run: PlacedRun) -> bool:
+        try:
+            return fetch(run, cache, restart=restart)
+        except DataError as error:  # damaged, which is no reason to keep the others waiting; the store has it whole
+            failed[run.label] = str(error)
+            watcher.say(f"{run.label} failed: {error}")
+            return False
+
+    there = [run for run in runs if is_there(run)]
+    waiting = [run for run in runs if run not in there and run.label not in failed]
+    watcher.runs(len(runs), len(runs) - len(waiting))
 
     def record(run: PlacedRun) -> None:
         recorder.finish(run.directory).add_done_callback(partial(_tell_of_failure, watcher, run))
@@ -231,8 +241,8 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
             watcher.say(f"{run.label} failed: {error}")
             recorder.stop(run.directory, str(error))
 
-    for run in runs:
-        if run not in waiting and not RunFiles(run.directory).report.exists():
+    for run in there:
+        if not RunFiles(run.directory).report.exists():
             record(run)
     if waiting:
         companies = in_company(waiting)

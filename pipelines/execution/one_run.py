@@ -20,11 +20,13 @@ from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError, DataError, RunError
 from flcore.experiment import Experiment
 from flcore.files import sealed
+from flcore.locks import sole_use
 from flcore.provenance import code_fingerprint
 from flcore.run_folder import (
     RunFiles,
     described,
     finished_by_other_code,
+    forget_damaged_results,
     forget_results,
     holds_run,
     refuse_other_run,
@@ -138,7 +140,13 @@ def placed(config: Config, inputs: Inputs, home: Path, *, label: str = "", direc
         raise ConfigError(f"{error} (with {label})" if label else str(error)) from error
     found = directory or home / f"{config.method.name}-s{config.seed}-{experiment.hash[:8]}"
     claim_names("run", found)
-    if not holds_run(found, experiment.hash):  # where the images of this very run lie has no say in it
+    try:
+        is_own = holds_run(found, experiment.hash)
+    except DataError:
+        if directory is not None:
+            raise
+        is_own = True  # by its name; that it is damaged is said of this run alone, when it is looked for
+    if not is_own:  # where the images of this very run lie has no say in it
         refuse_other_run(config, found)
     return PlacedRun(config, inputs, found, experiment.hash, code_fingerprint(config), name)
 
@@ -152,12 +160,25 @@ def in_company(runs: Sequence[PlacedRun]) -> list[PlacedRun]:
     return [replace(first, company=tuple(others)) for first, *others in groups.values()]
 
 
-def fetch(run: PlacedRun, cache: Cache) -> bool:
+def fetch(run: PlacedRun, cache: Cache, *, restart: bool = False) -> bool:
     """Take the results of a run that has finished elsewhere under the same code; False if there are none.
 
     One that has finished here is told where its data lie, if they do not lie where they did.
+
+    Args:
+        run: which. cache: knows where runs have finished.
+        restart: damaged results are none: :func:`carry_out` throws them away.
+
+    Raises:
+        DataError: the run has finished here, and its results are damaged.
     """
-    if run.is_finished:
+    try:
+        is_here = run.is_finished
+    except DataError:
+        if not restart:
+            raise
+        return False
+    if is_here:
         _find_data_again(run)
         return True
     elsewhere = cache.finished_run(run.hash, run.code)
@@ -210,8 +231,8 @@ def carry_out(
         cache: is told where it has finished, and what it took.
         orchestrator: how the pieces of a round are carried out; None: plain calls.
         observers: who is told of progress.
-        restart: throw away a checkpoint that cannot be used, and results of other code; a checkpoint that can be used
-            is gone on with.
+        restart: throw away a checkpoint that cannot be used, and results that are damaged or of other code; a
+            checkpoint that can be used is gone on with.
         seat: where it meets its company; None: it trains alone.
 
     Raises:
@@ -221,6 +242,8 @@ def carry_out(
     """
     files, steps = RunFiles(run.directory), orchestrator or InlineOrchestrator()
     folders = (run.inputs.prepared, run.inputs.partition, run.directory)
+    if restart:
+        _throw_away_damaged(run.directory)
     is_new = not run.is_finished
     if is_new:
         memory.reset_peak()
@@ -251,6 +274,20 @@ def carry_out(
         disk.remove(files.report, missing_ok=True)  # it shows them
     if is_new:
         cache.note_peak(run.config, memory.peak() // (1 + len(run.company)))
+
+
+def _throw_away_damaged(directory: Path) -> None:
+    """Results that are not what was written, and a description of which nobody can say whose it is."""
+    config = RunFiles(directory).config
+    if not config.exists():
+        return
+    with sole_use(directory):  # what another process has just finished there is whole
+        forget_damaged_results(directory)
+        try:
+            described(directory)
+        except DataError:
+            forget_results(directory)  # first: results without a description are taken for somebody else's
+            disk.remove(config, missing_ok=True)
 
 
 def _with_hurdles(run: PlacedRun, observers: Observers | None) -> Observers | None:

@@ -68,7 +68,7 @@ class RunPool:
         Args:
             run: with its company.
             ended: is told of each that ends; of one whose process was killed twice, with a RunError.
-            restart: throw away checkpoints that cannot be used.
+            restart: throw away what cannot be used: checkpoints, and damaged results.
 
         Raises:
             StoppedError: the pool was closed meanwhile.

@@ -43,7 +43,7 @@ def run(
         out: the run's folder; None: ``runs/<method>-s<seed>-<hash, 8>``.
         orchestrator: ``auto``, ``inline`` or ``prefect``.
         quiet: say nothing but errors.
-        restart: throw away a checkpoint that cannot be used; one that can is gone on with.
+        restart: throw away a checkpoint that cannot be used, or damaged results; the rest is gone on with.
         wait: for the report and for MLflow.
 
     Returns:
@@ -90,7 +90,7 @@ def compare(
         tuned: trials with which each method is tuned first; 0: none is.
         budget: what is equal for all runs: ``rounds``, ``bytes`` or ``steps``.
         orchestrator: ``auto``, ``inline`` or ``prefect``.
-        restart: throw away checkpoints that cannot be used.
+        restart: throw away what cannot be used: checkpoints, and damaged results.
         wait: for tables and for MLflow.
 
     Raises:

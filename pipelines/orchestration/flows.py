@@ -69,7 +69,7 @@ def federated_experiment(
         overrides: ``KEY=VALUE`` assignments, as for ``--set``.
         out: the run's folder; ``{date}`` in it becomes the day for which the flow was scheduled, so that a nightly run
             has a folder a night and a retry goes on in the same one. None: ``runs/<method>-s<seed>-<hash, 8>``.
-        restart: throw away a checkpoint that cannot be used; one that can is gone on with.
+        restart: throw away a checkpoint that cannot be used, or damaged results; the rest is gone on with.
         config: a configuration instead of a file and overrides; without the section ``tracking``, which is not stored.
         limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
 
@@ -99,7 +99,7 @@ def federated_training(
         out: the run's folder; ``{date}`` as for ``federated-experiment``.
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments, as for ``--set``.
-        restart: throw away a checkpoint that cannot be used; one that can is gone on with.
+        restart: throw away a checkpoint that cannot be used, or damaged results; the rest is gone on with.
         config: a configuration instead of a file and overrides.
         limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
 
@@ -132,7 +132,7 @@ def compare(
         methods: default ``compare.methods``.
         seeds: default ``compare.seeds``.
         out: folder of the comparison; ``{date}`` as for ``federated-experiment``.
-        restart: throw away checkpoints that cannot be used.
+        restart: throw away what cannot be used: checkpoints, and damaged results.
         tuned: trials with which each method is tuned first; 0: none is.
         budget: what is equal for all runs.
         config: parameters instead of a file and overrides.
@@ -175,7 +175,7 @@ def sweep(
         baselines: methods to run beside the grid.
         metric: of table and figure.
         out: folder of the sweep; ``{date}`` as for ``federated-experiment``.
-        restart: throw away checkpoints that cannot be used.
+        restart: throw away what cannot be used: checkpoints, and damaged results.
         points: instead of ``vary``, each dotted keys with values.
         config: parameters instead of a file and overrides.
         limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
@@ -262,7 +262,7 @@ def retrain_on_new_data(
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments.
         out: folder of the runs, one for each state of the data, and of ``last.json``, which names the last one.
-        restart: throw away a checkpoint that cannot be used; one that can is gone on with.
+        restart: throw away a checkpoint that cannot be used, or damaged results; the rest is gone on with.
         config: a configuration instead of a file and overrides.
         limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
 

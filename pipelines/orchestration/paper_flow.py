@@ -49,7 +49,7 @@ def paper_table(
         part: ``K/N``, every N-th of these runs from the K-th on; None: all.
         not_kept: leave out runs whose figures are kept with the code.
         out: the table's folder; ``{date}`` as for ``federated-experiment``; None: ``runs/papers/<id>``.
-        restart: throw away checkpoints that cannot be used.
+        restart: throw away what cannot be used: checkpoints, and damaged results.
         limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
 
     Returns:

@@ -34,7 +34,7 @@ def run_paper(
         out: its folder; None: ``runs/papers/<id>``.
         part, not_kept: which of its runs, see :func:`pipelines.papers.share.plan_of_share`.
         orchestrator: ``auto``, ``inline`` or ``prefect``.
-        restart: throw away checkpoints that cannot be used.
+        restart: throw away what cannot be used: checkpoints, and damaged results.
         wait: for MLflow.
 
     Raises:

@@ -242,9 +242,10 @@ class _Desk:
         if not self._tracking["enabled"]:
             return None
         from pipelines.orchestration.pages import runs_page
+        from pipelines.runs.folder import has_whole_results
         from pipelines.tracking.comparisons import log_comparison
 
-        finished = [run for run in runs if (run / "metrics.json").exists()]
+        finished = [run for run in runs if has_whole_results(run)]
         logged = log_comparison(directory, finished, self._tracking["uri"], name=name)
         return runs_page(self._tracking["uri"], finished[0]) if logged else None
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from flcore.errors import ConfigError, RunError
+from flcore.errors import ConfigError, DataError, RunError
 from flcore.run_folder import RunFiles, described
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import without_tracking
@@ -50,7 +51,7 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
 
     Args:
         planned: the table's plan. out: its folder. operation: how.
-        restart: throw away checkpoints that cannot be used.
+        restart: throw away what cannot be used: checkpoints, and damaged results.
 
     Returns:
         With the table's page, and runs and settings that failed.
@@ -167,7 +168,10 @@ def _with_finished_runs(
 def _finished_pairs(home: Path) -> list[tuple[int | None, int]]:
     """Of the finished runs of a setting's folder, seed of the division as it was given, and seed."""
     folders = [folder for folder in sorted((home / RUNS).glob("*")) if RunFiles(folder).metrics.exists()]
-    configs = [described(folder)["config"] for folder in folders]
+    configs = []
+    for folder in folders:
+        with suppress(DataError):  # whose it is shows where it is asked for again, by its name
+            configs.append(described(folder)["config"])
     return [(config["partition"]["seed"], config["seed"]) for config in configs]
 
 
@@ -182,7 +186,10 @@ def _has_finished(run: PlannedRun, home: Path) -> bool:
         return False
     prepared = cache.prepared(run.config)
     inputs = Inputs(prepared, cache.partition(run.config, prepared))
-    return placed(run.config, inputs, home / RUNS).is_finished
+    try:
+        return placed(run.config, inputs, home / RUNS).is_finished
+    except DataError:  # damaged: the comparison names it, or trains it again
+        return True
 
 
 def _write(found: TableResults, out: Path) -> Path:

@@ -41,8 +41,8 @@ from pipelines.reporting.html import (
 )
 from pipelines.reporting.statements import statements
 from pipelines.reporting.tables import MARKS_MEAN
+from pipelines.runs.folder import has_whole_results
 from pipelines.runs.inputs import inputs_of
-from pipelines.runs.layout import RunFiles
 from pipelines.runs.record import load_run
 
 _log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def collect(
     """
     settings = build(CompareConfig, parameters.get("compare") or {}, "compare")
     named = list(zip(runs, rows or [""] * len(runs), draws or [None] * len(runs), strict=True))
-    unfinished = [run for run in runs if not RunFiles(run).metrics.exists()]
+    unfinished = [run for run in runs if not has_whole_results(run)]
     if len(unfinished) <= len(failed or {}):
         named = [entry for entry in named if entry[0] not in unfinished]
     records = [(load_run(run), row, draw) for run, row, draw in named]

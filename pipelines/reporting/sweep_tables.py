@@ -48,7 +48,7 @@ from pipelines.reporting.tables import (
     write_texts,
 )
 from pipelines.runs.better import lower_is_better
-from pipelines.runs.layout import RunFiles
+from pipelines.runs.folder import has_whole_results
 from pipelines.runs.record import COMMUNICATION, HEADLINE_METRICS, SCORES, TASK_SCORES, RunRecord, load_run
 
 YES, NO = "✓", "✗"
@@ -104,7 +104,7 @@ def collect(plan: Plan, directories: Sequence[Path], metric: str) -> Sweep:
     """Read the runs of a plan, one directory for each, and summarise those that have finished."""
     runs: dict[int, list[RunRecord]] = {place: [] for place in range(len(plan.points))}
     for number, directory in enumerate(directories):
-        if RunFiles(directory).metrics.exists():
+        if has_whole_results(directory):
             runs[number // len(plan.seeds)].append(load_run(directory))
     subject = f"{plan.base.method.name} on " if "method.name" not in plan.keys else ""
     subject += describe_federation(plan.base, plan.keys)

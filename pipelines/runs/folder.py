@@ -13,7 +13,7 @@ from typing import Any
 
 from flcore import files
 from flcore.errors import DataError
-from flcore.run_folder import RunFiles, check_seal
+from flcore.run_folder import RunFiles, check_seal, described
 from pipelines.runs import kinds
 from pipelines.runs.layout import read_json
 
@@ -84,6 +84,20 @@ def read_folder(directory: Path) -> RunFolder:
         )
     except (KeyError, TypeError) as error:
         raise DataError(f"{files.config}: no {error}; this is not a run, or one of a version of long ago") from error
+
+
+def has_whole_results(directory: Path) -> bool:
+    """Whether a run has finished in a folder, and what it left is what it wrote; damaged results cannot be compared."""
+    files = RunFiles(Path(directory))
+    if not files.metrics.exists():
+        return False
+    try:
+        check_seal(files.directory)
+        if files.config.exists():  # it does not come by DVC
+            described(files.directory)
+    except DataError:
+        return False
+    return True
 
 
 def _rounds(files: RunFiles) -> tuple[list[dict[str, Any]], dict[str, Any], bool]:

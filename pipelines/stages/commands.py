@@ -26,7 +26,7 @@ def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed
         out: the folder: ``prepared/``, ``partitions/``, ``runs/``, ``comparison/``.
         method, seed: of the comparison's runs carry out only those; None: all of ``compare.methods`` and
             ``compare.seeds``. What is there of the others stays.
-        restart: train: throw away checkpoints that cannot be used.
+        restart: train: throw away what cannot be used: checkpoints, and damaged results.
 
     Raises:
         ConfigError: the parameters, or a method or seed that is not in the comparison; or what the stage replaces is

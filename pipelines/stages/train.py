@@ -49,7 +49,7 @@ def train(
         directory: of the runs; ``<directory>.json`` says what lies in it.
         operation: how.
         comparison: all its runs, of which ``configs`` are some; what is there of the others stays as it is.
-        restart: throw away checkpoints that cannot be used.
+        restart: throw away what cannot be used: checkpoints, and damaged results.
 
     Raises:
         ConfigError: a partition was made with other parameters.

@@ -68,7 +68,7 @@ def compare_methods(
         out: folder of the comparison. operation: how.
         tuned: trials with which each method is tuned first; 0: none is.
         budget: what is equal for all runs: one of :data:`~pipelines.execution.budget.BUDGETS`.
-        restart: throw away checkpoints that cannot be used.
+        restart: throw away what cannot be used: checkpoints, and damaged results.
 
     Raises:
         ConfigError: an entry cannot be run, or differs from the others in its data; or the folder holds something else.

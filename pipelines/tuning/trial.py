@@ -113,7 +113,7 @@ class TrialRuns:
             self._write(number, values, TrialOutcome("fail", error=str(error)))
             return None
         run = replace(run, hurdles=hurdles)
-        if not fetch(run, self.cache):
+        if not fetch(run, self.cache, restart=True):
             return run
         self.end(number, values, run, None)
         return None

@@ -57,7 +57,7 @@ def tuned_comparison(
         out: folder of the comparison; studies are in ``tuning/<method>`` there.
         operation: how.
         budget: what is equal for all runs, trials too: one of :data:`~pipelines.execution.budget.BUDGETS`.
-        restart: throw away checkpoints that cannot be used.
+        restart: throw away what cannot be used: checkpoints, and damaged results.
 
     Raises:
         ConfigError: an entry cannot be run, or differs from the others in its data; or trials is below 1.

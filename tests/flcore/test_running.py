@@ -255,6 +255,18 @@ def test_killed_while_results_are_forgotten_it_still_goes_on(
     assert results(tmp_path / "run") == results(finished)
 
 
+@pytest.mark.parametrize("name", ["history.jsonl", "metrics.json", "seal.json"])
+def test_damaged_results_are_refused_until_restart_is_said(name: str, tmp_path: Path, finished: Path) -> None:
+    """A byte too many."""
+    shutil.copytree(finished, tmp_path / "run")
+    with (tmp_path / "run" / name).open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(DataError, match=rf"^\S+{name}: .*; run it again with --restart"):
+        run(RAW, tmp_path / "run")
+    run(RAW, tmp_path / "run", restart=True)
+    assert results(tmp_path / "run") == results(finished)
+
+
 # --------------------------------------------------------------------------------------------------------- plug-ins
 
 

@@ -6,6 +6,8 @@ import errno
 import hashlib
 import json
 import os
+import re
+import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,7 @@ from flcore.config import Config
 from flcore.engine.pool import child
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.pool.workers import physical_cores
-from flcore.errors import ConfigError, RunError
+from flcore.errors import ConfigError, DataError, RunError
 from flcore.run_folder import RunFiles
 from pipelines.config.params import with_variants
 from pipelines.execution import admission, bodies, one_run, run_pool
@@ -32,6 +34,7 @@ from pipelines.execution.progress import Lines, Silence
 from pipelines.execution.steps import InlineSteps
 from pipelines.runs import memory
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, kind_of
+from pipelines.runs.folder import has_whole_results
 from pipelines.runs.inputs import inputs_of
 
 SMALL: dict[str, Any] = {
@@ -295,6 +298,21 @@ def test_results_of_other_code_stay_until_restart_is_said(monkeypatch: pytest.Mo
     assert every_result(Path("one")) == before
 
 
+def test_damaged_results_are_refused_until_restart_is_said() -> None:
+    """A byte too many in the history. What is whole stays, whatever is said."""
+    experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    expected = every_result(Path("one"))
+    with Path("one/history.jsonl").open("ab") as file:
+        file.write(b"x")
+    before = every_result(Path("one"))
+    with pytest.raises(DataError, match=r"^one/history\.jsonl: damaged, .*; run it again with --restart"):
+        experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    assert every_result(Path("one")) == before
+    assert not experiment(Config.from_mapping(SMALL), Path("one"), operation()[0], restart=True).was_finished
+    assert every_result(Path("one")) == expected
+    assert experiment(Config.from_mapping(SMALL), Path("one"), operation()[0], restart=True).was_finished
+
+
 def test_results_of_which_nothing_says_whose_they_are_stay() -> None:
     experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
     Path("one/config.json").unlink()
@@ -322,9 +340,12 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "RunPool", lambda size, watcher: run_pool.ThisProcess(watcher))
 
 
-def compared(steps: Any = None, out: str = "all", raw: Mapping[str, Any] = SMALL) -> tuple[Outcome, Told]:
+def compared(
+    steps: Any = None, out: str = "all", raw: Mapping[str, Any] = SMALL, *, restart: bool = False
+) -> tuple[Outcome, Told]:
     how, told = operation(steps)
-    return comparison("comparison", {}, comparison_runs(raw, None, None), Path(out), how, {"name": out}), told
+    planned, facts = comparison_runs(raw, None, None), {"name": out}
+    return comparison("comparison", {}, planned, Path(out), how, facts, restart=restart), told
 
 
 def test_runs_side_by_side_give_the_bytes_of_each_alone() -> None:
@@ -405,6 +426,39 @@ def test_a_run_that_the_machine_stops_is_tried_again_as_often_as_the_steps_say(
     assert failed == ({} if is_outlived else {"fedavg seed 0": reason})
     assert told.watched == [runs[0].directory.name]
     assert (told.finished, list(told.stopped)) == ((told.watched, []) if is_outlived else ([], told.watched))
+
+
+@pytest.mark.usefixtures("_in_this_process")
+@pytest.mark.parametrize("name", ["history.jsonl", "metrics.json", "seal.json", "config.json"])
+def test_a_damaged_run_is_one_failure_beside_the_others_until_restart_is_said(name: str) -> None:
+    """Of two finished runs one has a byte too many and the other is gone: this one is trained, that one named.
+
+    Its files stay as they are, and so does what the store has of it. Where all are damaged, nothing is compared.
+    """
+    raw = {**SMALL, "compare": {**SMALL["compare"], "seeds": [0]}}
+    runs, _ = carry_out_all(comparison_runs(raw, None, None), Path("all/runs"), operation()[0])
+    damaged, gone = (run.directory for run in runs)
+    expected = {folder: every_result(folder) for folder in (damaged, gone)}
+    with (damaged / name).open("ab") as file:
+        file.write(b"x")
+    shutil.rmtree(gone)
+    before = every_result(damaged)
+    outcome, told = compared(raw=raw)
+    assert outcome.failed is not None and list(outcome.failed) == ["local seed 0"]
+    cure = "delete that, and begin it again" if name == "config.json" else "run it again with --restart.*"
+    assert re.fullmatch(rf"{damaged / name}: .*; (no run was .*: )?{cure}", outcome.failed["local seed 0"])
+    assert (told.watched, told.finished, told.stopped) == ([gone.name], [gone.name], {})
+    assert every_result(gone) == expected[gone] and every_result(damaged) == before
+    assert told.compared[0]["facts"]["failed"] == outcome.failed
+    assert [has_whole_results(folder) for folder in told.compared[0]["runs"]] == [False, True]
+    with pytest.raises(RunError, match=rf"all 1 runs failed; .*{name}"):
+        comparison("comparison", {}, comparison_runs(raw, ["local"], None), Path("all"), operation()[0], {})
+
+    outcome, told = compared(raw=raw, restart=True)
+    assert (outcome.failed, told.watched) == ({}, [damaged.name])
+    assert every_result(damaged) == expected[damaged]
+    # What is whole is not thrown away.
+    assert compared(raw=raw, restart=True)[1].watched == []
 
 
 STACKED: dict[str, Any] = {
