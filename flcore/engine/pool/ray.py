@@ -36,13 +36,16 @@ from flcore.engine.pool.workers import worker_count
 from flcore.engine.replies import Result
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Reply
-from flcore.errors import ConfigError
+from flcore.errors import ConfigError, RunError
 from flcore.experiment import EngineChoice, Experiment
 from flcore.files import replace_file
 from flcore.plugins import brought
 from flcore.records import Record
 
+logger = logging.getLogger(__name__)
+
 _SECONDS_TO_LEAVE = 5.0  # for an idle actor to remove its folder, before it is killed
+_SECONDS_FOR_CPUS = 60.0  # until others have let go of them; those of a run that has just ended take a moment
 
 Files = Mapping[str, bytes]
 References = Mapping[str, Sequence[Any]]
@@ -53,9 +56,12 @@ def ray_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint
     """A pool of Ray actors.
 
     Raises:
-        ConfigError: Ray is not installed, or there is no cluster at ``engine.ray_address``.
+        ConfigError: Ray is not installed, there is no cluster at ``engine.ray_address``, or it has fewer CPUs than
+            ``engine.workers``.
+        RunError: it has them, and others hold them for longer than a minute.
     """
     ray = _connect(experiment.config)
+    _wait_for_cpus(ray, worker_count(experiment.config.engine))
     shared = _Shared(ray, checkpoint, {"prepared": prepared, "partition": partition})
     engine = experiment.config.engine
     actor = ray.remote(num_cpus=1, num_gpus=engine.gpus_per_worker, max_restarts=0)(RayWorker)
@@ -88,6 +94,28 @@ def _connect(config: Config) -> Any:
                 f"engine.ray_address = {engine.ray_address}: no Ray cluster answers there ({error})"
             ) from error
     return ray
+
+
+def _wait_for_cpus(ray: Any, workers: int) -> None:
+    """Refuse more actors than there are CPUs: Ray would let the last ones wait for ever, and a run for them."""
+    there = int(ray.cluster_resources().get("CPU", 0))
+    if there < workers:
+        raise ConfigError(
+            f"engine.workers = {workers}: Ray has {there} CPUs, and each worker takes one; set "
+            f"engine.workers={max(there, 1)}, add nodes, or begin a new process (Ray keeps those of its first run)"
+        )
+    until, told = time.monotonic() + _SECONDS_FOR_CPUS, False
+    while (free := int(ray.available_resources().get("CPU", 0))) < workers:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise RunError(
+                f"engine.workers = {workers}: of Ray's {there} CPUs {free} are free after "
+                f"{_SECONDS_FOR_CPUS:g} s; end what holds the others, or set engine.workers={max(free, 1)}"
+            )
+        if not told and left < _SECONDS_FOR_CPUS - 1:
+            told = True
+            logger.warning("engine.workers = %d: %d of Ray's CPUs are free; waiting for the others", workers, free)
+        time.sleep(min(0.05, left))
 
 
 class _Shared:

@@ -252,6 +252,41 @@ def test_a_failed_client_is_left_out_on_ray_too(lab: Any, cluster: Any, erring: 
     assert len(found.state.failures) == 2
 
 
+def pool_of(lab: Any, folder: Path, workers: int) -> Any:
+    experiment = lab.experiment(engine={"name": "ray", "workers": workers})
+    return ray_pool(experiment, lab.prepared, lab.partition_folder, Checkpoint(folder))
+
+
+def test_more_actors_than_cpus_are_refused_in_a_line(lab: Any, cluster: Any, tmp_path: Path) -> None:
+    """Ray was started with 4 CPUs, as by an earlier run of this process: a fifth actor would never be created."""
+    said = r"^engine\.workers = 5: Ray has 4 CPUs, and each worker takes one; set engine\.workers=4, add nodes, or"
+    with pytest.raises(ConfigError, match=said):
+        pool_of(lab, tmp_path, 5)
+
+
+def test_cpus_that_others_hold_are_waited_for_and_not_for_ever(
+    lab: Any, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody else has 3 of 4: one is left for two workers. When they are given back after 1.5 s, it goes on."""
+    monkeypatch.setattr(pools, "_SECONDS_FOR_CPUS", 1.2)
+    holder = cluster.remote(num_cpus=3)(RayWorker).remote(0, {}, (False, False, False), {})
+    cluster.get(holder.__ray_call__.remote(lambda worker: worker.close()))
+    until = time.monotonic() + 60
+    while cluster.available_resources().get("CPU", 0) != 1:  # pools of earlier tests let go, and Ray hears of it
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    try:
+        said = r"^engine\.workers = 2: of Ray's 4 CPUs 1 are free after 1\.2 s; .*, or set engine\.workers=1$"
+        with pytest.raises(RunError, match=said):
+            pool_of(lab, tmp_path, 2)
+        monkeypatch.setattr(pools, "_SECONDS_FOR_CPUS", 60.0)
+        threading.Timer(1.5, lambda: cluster.kill(holder)).start()
+        pool_of(lab, tmp_path, 2).close()
+        assert caplog.messages == ["engine.workers = 2: 1 of Ray's CPUs are free; waiting for the others"] * 2
+    finally:
+        cluster.kill(holder)
+
+
 def test_ray_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, lab: Any, tmp_path: Path) -> None:
     import sys
 
