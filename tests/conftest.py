@@ -24,6 +24,7 @@ from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources.base import RawDataset, RawSplit, Source
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
+from flcore.engine.local.program import Function
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.pool.process import local_pool
@@ -266,6 +267,29 @@ class Threaded(InlineOrchestrator):
             return list(pool.map(function, items))
 
 
+@dataclass
+class Direct:
+    """A step that is no program but the function itself, called."""
+
+    function: Function
+    terms: Sequence[str] = ()
+
+    def run(self, fixed: list[torch.Tensor], moment: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        terms, noted = self.function([*fixed, *moment])
+        self.terms = tuple(terms)
+        return [*terms.values(), *noted]
+
+    def finish(self) -> None:
+        """Nothing: all moved in place."""
+
+
+class DirectMaker:
+    """Stands for a compiler, in tests of what programs are made from."""
+
+    def make(self, function: Function, example: Any, moved: int, facts: Any) -> Direct:
+        return Direct(function)
+
+
 def _arrays(directory: Path) -> dict[str, dict[str, Any]]:
     """What is in the files of tensors, without the seals that say whose they are."""
     files = {name: content for name, content in _committed(directory).items() if name.endswith(".safetensors")}
@@ -322,7 +346,7 @@ PATCHES = {"name": "patch_dictionary", "atoms": 6, "patch": 5, "grid": 2}
 class Lab:
     """Builders of small federations; a fixture, since test modules cannot import each other."""
 
-    TinySource, ToySpec, Threaded = TinySource, ToySpec, Threaded
+    TinySource, ToySpec, Threaded, DirectMaker = TinySource, ToySpec, Threaded, DirectMaker
     toy_dataset = staticmethod(_toy_dataset)
     by_hand = staticmethod(_by_hand)
     run = staticmethod(_run)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -64,34 +63,6 @@ class Maker(Protocol):
         Raises:
             NotCompilableError: the function cannot be one.
         """
-
-
-# ---- as it is ----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Direct:
-    """The function itself, called: for tests of what programs are made from."""
-
-    function: Function
-    terms: Sequence[str] = ()
-
-    def run(self, fixed: list[Tensor], moment: Sequence[Tensor]) -> list[Tensor]:
-        """Call it."""
-        terms, noted = self.function([*fixed, *moment])
-        self.terms = tuple(terms)
-        return [*terms.values(), *noted]
-
-    def finish(self) -> None:
-        """Nothing: all moved in place."""
-
-
-class DirectMaker:
-    """Makes :class:`Direct` programs."""
-
-    def make(self, function: Function, example: Sequence[Tensor], moved: int, facts: Mapping[str, Any]) -> Direct:
-        """The function."""
-        return Direct(function)
 
 
 # ---- what makers share ---------------------------------------------------------------------------------------------

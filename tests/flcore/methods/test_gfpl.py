@@ -19,7 +19,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flcore.engine.client import TurnRunner
 from flcore.engine.local.compiled import CompiledTrainer
-from flcore.engine.local.program import DirectMaker
 from flcore.errors import ConfigError
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays, Mixtures, Size
@@ -617,7 +616,7 @@ def test_who_has_nothing_to_draw_from_takes_no_step(lab: Any, engine: str, holde
     own = packed({0: Mixture(torch.ones(1), torch.ones(1, dim), torch.ones(1, dim))}, None, dim)
     start: Payloads = {"model": experiment.setting.initial}
     memories = {client: Record({**start, MIXTURES: own} if client in holders else start) for client in range(4)}
-    trainer = CompiledTrainer(experiment, DirectMaker()) if "compiled" in engine else None
+    trainer = CompiledTrainer(experiment, lab.DirectMaker()) if "compiled" in engine else None
     worker = TurnRunner(experiment, trainer)
     found = lab.train_stack(experiment, range(4), memories, leg=1, worker=worker)
     assert {client: reply.steps for client, (reply, _) in found.items()} == {k: int(k in holders) for k in range(4)}

@@ -15,7 +15,7 @@ from flcore.engine.local import choice as stacking
 from flcore.engine.local.choice import EngineDecision, decide, default_cache, measure
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.compiler import Compiler
-from flcore.engine.local.program import DirectMaker, NotThereError
+from flcore.engine.local.program import NotThereError
 from flcore.engine.turns import Place
 from flcore.errors import ConfigError, RunError
 from flcore.experiment import EngineChoice, Experiment
@@ -162,14 +162,14 @@ def test_what_is_measured_is_the_program_of_the_run(
     lab: Any, augmentation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FedNTD's teacher is asked once per sample, or where images change in every step; rounds need no other program."""
-    machine = Machine(monkeypatch, tmp_path, compiled=0.1, there=True)
+    machine = Machine(lab, monkeypatch, tmp_path, compiled=0.1, there=True)
     names: list[str] = []
-    monkeypatch.setattr(DirectMaker, "make", remembering(names, DirectMaker.make))
-    machine.measure(lab, method__name="fedntd", data__augmentation=augmentation)
+    monkeypatch.setattr(lab.DirectMaker, "make", remembering(names, lab.DirectMaker.make))
+    machine.measure(method__name="fedntd", data__augmentation=augmentation)
     measured = set(names)
     experiment = lab.experiment(method__name="fedntd", data__augmentation=augmentation, engine__compile="default")
     server = Record(experiment.method.start_server(experiment.setting))
-    trainer = CompiledTrainer(experiment, DirectMaker())
+    trainer = CompiledTrainer(experiment, lab.DirectMaker())
     TurnRunner(experiment, trainer).train(Place(1, 0), [0], server, lambda client: Record())
     assert set(names) == measured and len(measured) == 1
 
@@ -218,10 +218,17 @@ class Machine:
     """A machine whose compiler takes no time of ours: programs are called as they are, at so many seconds a step."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, folder: Path, *, compiled: float, there: bool, serial: float = 1.0
+        self,
+        lab: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        folder: Path,
+        *,
+        compiled: float,
+        there: bool,
+        serial: float = 1.0,
     ) -> None:
-        self.speeds, self.folder, self.made = Speeds(monkeypatch, serial, 1.0), folder, 0
-        self.traced = False
+        self.lab, self.speeds, self.folder = lab, Speeds(monkeypatch, serial, 1.0), folder
+        self.made, self.traced = 0, False
         machine = self
 
         class Fake(Compiler):
@@ -230,7 +237,7 @@ class Machine:
                 if not there and not self._new:
                     raise NotThereError
                 machine.made += self._new
-                return DirectMaker().make(function, example, moved, facts)
+                return lab.DirectMaker().make(function, example, moved, facts)
 
         class Compiled(stacking.CompiledTrainer):
             def train(self, *arguments: Any) -> Any:
@@ -242,8 +249,8 @@ class Machine:
         monkeypatch.setattr(stacking, "CompiledTrainer", Compiled)
         monkeypatch.setattr(stacking, "compiler_missing", lambda: None)
 
-    def measure(self, lab: Any, **changes: Any) -> tuple[EngineDecision, float | None]:
-        return measure(lab.experiment(engine__compile="auto", **changes), self.speeds, self.folder)
+    def measure(self, **changes: Any) -> tuple[EngineDecision, float | None]:
+        return measure(self.lab.experiment(engine__compile="auto", **changes), self.speeds, self.folder)
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.25, True), (0.95, False), (3.0, False)])
@@ -251,7 +258,7 @@ def test_compiled_steps_are_taken_where_they_are_faster(
     lab: Any, seconds: float, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One second a step serially, so many compiled; 0.95 is 1.05 times as fast, which is not worth it."""
-    decision, waiting = Machine(monkeypatch, tmp_path, compiled=seconds, there=True).measure(lab)
+    decision, waiting = Machine(lab, monkeypatch, tmp_path, compiled=seconds, there=True).measure()
     assert (decision.stack, decision.compile, waiting) == (False, expected, None)
     assert decision.compiled == pytest.approx(1 / seconds)
     assert decision.compile_seconds is None
@@ -271,9 +278,9 @@ def test_compiling_is_waited_for_where_the_run_gives_it_back(
     partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
     if known is not None:
         (tmp_path / "one.json").write_text(json.dumps({"terms": ["cross_entropy"], "seconds": known}))
-    machine = Machine(monkeypatch, tmp_path, compiled=0.25, there=False)
+    machine = Machine(lab, monkeypatch, tmp_path, compiled=0.25, there=False)
     changes = {"federation": {"rounds": rounds}, "local": {"epochs": 1, "batch_size": 16}}
-    decision, waiting = machine.measure(lab, partition=partition, **changes)
+    decision, waiting = machine.measure(partition=partition, **changes)
     assert (decision.compile, waiting, machine.made > 0) == (expected, None if expected else 8 * rounds, expected)
     if not expected:
         about = f"{known or 60:.0f} s, which {8 * rounds} s of training do not repay"
@@ -290,7 +297,7 @@ def test_a_graph_of_another_step_is_looked_for_where_this_run_alone_gives_that_b
     """
     clients = [range(end - 30, end) for end in (30, 60, 90, 120)]
     partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
-    machine = Machine(monkeypatch, tmp_path, compiled=0.25, there=False, serial=step)
+    machine = Machine(lab, monkeypatch, tmp_path, compiled=0.25, there=False, serial=step)
     changes = {"federation": {"rounds": 1}, "local": {"epochs": 1, "batch_size": 16}, "engine__compile": "auto"}
     measure(lab.experiment(partition=partition, **changes), machine.speeds, tmp_path, spent=100.0)
     assert machine.traced == expected
@@ -302,7 +309,7 @@ def test_runs_that_were_too_short_count_for_the_next_ones(
     """8 s a round, of which 40 % is hoped for: three runs of 7 rounds (22.4 s each) repay 60 s, two do not."""
     clients = [range(end - 30, end) for end in (30, 60, 90, 120)]
     partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
-    machine = Machine(monkeypatch, tmp_path, compiled=0.25, there=False)
+    machine = Machine(lab, monkeypatch, tmp_path, compiled=0.25, there=False)
     changes = {"federation": {"rounds": 7}, "local": {"epochs": 1, "batch_size": 16}, "engine__compile": "auto"}
     found = [
         decide(lab.experiment(partition=partition, seed=seed, **changes), tmp_path / "engine", machine.speeds, tmp_path)

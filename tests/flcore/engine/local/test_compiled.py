@@ -26,7 +26,7 @@ from flcore.engine.local import compiled, compiler
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.compiler import Compiler
 from flcore.engine.local.convolution import by_columns
-from flcore.engine.local.program import DirectMaker, NotCompilableError, NotThereError
+from flcore.engine.local.program import NotCompilableError, NotThereError
 from flcore.engine.local.step import name_of
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Place
@@ -314,9 +314,10 @@ class TwoLosses(FedAvg):
         return tuple(Phase(loss=scaled(factor)) for factor in (1e-6, -2e-6))
 
 
-def a_turn(experiment: Any, way: str) -> Any:
+def a_turn(lab: Any, way: str, **changes: Any) -> Any:
     """The reply of client 0 in round 1."""
-    trainer = CompiledTrainer(experiment, DirectMaker()) if way == "default" else None
+    experiment = lab.experiment(engine__compile=way, **changes)
+    trainer = CompiledTrainer(experiment, lab.DirectMaker()) if way == "default" else None
     server = Record(experiment.method.start_server(experiment.setting))
     found = TurnRunner(experiment, trainer).train(Place(1, 0), [0], server, lambda client: Record())[0]
     assert isinstance(found, tuple)
@@ -327,7 +328,7 @@ def test_losses_without_a_name_are_trained_as_without(lab: Any, caplog: pytest.L
     """One program under the name of both would train the first twice; here each is the one that was asked for."""
     losses = []
     for way in ("none", "default"):
-        losses.append(a_turn(lab.experiment(algorithm=TwoLosses(), engine__compile=way), way).losses)
+        losses.append(a_turn(lab, way, algorithm=TwoLosses()).losses)
     assert losses[0] == losses[1]
     assert "two-losses is not compiled (its loss scaled.<locals>.scaled_loss has no name of its own" in caplog.text
 
@@ -354,7 +355,7 @@ def test_an_optimizers_values_are_in_a_programs_name(lab: Any) -> None:
     """Under one name the second phase would go on to halve the weights in each step."""
     norms = []
     for way in ("none", "default"):
-        weights = a_turn(lab.experiment(algorithm=TwoOptimizers(), engine__compile=way), way).message["model"].params
+        weights = a_turn(lab, way, algorithm=TwoOptimizers()).message["model"].params
         norms.append(sum(float(tensor.square().sum()) for tensor in weights.values()))
     assert norms[1] == pytest.approx(norms[0], rel=1e-3)
 

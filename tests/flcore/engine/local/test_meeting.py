@@ -17,7 +17,6 @@ from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.local import compiled
 from flcore.engine.local.meeting import Meeting, Seat, meet
-from flcore.engine.local.program import DirectMaker
 from flcore.engine.local.serial import Training
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.pool.executors import InlineExecutor
@@ -195,7 +194,7 @@ def test_a_stack_of_several_runs_by_programs(
     lab: Any, distance: Any, trained: list[Stack], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Programs are called as they are, not compiled: 1e-4 after a pass of up to six steps."""
-    monkeypatch.setattr(compiled, "Compiler", lambda folder: DirectMaker())
+    monkeypatch.setattr(compiled, "Compiler", lambda folder: lab.DirectMaker())
     engine = {**STACK_RUNS, "compile": "default"}
     joined = [lab.experiment(method__name="fedprox", seed=seed, engine=engine) for seed in SEEDS]
     found = together(*(partial(a_turn, lab, experiment) for experiment in joined))

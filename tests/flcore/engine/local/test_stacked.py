@@ -20,7 +20,6 @@ from flcore.engine.client_data import ClientData
 from flcore.engine.local import compiled
 from flcore.engine.local import recorded as recorded_programs
 from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
-from flcore.engine.local.program import DirectMaker
 from flcore.engine.local.recorded import Recorder
 from flcore.engine.local.samples import GivenSamples
 from flcore.engine.local.serial import Training
@@ -66,10 +65,10 @@ def captured_here(step: Callable[[], list[torch.Tensor]]) -> tuple[list[torch.Te
 
 # Only a GPU trains by recorded programs: they belong to the slow part.
 @pytest.fixture(params=["stacked", "program", pytest.param("recorded", marks=pytest.mark.slow)])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def engine(lab: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Ways to train that agree with one client after the other; programs are called as they are, not compiled."""
     recorded = request.param == "recorded"
-    monkeypatch.setattr(compiled, "Compiler", lambda folder: Recorder() if recorded else DirectMaker())
+    monkeypatch.setattr(compiled, "Compiler", lambda folder: Recorder() if recorded else lab.DirectMaker())
     monkeypatch.setattr(recorded_programs, "captured", captured_here)
     return ENGINES[request.param]
 
