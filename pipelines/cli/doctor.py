@@ -23,8 +23,8 @@ from flcore.config import Config
 from flcore.engine.local.compiler import check_compiler, compiler_missing, compiler_name
 from flcore.errors import ConfigError, RunError
 from flcore.processor import processor_class
-from pipelines.config.files import DEFAULT_FILE
-from pipelines.config.params import load_config
+from pipelines.config.files import DEFAULT_FILE, read_params
+from pipelines.config.params import for_entry
 from pipelines.orchestration.address import configured, problem_with
 from pipelines.runs.provenance import LOCK, ROOT, git_commit
 from pipelines.tracking.store import resolve_uri, ui_command
@@ -85,7 +85,7 @@ def _read_params() -> tuple[Config, str]:
     if not DEFAULT_FILE.exists():
         return Config(), _note(f"parameters: no {DEFAULT_FILE} here; defaults are used unless --params names a file")
     try:
-        config = load_config(None)
+        config = Config.from_mapping(for_entry(read_params(None), None, None))
     except ConfigError as error:
         return Config(), _miss(f"parameters: {DEFAULT_FILE} is not valid", " ".join(str(error).splitlines()))
     what = f"{config.method.name} on {config.source.name}/{config.partitioner.name}, {config.federation.rounds} rounds"

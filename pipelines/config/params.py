@@ -1,4 +1,4 @@
-"""From ``params.yaml`` and ``--set`` to a checked configuration. torch is imported only where one is checked.
+"""From ``params.yaml`` and ``--set`` to the parameters of a run, not yet checked; mostly without torch.
 
 What the command line says wins over ``compare.settings``, and that over the rest of the file. ``compare.settings`` of a
 method hold whenever it is run, alone or in a comparison: the same file and the same method are the same run.
@@ -9,17 +9,12 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flcore.errors import ConfigError
 from flcore.sections import DEFAULT_NAMES, SECTIONS, own_keys
 from flcore.wording import brief, unknown_key
 from pipelines.config import yaml_text
-from pipelines.config.files import read_params
-
-if TYPE_CHECKING:
-    from flcore.config import Config
 
 
 def override(raw: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -200,25 +195,6 @@ def _values_of(own: Any, place: str) -> Mapping[str, Any]:
                 f"{place}: {brief(key)} = {brief(value)}: expected dotted keys with values, such as local.lr: 0.05"
             )
     return own
-
-
-def load_config(
-    params: Path | None, assignments: Iterable[str] = (), *, method: str | None = None, seed: int | None = None
-) -> Config:
-    """The checked configuration of one run.
-
-    Args:
-        params: parameter file; None as in :func:`~pipelines.config.files.read_params`.
-        assignments: ``KEY=VALUE`` overrides.
-        method: as in :func:`for_entry`. seed: likewise.
-
-    Raises:
-        ConfigError: as documented for each step.
-    """
-    from flcore.config import Config
-
-    named = [] if method is None else [f"method.name={method}"]
-    return Config.from_mapping(for_entry(override(read_params(params), [*named, *assignments]), method, seed))
 
 
 def without_tracking(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flcore.config import Config
 from flcore.errors import ConfigError
 from pipelines.cli.parser import make_parser
-from pipelines.config.params import load_config
+from pipelines.config.files import read_params
+from pipelines.config.params import for_entry, override
 from pipelines.tracking.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -76,13 +78,19 @@ def test_commands_are_accepted(page: str, arguments: list[str], capsys: pytest.C
         named = ROOT / (getattr(parsed, "params", None) or "params.yaml")
         params = named if named.exists() else ROOT / "params.yaml"
         # Refused, it says which key and why.
-        load_config(params, parsed.assignments, method=getattr(parsed, "method", None))
+        check(params, parsed.assignments, getattr(parsed, "method", None))
+
+
+def check(params: Path, assignments: list[str], method: str | None = None) -> None:
+    """Refuse what a run of a parameter file would refuse."""
+    named = [] if method is None else [f"method.name={method}"]
+    Config.from_mapping(for_entry(override(read_params(params), [*named, *assignments]), method, None))
 
 
 @pytest.mark.parametrize("assignment", ["local.alpha=1", "method.mu=1", "partition.lr=1"])
 def test_a_key_of_another_section_or_method_would_be_found(assignment: str) -> None:
     with pytest.raises(ConfigError, match=assignment.partition("=")[0]):
-        load_config(ROOT / "params.yaml", [assignment])
+        check(ROOT / "params.yaml", [assignment])
 
 
 def test_names_of_mlflow_metrics_are_documented() -> None:

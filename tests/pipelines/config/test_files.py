@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flcore.config import Config
 from flcore.errors import ConfigError
 from pipelines.config.files import read_params, with_plugins
-from pipelines.config.params import load_config
 
 
 @pytest.fixture(autouse=True)
@@ -19,14 +17,14 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_a_file_everything_is_default() -> None:
-    assert load_config(None) == Config.from_mapping({})
+    assert read_params(None) == {}
 
 
 def test_params_yaml_is_taken_where_there_is_one(empty_folder: Path) -> None:
     (empty_folder / "params.yaml").write_text("seed: 7\n")
     (empty_folder / "other.yaml").write_text("seed: 8\n")
-    assert load_config(None).seed == 7
-    assert load_config(Path("other.yaml")).seed == 8
+    assert read_params(None) == {"seed": 7}
+    assert read_params(Path("other.yaml")) == {"seed": 8}
 
 
 def test_an_empty_file_is_no_error(empty_folder: Path) -> None:

@@ -10,7 +10,8 @@ import yaml
 
 from flcore.config import Config
 from flcore.errors import ConfigError
-from pipelines.config.params import for_entry, load_config, override, with_values, with_variants
+from pipelines.config.files import read_params
+from pipelines.config.params import for_entry, override, with_values, with_variants
 
 
 @pytest.fixture(autouse=True)
@@ -19,10 +20,17 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def configured(*assignments: str, method: str | None = None, seed: int | None = None) -> Config:
+    """What ``protofl run`` makes of ``params.yaml``, of ``--set``, ``--method`` and ``--seed``."""
+    named = [] if method is None else [f"method.name={method}"]
+    raw = override(override(read_params(None), named), assignments)
+    return Config.from_mapping(for_entry(raw, method, seed))
+
+
 def test_every_value_survives_being_written_and_read() -> None:
-    config = load_config(None, ["method.name=fedprox", "method.mu=1e-05", "local.steps=3", "data.limit_per_class=5"])
+    config = configured("method.name=fedprox", "method.mu=1e-05", "local.steps=3", "data.limit_per_class=5")
     Path("params.yaml").write_text(yaml.safe_dump(config.to_mapping()))
-    assert load_config(None) == config
+    assert configured() == config
 
 
 # ----------------------------------------------------------------------------------------------------- overrides
@@ -41,13 +49,13 @@ def test_every_value_survives_being_written_and_read() -> None:
 )
 def test_values_are_read_as_yaml(assignment: str, value: Any) -> None:
     key = assignment.partition("=")[0].strip().removeprefix("local.")
-    assert getattr(load_config(None, [assignment]).local, key) == value
+    assert getattr(configured(assignment).local, key) == value
 
 
 def test_the_last_of_two_assignments_wins_and_the_file_loses() -> None:
     """A script that has its own settings may be given others behind them."""
     Path("params.yaml").write_text("local: {lr: 0.1, batch_size: 8}\n")
-    local = load_config(None, ["local.lr=0.2", "local.lr=0.3"]).local
+    local = configured("local.lr=0.2", "local.lr=0.3").local
     assert (local.lr, local.batch_size) == (0.3, 8)
 
 
@@ -118,7 +126,7 @@ def test_assignments_that_lead_nowhere(assignment: str, message: str) -> None:
 )
 def test_values_that_cannot_be_run(assignments: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(None, assignments)
+        configured(*assignments)
     assert str(caught.value).startswith(message)
 
 
@@ -155,7 +163,7 @@ compare: {settings: {fedproto: {local.lr: 0.2, method.weight: 3.0}, fedprox: {lo
 
 def rate_and_seed(*assignments: str, **entry: Any) -> tuple[float, int]:
     Path("params.yaml").write_text(FILE)
-    config = load_config(None, assignments, **entry)
+    config = configured(*assignments, **entry)
     return config.local.lr, config.seed
 
 
@@ -179,11 +187,10 @@ def test_settings_of_a_method_hold_however_it_was_chosen_and_the_command_line_wi
     assert rate_and_seed(*assignments, **entry) == expected
 
 
-def test_values_that_go_with_a_method_are_that_methods(tmp_path: Path) -> None:
+def test_values_that_go_with_a_method_are_that_methods() -> None:
     """--method fedprox --set method.mu=0.5 over a file of another method; the file's own values are dropped."""
-    file = tmp_path / "params.yaml"
-    file.write_text("method: {name: moon, tau: 0.7}\n")
-    found = load_config(file, ["method.mu=0.5"], method="fedprox").method
+    Path("params.yaml").write_text("method: {name: moon, tau: 0.7}\n")
+    found = configured("method.mu=0.5", method="fedprox").method
     assert (found.name, found.mu) == ("fedprox", 0.5)  # type: ignore[attr-defined]
     # What the file's method does not have was given for another one, or is a mistake that is told.
     raw = override({"method": {"name": "fedntd", "tau": 0.7}}, ["method.mu=0.5"])
