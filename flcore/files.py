@@ -207,13 +207,7 @@ class Blocks:
     pieces: Iterable[Tensor]
 
 
-def write_tensors(
-    path: Path,
-    arrays: Mapping[str, Tensor | Blocks],
-    header: Mapping[str, Any] | None = None,
-    *,
-    durable: bool = False,
-) -> None:
+def write_tensors(path: Path, arrays: Mapping[str, Tensor | Blocks], header: Mapping[str, Any] | None = None) -> None:
     """Write named arrays, and JSON values beside them, as safetensors; bytes depend on names and values only.
 
     They are the bytes that safetensors itself writes: it has no way to write a piece at a time, and none to write
@@ -241,7 +235,7 @@ def write_tensors(
             if file.tell() != 8 + len(text) + end:
                 raise ValueError(f"{path}: pieces of {name} do not add up to {array.shape}")
 
-    replace_file(path, write, durable=durable)
+    replace_file(path, write)
 
 
 def raw_values(tensor: Tensor) -> memoryview:
@@ -254,7 +248,7 @@ def raw_values(tensor: Tensor) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def read_tensors(path: Path, cure: str, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_tensors(path: Path, cure: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Every tensor in the safetensors file ``path``, memory-mapped, and the JSON values beside them, if any.
 
     Raises:
@@ -263,7 +257,7 @@ def read_tensors(path: Path, cure: str, device: str = "cpu") -> tuple[dict[str, 
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt", device=device) as file:
+        with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get(_OURS, "{}"))
             arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
     except FileNotFoundError as error:

@@ -64,19 +64,19 @@ def step_fingerprint(config: Config, root: Path = ROOT) -> str:
     return _digest(code_modules(config, root, _STEP_ENTRIES))
 
 
-def preparation_fingerprint(config: Config, root: Path = ROOT) -> str:
+def preparation_fingerprint(config: Config) -> str:
     """SHA-256 of the code that reads the configured source and brings its images into one form."""
-    return _fingerprint_of(("flcore.data.dataset", type(config.source).__module__), root)
+    return _fingerprint_of(("flcore.data.dataset", type(config.source).__module__))
 
 
-def division_fingerprint(config: Config, root: Path = ROOT) -> str:
+def division_fingerprint(config: Config) -> str:
     """SHA-256 of the code that divides prepared data among clients as configured."""
-    return _fingerprint_of(("flcore.data.dividing", type(config.partitioner).__module__), root)
+    return _fingerprint_of(("flcore.data.dividing", type(config.partitioner).__module__))
 
 
-def _fingerprint_of(entries: tuple[str, ...], root: Path) -> str:
+def _fingerprint_of(entries: tuple[str, ...]) -> str:
     def source_of(module: str) -> bytes | None:
-        return None if module in _REGISTRIES else _library_source(module, root)  # these name all there are
+        return None if module in _REGISTRIES else _library_source(module, ROOT)  # these name all there are
 
     found = closure(entries, source_of)
     return _digest({module: hashlib.sha256(source).hexdigest() for module, source in found.items()})

@@ -178,7 +178,7 @@ def _restored(arrays: Mapping[str, Tensor], kinds: Mapping[str, Any]) -> Record:
     return Record({name: PAYLOADS[kind["type"]].from_arrays(own[name], kind) for name, kind in kinds.items()})
 
 
-def save_record(path: Path, record: Payloads, extra: Mapping[str, Any] | None = None, *, durable: bool = False) -> None:
+def save_record(path: Path, record: Payloads, extra: Mapping[str, Any] | None = None) -> None:
     """Write a record, with JSON values beside it, to one safetensors file, all or nothing.
 
     Payloads may share tensors; what is shared is written more than once.
@@ -189,22 +189,19 @@ def save_record(path: Path, record: Payloads, extra: Mapping[str, Any] | None = 
         path: the file.
         record: what to store.
         extra: JSON values kept in the file's header.
-        durable: also survive a power failure.
     """
     header = json.loads(json.dumps({"payloads": _kinds(record), "extra": dict(extra or {})}))  # as it will be read
     arrays = _flatten(record)
-    write_tensors(path, arrays, {**header, _CHECK: check_sum(arrays, header)}, durable=durable)
+    write_tensors(path, arrays, {**header, _CHECK: check_sum(arrays, header)})
 
 
-def load_record(
-    path: Path, device: str = "cpu", cure: str = "run the stage that makes it again"
-) -> tuple[Record, dict[str, Any]]:
+def load_record(path: Path, cure: str = "run the stage that makes it again") -> tuple[Record, dict[str, Any]]:
     """Read a record and the JSON values stored with it.
 
     Raises:
         DataError: the file is missing, cut off, changed or not a record; the message ends with ``cure``.
     """
-    arrays, header = read_tensors(path, cure, device)
+    arrays, header = read_tensors(path, cure)
     written = header.pop(_CHECK, None)  # none in records of earlier versions
     if header.keys() != {"payloads", "extra"}:
         raise DataError(f"{path}: not a record of protofl; {cure}")

@@ -123,8 +123,6 @@ def train_together(
     directories: Sequence[Path],
     *,
     observers: Sequence[Observers] | None = None,
-    replace: bool = False,
-    restart: bool = False,
 ) -> list[bool | Exception]:
     """Run, or go on with, all rounds of several runs in this process; their clients train in one stack where they can.
 
@@ -135,7 +133,6 @@ def train_together(
         configs: of the runs, all with ``engine.stack_runs``; those that differ in their seed alone share stacks.
         prepared: the data of all of them. partitions, directories: of each, in order; no directory twice.
         observers: of each; None: as for :func:`train`, without energy.
-        replace, restart: as for :func:`train`.
 
     Returns:
         Of each whether anything was done, or the error that ended it; one run's error leaves the others alone.
@@ -148,9 +145,7 @@ def train_together(
             raise ConfigError("engine.stack_runs = false: runs are trained in one stack where they ask for it; set it")
 
     def work(config: Config, partition: Path, directory: Path, watching: Observers, seat: Seat) -> bool:
-        return train(
-            config, prepared, partition, directory, observers=watching, replace=replace, restart=restart, seat=seat
-        )
+        return train(config, prepared, partition, directory, observers=watching, seat=seat)
 
     # No meter: what the machine draws is that of all of them.
     watchers = observers or [Observers() for _ in configs]

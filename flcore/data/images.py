@@ -90,12 +90,5 @@ def scaled(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return torch.addcmul(shift, images.to(torch.float32), scale)
 
 
-def denormalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """The inverse of :func:`normalise`: float [..., C, H, W] to uint8, rounded and clamped to 0..255."""
-    scale = _per_channel([255 * s for s in std], images.device)
-    shift = _per_channel([255 * m for m in mean], images.device)
-    return torch.addcmul(shift, images.to(torch.float32), scale).round().clamp(0, 255).to(torch.uint8)
-
-
 def _per_channel(values: Sequence[float], device: torch.device | str) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)

@@ -203,11 +203,11 @@ class Scorer:
             for way, scores in answers.items():
                 found[f"{way}/correct"] = right_answers(scores, self._data.labels[rows], held)
         if request.private or (request.vote and own is not None):
-            found |= self._ask_private(client, server, memory, own, held, request)
+            found |= self._ask_private(server, memory, own, held, request)
         return found
 
     def _ask_private(
-        self, client: int, server: Record, memory: Record, own: Weights | None, held: Tensor, request: Request
+        self, server: Record, memory: Record, own: Weights | None, held: Tensor, request: Request
     ) -> dict[str, Tensor]:
         """A client's own model, as its training left it, on the global test set; the global one where nobody trains."""
         setting, trained = self._experiment.setting, private_model(memory)

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from flcore.losses.vectors import euclidean_norm
 
+_GUARD = 1e-6  # added to the product of two norms
+
 
 def linear_gradient(
     features: Tensor, labels: Tensor, classifier: Tensor, bias: Tensor, weight: Tensor | None = None
@@ -32,14 +34,16 @@ def linear_gradient(
     return errors.mT @ features, errors.sum(0)
 
 
-def gradient_distance(found: Tensor, wanted: Tensor, guard: float = 1e-6) -> Tensor:
+def gradient_distance(found: Tensor, wanted: Tensor) -> Tensor:
     """CReFF's distance of two gradients: sum over output rows of 1 - cosine (Shang et al., IJCAI 2022).
 
     Args:
         found: ``[K, d]``; a bias ``[K]`` is passed as ``[1, K]``, one row.
         wanted: same shape, constant.
-        guard: added to the product of the norms; a zero row counts 1 and has a finite gradient.
+
+    Returns:
+        A number; a zero row counts 1 and has a finite gradient.
     """
     wanted = wanted.detach()
-    cosines = (found * wanted).sum(1) / (euclidean_norm(found) * euclidean_norm(wanted) + guard)
+    cosines = (found * wanted).sum(1) / (euclidean_norm(found) * euclidean_norm(wanted) + _GUARD)
     return (1 - cosines).sum()

@@ -147,9 +147,9 @@ def within_steps(config: Config, inputs: Inputs, steps: int) -> Config:
     return _with_rounds(config, rounds)
 
 
-def steps_of(config: Config, inputs: Inputs | None = None) -> int:
+def steps_of(config: Config) -> int:
     """Mini-batches that the clients of a run train on, of their own images, as planned."""
-    experiment = Experiment.open(config, *_places(inputs or inputs_of(config)))
+    experiment = Experiment.open(config, *_places(inputs_of(config)))
     return sum(round_steps(experiment, number) for number in range(1, config.federation.rounds + 1))
 
 

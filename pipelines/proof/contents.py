@@ -54,7 +54,7 @@ class ArchivedRun:
     Attributes:
         name: of its folder there.
         config: resolved, without ``tracking`` and without places on the machine that made it.
-        identity: what of it can change a result. run_hash: its name: identity, data and partition.
+        identity: what of it can change a result.
         code: SHA-256 of the sources that it uses. modules: of each of them.
         data, partition: fingerprints.
         environment: versions, class of processor and device that it was made with, as far as they are known.
@@ -68,7 +68,6 @@ class ArchivedRun:
     name: str
     config: Mapping[str, Any]
     identity: Mapping[str, Any]
-    run_hash: str
     code: str
     modules: Mapping[str, str]
     data: str
@@ -226,12 +225,12 @@ def _run(file: StoredZip, name: str, said: _Values) -> ArchivedRun:
     if not isinstance(earlier, list) or not all(isinstance(entry, dict) for entry in earlier):
         raise DataError(f"{header.where}: earlier_environments: expected a list of objects")
     decision = header.inner("decision") if header.values.get("decision") is not None else None
+    header.hash("config_hash")  # nobody reads it, but every run has one
     decided = ("stack", "compile", "fuse") if decision and "fuse" in decision.values else ("stack", "compile")
     return ArchivedRun(
         name=name,
         config=config.values,
         identity=header.inner("identity").values,
-        run_hash=header.hash("config_hash"),
         code=header.hash("code"),
         modules=said.hashes("modules"),
         data=said.hash("data"),

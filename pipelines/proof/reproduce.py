@@ -239,7 +239,7 @@ def _unpack(archive: Archive, name: str, place: Path) -> None:
 def _check(archive: Archive, placed: Sequence[PlacedRun], home: Path, how: Operation) -> Findings:
     findings = Findings()
     for run, ready in zip(archive.runs, placed, strict=True):
-        _note_circumstances(archive, run, ready, findings)
+        _note_circumstances(run, ready, findings)
         _check_division(run, ready, how, findings)
     divided, of_classes = list(findings.other), list[str]()
     for run, ready in zip(archive.runs, placed, strict=True):
@@ -281,7 +281,7 @@ def _check_files(
     return len(findings.other) > before
 
 
-def _note_circumstances(archive: Archive, run: ArchivedRun, ready: PlacedRun, findings: Findings) -> None:
+def _note_circumstances(run: ArchivedRun, ready: PlacedRun, findings: Findings) -> None:
     """What is other here than where the archive was made, and could be why bytes differ."""
     from flcore.provenance import code_modules
     from flcore.training import environment

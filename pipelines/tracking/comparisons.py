@@ -87,23 +87,17 @@ class _Comparison:
         return Times(min(times.began for times in found), max(times.ended for times in found), {})
 
 
-def log_comparison(
-    directory: Path,
-    run_dirs: Sequence[Path],
-    uri: str | None,
-    *,
-    name: str | None = None,
-    labels: Sequence[str] | None = None,
-) -> bool:
+def log_comparison(directory: Path, run_dirs: Sequence[Path], uri: str | None, *, name: str | None = None) -> bool:
     """Log compared runs and their comparison.
+
+    A run is labelled by its row in ``comparison.json``; where there is none by its method, and where runs of one method
+    differ in more than their seeds, by what they differ in.
 
     Args:
         directory: of the comparison: its tables, ``figures/`` and pages.
         run_dirs: folders of the runs that have finished; those that MLflow has already are found again.
         uri: the store; None for what :func:`~pipelines.tracking.store.resolve_uri` finds.
         name: of the parent run; None takes the folder's.
-        labels: of each run, what it is an instance of; None: its row in ``comparison.json``; else its method, and where
-            runs of one method differ in more than their seeds, what they differ in.
 
     Returns:
         True if the store holds all of it now; False after one warning, unless this process has given it already.
@@ -115,7 +109,7 @@ def log_comparison(
     files = comparison_files(directory)
     if not runs or not files:
         raise DataError(f"{directory}: there is no comparison to log (no finished runs, or no tables)")
-    named = list(labels) if labels is not None else _rows(directory, runs) or labels_of(list(runs.values()))
+    named = _rows(directory, runs) or labels_of(list(runs.values()))
     compared = _Comparison(directory, name or directory.absolute().name, runs, dict(zip(runs, named, strict=True)))
     store = Store(uri)
 

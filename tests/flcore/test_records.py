@@ -124,9 +124,8 @@ EVERYTHING: Payloads = {
 }
 
 
-@pytest.mark.parametrize("durable", [False, True])
-def test_round_trip(durable: bool, tmp_path: Path) -> None:
-    save_record(tmp_path / "r", EVERYTHING, {"round": 3, "who": None}, durable=durable)
+def test_round_trip(tmp_path: Path) -> None:
+    save_record(tmp_path / "r", EVERYTHING, {"round": 3, "who": None})
     found, extra = load_record(tmp_path / "r")
     assert extra == {"round": 3, "who": None}
     assert set(found) == set(EVERYTHING)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -70,17 +70,15 @@ class Compiler:
     steps that come to one graph share one library.
     """
 
-    def __init__(
-        self, folder: Path, clock: Callable[[], float] = time.perf_counter, *, new: bool = True, trace: bool = True
-    ) -> None:
+    def __init__(self, folder: Path, *, new: bool = True, trace: bool = True) -> None:
         """Keep programs in ``folder``.
 
         Args:
-            folder: for descriptions and libraries. clock: for how long compiling takes.
+            folder: for descriptions and libraries.
             new: compile what is not there, instead of raising NotThereError.
             trace: without ``new``, trace a step like those that were compiled here, and look for its graph's library.
         """
-        self.folder, self._clock, self._new, self._trace = folder, clock, new, trace
+        self.folder, self._new, self._trace = folder, new, trace
 
     def make(self, function: Function, example: Sequence[Tensor], moved: int, facts: Mapping[str, Any]) -> Program:
         """As :meth:`Maker.make`; while another process makes the same program, wait for that."""
@@ -131,7 +129,7 @@ class Compiler:
         Raises:
             NotThereError: it would have to be compiled, and that is not wanted.
         """
-        begin = self._clock()
+        begin = time.perf_counter()
         names: list[str] = []
 
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -150,7 +148,7 @@ class Compiler:
             library = self.folder / f"{graph_name(graph, example, made_with) or path.stem}.so"
             known = {"terms": names, "kind": _kind(example, facts), "library": library.name}
             if self._compile(graph, example, options, library, facts.get("method", {}).get("name", "a method")):
-                known["seconds"] = self._clock() - begin
+                known["seconds"] = time.perf_counter() - begin
         write_json(path, known, durable=True)
         self._forget_oldest()
         return known

@@ -15,6 +15,7 @@ _NOTHING = 1e-6
 # In points of the page, like all boxes here.
 _LINE = 10.5
 _MARK = 4.5
+_DISTANCE = 6.0  # between an anchor and its label
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,7 @@ class Box:
 
 
 def place_labels(
-    anchors: Sequence[tuple[float, float]],
-    sizes: Sequence[tuple[float, float]],
-    within: Box,
-    taken: Sequence[Box] = (),
-    distance: float = 6.0,
+    anchors: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]], within: Box, taken: Sequence[Box] = ()
 ) -> list[Box]:
     """Put a label beside each anchor, as near as it stands free, within some bounds.
 
@@ -51,12 +48,11 @@ def place_labels(
         anchors: points. sizes: width and height of each one's label.
         within: where labels may stand; they leave it only where nothing else is possible.
         taken: what labels must not cover, such as the marks of all points.
-        distance: between an anchor and its label.
 
     Returns:
         A box per label, in the order given. The same input gives the same places.
     """
-    candidates = [list(_candidates(*pair, distance)) for pair in zip(anchors, sizes, strict=True)]
+    candidates = [list(_candidates(*pair)) for pair in zip(anchors, sizes, strict=True)]
 
     def first_free(place: int) -> int:
         boxes = enumerate(candidates[place])
@@ -77,16 +73,16 @@ def _badness(box: Box, others: Sequence[Box], within: Box) -> float:
     return sum(box.overlap(other) for other in others) + 2 * (box.area - box.overlap(within))
 
 
-def _candidates(anchor: tuple[float, float], size: tuple[float, float], distance: float) -> Iterator[Box]:
+def _candidates(anchor: tuple[float, float], size: tuple[float, float]) -> Iterator[Box]:
     """Boxes around an anchor, the nearest first: right, left, above and below, then the same further up and down."""
     (x, y), (width, height) = anchor, size
     for ring in range(_RINGS):
         for shift in (ring * 0.75 * height, -ring * 0.75 * height)[: 1 if ring == 0 else 2]:
-            reach = distance if ring < 2 else 2 * distance
+            reach = _DISTANCE if ring < 2 else 2 * _DISTANCE
             for left in (x + reach, x - reach - width):
                 yield Box(left, y + shift - height / 2, left + width, y + shift + height / 2)
         if ring < 3:
-            away = distance + ring * height
+            away = _DISTANCE + ring * height
             for bottom in (y + away, y - away - height):
                 yield Box(x - width / 2, bottom, x + width / 2, bottom + height)
 
