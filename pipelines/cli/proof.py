@@ -45,7 +45,7 @@ def reproduce_options(parser: Parser) -> None:
         dest="assignments",
         help="of this machine, such as data.root=FOLDER or engine.workers=2; nothing that makes it another run",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (default: runs/<archive>)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (default: runs/reproduced/<archive>)")
     parser.add_argument(
         "--check",
         action="store_true",

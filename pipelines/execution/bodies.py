@@ -61,7 +61,10 @@ def experiment(
         refuse_other_run(config, out, by_places=False)
     cache = Cache.here()
     run = placed(config, inputs or _inputs(config, cache, operation), RUNS, directory=out)
+    was_here = RunFiles(run.directory).history.exists()
     is_done = fetch(run, cache, restart=restart)
+    if is_done and not was_here:  # whoever looks whether a run repeats itself must not compare a copy
+        operation.watcher.say(f"{run.directory}: a copy of this run, which has finished before in another folder")
     if not is_done:
         _train(run, cache, operation, restart)
     elif analyses.left(run.config, run.directory):

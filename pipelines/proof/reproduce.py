@@ -73,7 +73,7 @@ def reproduce(
 
     Args:
         path: the archive.
-        out: where they go; None: ``runs/<name of the archive>``.
+        out: where they go; None: ``runs/reproduced/<name of the archive>``.
         assignments: ``KEY=VALUE`` for this machine, such as ``data.root=...``; nothing that makes it another run.
         check: compare what comes out.
         trust_plugins: allow methods in the archive that are not part of the package to run.
@@ -87,7 +87,7 @@ def reproduce(
         RunError: a run failed.
     """
     archive = read_archive(path)
-    home = out or Path("runs") / path.stem
+    home = out or Path("runs") / "reproduced" / path.stem  # beside what was archived here under this name
     _claim(home, archive)
     brought = sorted({plugin for run in archive.runs for plugin in run.plugins})
     if brought and not trust_plugins:

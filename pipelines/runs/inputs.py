@@ -11,7 +11,7 @@ from flcore.errors import DataError
 from flcore.files import read_json, write_json
 from flcore.run_folder import RunFiles
 
-_CURE = "run the same command again"
+_CURE = "the command that made the run makes them again"
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ def inputs_of(directory: Path) -> Inputs:
     files = RunFiles(directory)
     places = _places(files)
     found = next((place for place in places if place.prepared.exists() and place.partition.exists()), places[0])
-    for folder, described, fingerprint in (
-        (found.prepared, "meta.json", "data_fingerprint"),
-        (found.partition, "manifest.json", "partition_fingerprint"),
+    for folder, told, described, fingerprint in (
+        (found.prepared, "prepared data", "meta.json", "data_fingerprint"),
+        (found.partition, "clients' indices", "manifest.json", "partition_fingerprint"),
     ):
         if not (folder / described).exists():
-            raise DataError(f"{directory}: its {folder.name} lay in {folder} and is not there any more; {_CURE}")
+            raise DataError(f"{directory}: its {told} lay in {folder} and are not there any more; {_CURE}")
         wanted = _metrics(files).get(fingerprint)
         if wanted is not None and read_json(folder / described, _CURE).get("fingerprint") != wanted:
             raise DataError(f"{directory}: what lies in {folder} is not what the run was made from; {_CURE}")

@@ -27,7 +27,7 @@ def replaced(kind: str, folder: Path, hashes: Collection[str]) -> Iterator[str]:
     except (DataError, KeyError, TypeError):  # none there, or damaged: nothing to miss
         return
     if lost:
-        others = f" and {len(lost) - 1} other runs" if len(lost) > 1 else ""
+        others = f" and {len(lost) - 1} other run{'s' if len(lost) > 2 else ''}" if len(lost) > 1 else ""
         yield (
             f"{folder}: the tables of an earlier {kind} there, with {lost[0]}{others}, are replaced; "
             f"its runs stay in {folder / 'runs'}"

@@ -249,7 +249,7 @@ def test_tables_of_another_comparison_are_replaced_with_a_word() -> None:
             "seed": 0,
             "config_hash": json.loads((done / "config.json").read_text())["config_hash"],
         }
-        for there, said in (([own], []), ([own, *rows], ["moon seed 0 and 1 other runs"]), (3, [])):
+        for there, said in (([own], []), ([own, *rows], ["moon seed 0 and 1 other run"]), (3, [])):
             (out / f"{kind}.json").write_text(json.dumps({"runs": there}))
             heard.said.clear()
             comparison(kind, SMALL, runs, out, operation(watcher=heard)[0], {"name": "x"})  # type: ignore[arg-type]

@@ -108,4 +108,4 @@ def test_a_division_is_a_picture_of_every_run(compared: Compared) -> None:
     assert held.caption.startswith("Training samples by class and client")  # type: ignore[union-attr]
     drawn = drawing("even-fedavg-partition", {"": draw_partition(load_partition(files.partition))})
     assert held.panels == drawn.svgs and "even-fedavg-partition" in held.panels[0]  # type: ignore[union-attr]
-    assert "is not there any more" in gone.text  # type: ignore[union-attr]
+    assert "are not there any more" in gone.text  # type: ignore[union-attr]

@@ -64,7 +64,7 @@ def test_the_same_bytes_come_out_and_are_computed(
     lines, error = carried_out(archived, code=0, capsys=capsys)
     assert lines == [f"{archived}: 8 files of results are the same to the byte"]
     assert error == ""
-    (again,) = Path("runs/first/runs").iterdir()
+    (again,) = Path("runs/reproduced/first/runs").iterdir()
     times = [read_json(folder / "timing.json", "")["began_ms"] for folder in (finished, again)]
     assert times[0] != times[1]
     # Typed again, nothing is left to do.

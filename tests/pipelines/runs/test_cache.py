@@ -305,7 +305,7 @@ def test_inputs_are_found_where_they_are_said_to_be(cache: Cache, tmp_path: Path
     inputs = Inputs(prepared, cache.partition(config(), prepared))
     folder = tmp_path / "runs" / "one"
     running.run(config(), folder, prepared=inputs.prepared, partition=inputs.partition)
-    with pytest.raises(DataError, match=r"its prepared lay in .* and is not there any more"):
+    with pytest.raises(DataError, match=r"its prepared data lay in .* and are not there any more; the command that"):
         inputs_of(folder)
     write_inputs(folder, inputs)
     assert str(tmp_path) not in (folder / "inputs.json").read_text()
