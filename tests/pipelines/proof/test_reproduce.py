@@ -162,7 +162,7 @@ def test_it_trains_as_was_decided_there(
     """With steps fused or not; an archive from before that was decided does not say, and fused is how it trains."""
     there = {key: read_json_of(archived, "config.json")["decision"][key] for key in ("stack", "compile")}
     carried_out(forged(of_json("config.json", decision={**there, **fuse})), code=0, capsys=capsys)
-    (folder,) = Path("runs/forged/runs").iterdir()
+    (folder,) = Path("runs/reproduced/forged/runs").iterdir()
     decision = read_json(folder / "config.json", "")["decision"]
     assert decision == {**decision, **there, "fuse": taken, "reason": "as in the archive"}
 
