@@ -197,7 +197,9 @@ class Recorder:
                     self.say(message["say"])
                 continue
             with self._lock:
-                _, answer = self._asked.pop(message["number"])
+                _, answer = self._asked.pop(message["number"], (None, None))
+            if answer is None:  # asked anew after a death, and answered by both processes
+                continue
             if "error" in message:
                 answer.set_exception(_error_of(message["error"]))
             else:

@@ -64,7 +64,8 @@ def make_run(root: Path, method: str, seed: int, final: float | None, **config: 
     (directory / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
     (directory / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds), encoding="utf-8")
     (directory / "timing.json").write_text('{"seconds": {"train": 123.456}}', encoding="utf-8")
-    (directory / "config.json").write_text(json.dumps({"identity": full, "written": str(root)}), encoding="utf-8")
+    described = {"identity": full, "config": {**full, "partition": {}}, "config_hash": "0", "written": str(root)}
+    (directory / "config.json").write_text(json.dumps(described), encoding="utf-8")
     places = {"prepared": "../prepared", "partition": f"../partition-{seed}"}
     (directory / "inputs.json").write_text(json.dumps(places), encoding="utf-8")
     return directory
