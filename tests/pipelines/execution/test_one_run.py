@@ -71,7 +71,7 @@ def test_a_run_that_was_taken_from_elsewhere_names_its_own_files() -> None:
 def test_a_finished_run_is_told_where_its_data_lie_when_they_have_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run's folder first, then the cache: what asks for the data says to run the same command again."""
+    """The run's folder first, then the cache: what asks for the data names the command that made the run."""
     carried_out(config(), "one")
     Path("deeper").mkdir()
     Path("one").rename("deeper/one")
