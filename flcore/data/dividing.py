@@ -193,10 +193,10 @@ def _tested_images(dataset: Dataset, partitioner: Partitioner, trains: list[Indi
 
     So their tests are of the people whom the global model is tested on (:mod:`flcore.evaluation.scored_data`).
     """
-    groups, test_groups = dataset.train.groups, dataset.test.groups
-    if partitioner.name != "by_group" or groups is None or test_groups is None:
+    if partitioner.name != "by_group" or dataset.train.groups is None or dataset.test.groups is None:
         return np.arange(len(dataset.test))
-    return np.flatnonzero(np.isin(test_groups.numpy(), np.unique(groups.numpy()[joined(trains)])))
+    (drawn,) = own_group([joined(trains)], dataset.train.groups.numpy(), dataset.test.groups.numpy())
+    return drawn
 
 
 def _official_tests(

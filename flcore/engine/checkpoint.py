@@ -269,14 +269,11 @@ class Checkpoint:
         disk.try_to_remove(self.directory / "legs")
         named = {self.turns.memory_file(leg, client) for client, leg in state.memories.items()}
         named |= {self.server_file(leg) for leg, _ in self._server.values()} | self._synced
-        unfinished = ".*.tmp"  # by a process that was killed
-        there: list[Path] = []
         with suppress(OSError):  # a file system that is away for a moment
-            there += [*(self.directory / "clients").iterdir(), *self.directory.glob("server.*")]
-            there += self.directory.glob(unfinished)
-        for path in there:
-            if path not in named:
-                disk.try_to_remove(path)
+            unfinished = self.directory.glob(".*.tmp")  # by a process that was killed
+            for path in (*(self.directory / "clients").iterdir(), *self.directory.glob("server.*"), *unfinished):
+                if path not in named:
+                    disk.try_to_remove(path)
         if not self.durable_every:  # of a process that had another one
             disk.try_to_remove(self.durable_file)
 
