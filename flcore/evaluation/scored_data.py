@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from flcore.data.client_holdout import own_group
+from flcore.data.partitioners.base import joined
 from flcore.errors import DataError
 from flcore.experiment import Experiment
 
@@ -76,8 +77,8 @@ def _of_those_who_take_part(experiment: Experiment) -> Tensor | None:
     train, test = experiment.dataset.train, experiment.dataset.test
     if experiment.partition.parameters.get("name") != "by_group" or train.groups is None or test.groups is None:
         return None
-    trained = torch.from_numpy(np.concatenate([client.train for client in experiment.partition.clients]))
-    rows = torch.isin(test.groups, torch.unique(train.groups[trained])).nonzero().flatten()
+    trained = joined([client.train for client in experiment.partition.clients])
+    (rows,) = own_group([trained], train.groups.numpy(), test.groups.numpy())
     if len(rows) == 0:
         raise DataError("by_group: none of the drawn writers or users has a test sample; draw more clients")
-    return rows
+    return torch.from_numpy(rows)

@@ -39,6 +39,7 @@ class Parser(argparse.ArgumentParser):
         """Refuse unknown options first: argparse would complain of what is missing beside them."""
         args = sys.argv[1:] if args is None else list(args)
         self._refuse_unknown(args)
+        self._refuse_two_lists(args)
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             hint = f"; did you mean --set {brief(rest[0])}?" if "=" in rest[0] and "--set" in self._flags() else ""
@@ -56,6 +57,15 @@ class Parser(argparse.ArgumentParser):
             flag = token.partition("=")[0]
             if re.match(r"--?[^\W\d]", flag) and flag not in self._flags():
                 self.error(f"no option {brief(flag)}{self._instead_of(token, has_commands)}")
+
+    def _refuse_two_lists(self, args: Sequence[str]) -> None:
+        """Of two lists argparse would silently take the second."""
+        options = args[: args.index("--")] if "--" in args else args
+        given = [token.partition("=")[0] for token in options]
+        for action in self._actions:
+            if action.type in (names, whole_numbers) and sum(map(given.count, action.option_strings)) > 1:
+                flag = action.option_strings[0]
+                self.error(f"{flag} stands twice; write one list, {flag} A,B")
 
     def _instead_of(self, token: str, has_commands: bool) -> str:
         flag, flags = token.partition("=")[0], self._flags()

@@ -182,6 +182,7 @@ class _Desk:
             tuning=facts.get("tuning"),
             budget=facts.get("budget"),
             draws=facts.get("draws", ()),
+            with_times=facts.get("with_times", True),
         )
         return {
             "report": str(directory / "report.html"),

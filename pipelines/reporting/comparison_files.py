@@ -29,13 +29,16 @@ from pipelines.reporting.tables import (
     records,
     write_texts,
 )
+from pipelines.reporting.time_table import time_table
 from pipelines.runs.record import COMMUNICATION, SCORES, RunRecord
 
 
 def print_table(comparison: Comparison, console: Console) -> None:
-    """Print the comparison on a terminal: accuracy, differences, cost, then what they say, and what failed."""
+    """Print the comparison on a terminal: accuracy, differences, cost, time, then what they say, and what failed."""
     console.print(Text(describe(comparison), style="bold"))
-    print_tables((table for name, table in comparison_tables(comparison).items() if name != "further"), console)
+    tables = [table for name, table in comparison_tables(comparison).items() if name != "further"]
+    times = time_table(comparison)
+    print_tables([*tables, *([times] if times else [])], console)
     for sentence in statements(comparison):
         console.print(Text(sentence))
     for label, reason in comparison.failed.items():

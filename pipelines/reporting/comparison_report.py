@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flcore import disk
 from flcore.errors import DataError
 from flcore.params import build
 from flcore.sections import CompareConfig
@@ -40,7 +41,8 @@ from pipelines.reporting.html import (
     write_page,
 )
 from pipelines.reporting.statements import statements
-from pipelines.reporting.tables import MARKS_MEAN
+from pipelines.reporting.tables import MARKS_MEAN, Table, write_texts
+from pipelines.reporting.time_table import time_csv, time_table
 from pipelines.runs.folder import has_whole_results
 from pipelines.runs.inputs import inputs_of
 from pipelines.runs.record import load_run
@@ -58,9 +60,10 @@ def compare(
     draws: Sequence[int | None] = (),
     tuning: Sequence[Mapping[str, Any]] | None = None,
     budget: str | None = None,
+    with_times: bool = True,
 ) -> Comparison:
     """Write ``comparison.csv``, ``.json``, ``.md``, ``.tex``, ``runs.csv``, ``metrics.json``, ``curves.csv``,
-    ``figures/`` and ``report.html``.
+    ``times.csv``, ``figures/`` and ``report.html``.
 
     Args:
         parameters: as read from a file; of them ``compare.baseline``, ``.target_fraction`` and ``.claims`` count.
@@ -72,6 +75,7 @@ def compare(
         draws: of each run, the seed of its division, where each seed is run with several; None or empty: it has one.
         tuning: what the methods' studies found, as :class:`~pipelines.reporting.comparison.Tuned` has it.
         budget: in a sentence, what every run may spend, where that is not a number of rounds.
+        with_times: whether ``times.csv`` and the page tell seconds and joules, which no other machine would give again.
 
     Returns:
         The comparison.
@@ -83,7 +87,12 @@ def compare(
     comparison = collect(parameters, runs, failed, rows=rows, draws=draws, tuning=tuning, budget=budget)
     write(comparison, directory)
     write_csv(curves_table(comparison.runs), directory / "curves.csv")
-    write_comparison_page(comparison, _partitions(comparison), directory)
+    times = time_table(comparison) if with_times else None
+    if times is None:
+        disk.remove(directory / "times.csv", missing_ok=True)
+    else:
+        write_texts({"times.csv": time_csv(times)}, directory)
+    write_comparison_page(comparison, _partitions(comparison), directory, times)
     return comparison
 
 
@@ -119,13 +128,16 @@ def collect(
     )
 
 
-def write_comparison_page(comparison: Comparison, partitions: Mapping[int, Path], directory: Path) -> Path:
+def write_comparison_page(
+    comparison: Comparison, partitions: Mapping[int, Path], directory: Path, times: Table | None = None
+) -> Path:
     """Write ``report.html`` and ``figures/`` of a comparison.
 
     Args:
         comparison: its methods stand in figures in the order in which they stand there.
         partitions: partition directory by seed; the heatmap shows that of the lowest seed. May be empty.
         directory: where both go; made if it is not there.
+        times: seconds and joules by method, where the page shall tell them.
 
     Returns:
         The page.
@@ -141,9 +153,10 @@ def write_comparison_page(comparison: Comparison, partitions: Mapping[int, Path]
         *_scores(comparison, drawings),
         *plots(drawings, ("clients", "classes"), several=True),
         communication(comparison, several=True),
+        *([Section("times", times.title, (Rows(times),))] if times else []),
         *plots(drawings, ("loss",), several=True),
         *who_holds_what(drawings, held),
-        *ending(definitions(comparison_tables(comparison).values()), comparison.runs),
+        *ending(definitions([*comparison_tables(comparison).values(), *([times] if times else [])]), comparison.runs),
     ]
     page = {"kicker": "comparison", "title": f"{plural(comparison.count, 'method')} on {comparison.dataset}"}
     styles = method_styles([row.method for row in comparison.methods])

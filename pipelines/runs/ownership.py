@@ -56,7 +56,7 @@ _KINDS = {
         "a comparison",
         _names(
             "runs budget tuning comparison.csv comparison.json comparison.md comparison.tex runs.csv metrics.json "
-            "curves.csv figures report.html"
+            "curves.csv times.csv figures report.html"
         ),
         frozenset({"comparison.json", "comparison.csv"}),
     ),

@@ -1,4 +1,4 @@
-"""Lines on standard error, whose reader may have had enough: that is no reason to end a run."""
+"""Lines on standard error, whose reader may have had enough, or whose disk is full: that is no reason to end a run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TextIO
 
 
 def tell(text: str) -> None:
-    """Write a line or more; from the moment nobody reads them, to nowhere."""
+    """Write a line or more; from the moment nobody reads them, or they find no room, to nowhere."""
     try:
         print(text, file=sys.stderr, flush=True)
-    except BrokenPipeError:
+    except OSError:
         let_go(sys.stderr)
 
 

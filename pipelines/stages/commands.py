@@ -121,6 +121,6 @@ def _compare(raw: Mapping[str, Any], configs: Sequence[Config], out: Path, how: 
     from pipelines.stages.train import run_folder
 
     runs, folder = [run_folder(out / "runs", config) for config in configs], out / "comparison"
-    asked = how.recorder.compare("comparison", without_tracking(raw), runs, folder, name=out.name, **how.console)
-    asked.result()
+    facts = {"name": out.name, "with_times": False, **how.console}
+    how.recorder.compare("comparison", without_tracking(raw), runs, folder, **facts).result()
     print(f"table: {folder / 'comparison.md'}\nreport: {folder / 'report.html'}")

@@ -240,12 +240,34 @@ def test_whoever_reads_our_output_may_have_enough(empty_folder: Path) -> None:
     assert (done.stdout.split()[0], done.stderr) == ("local", "")
 
 
-@pytest.mark.parametrize(("ending", "code", "said"), [("> /dev/full", 4, "the disk is full"), (">&-", 0, "")])
-def test_output_that_cannot_be_written_is_told(ending: str, code: int, said: str, empty_folder: Path) -> None:
-    command = f"{sys.executable} -m pipelines.cli list methods {ending}"
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("list methods > /dev/full", 4, "the disk is full"),
+        ("list methods >&-", 0, ""),
+        ("run --set nope=1 2> /dev/full", 2, ""),
+    ],
+)
+def test_output_that_cannot_be_written_is_told(words: str, code: int, said: str, empty_folder: Path) -> None:
+    command = f"{sys.executable} -m pipelines.cli {words}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (code, bool(said)), done.stderr
     assert said in done.stderr
+
+
+def test_an_interrupt_while_python_imports_is_a_line() -> None:
+    code = """
+import sys
+from pipelines.cli.__main__ import main
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pipelines.cli.app":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+sys.exit(main())
+"""
+    done = python("-c", code)
+    assert (done.returncode, done.stderr) == (130, "protofl: interrupted before it had begun\n")
 
 
 SMALL = (

@@ -110,7 +110,7 @@ def make_all(root: Path) -> list[Path]:
 def write_both(root: Path) -> tuple[str, str]:
     """The page of a run and that of a comparison, as text."""
     directories = make_all(root)
-    compare({}, directories, root / "out", {"gfpl seed 0": "round 1: <diverged>"})
+    compare({}, directories, root / "out", {"gfpl seed 0": "round 1: <diverged>"}, with_times=False)
     both = root / "out" / "report.html"
     return report(directories[2]).read_text(encoding="utf-8"), both.read_text(encoding="utf-8")
 
@@ -308,3 +308,15 @@ def test_pages_are_made_without_torch(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=PROJECT, check=False, timeout=120).returncode == 0
+
+
+def test_a_page_tells_times_unless_it_must_be_the_same_everywhere(tmp_path: Path) -> None:
+    directories = make_all(tmp_path)
+    compare({}, directories, tmp_path / "told", {})
+    told = text_of((tmp_path / "told" / "report.html").read_text(encoding="utf-8"))
+    assert "Time, mean ± std over n seeds" in told and "123 ± 0" in told  # two seeds of 123.456 seconds
+    assert (tmp_path / "told" / "times.csv").exists()
+
+    compare({}, directories, tmp_path / "told", {}, with_times=False)
+    assert "Time, mean" not in (tmp_path / "told" / "report.html").read_text(encoding="utf-8")
+    assert not (tmp_path / "told" / "times.csv").exists()  # what is left of another time would pass for this one's
