@@ -245,7 +245,7 @@ def _method_summary(
         seeds=tuple(sorted({run.seed for run in runs})),
         num_runs=len(runs),
         rounds=tuple(sorted({run.rounds for run in runs})),
-        scores=summarise_runs(runs, (*SCORES, *task_scores)),
+        scores=summarise_runs(runs, (*SCORES, "macro_acc", *task_scores)),
         differences=paired_differences(runs, reference, paired),
         targets=targets,
         communication=summarise_runs(runs, COMMUNICATION),

@@ -35,6 +35,7 @@ HEADINGS: Mapping[str, str] = {
     "client_std": "std over clients",
     "mean_local_own_classes": "mean over clients, own classes",
     "last10_top1_global": "global model, last 10 rounds",
+    "macro_acc": "global model, mean over classes",
     "top5_pooled_local": "clients, pooled, best 5 rounds",
     **TASK_SCORES,
 }
@@ -50,6 +51,8 @@ DEFINITIONS: Mapping[str, str] = {
     "top5_pooled_local": "mean over its five best evaluated rounds, selected on test data: the figure that FedPA's "
     "authors print, for comparison with theirs alone.",
     "last10_top1_global": "mean over the last ten evaluated rounds (all of them if there are fewer).",
+    "macro_acc": "mean over the classes of the test set of the global model's accuracy on each: a rare class counts as "
+    "much as a frequent one.",
     "a_glo": "global model on the whole global test set; like A_loc and A_sel the mean over the last ten epochs (an "
     "epoch is one round per task), of each its last evaluated round.",
     "a_glo_vote": "where there is no global model: majority vote of all clients' models there, likewise.",
@@ -71,7 +74,7 @@ _DIFFERENCE = (
     "division are not independent."
 )
 MAIN_SCORES = ("top1_global", "top1_vote", "mean_local", "pooled_local")
-_FURTHER = ("mean_local_own_classes", "last10_top1_global", "top5_pooled_local")
+_FURTHER = ("mean_local_own_classes", "macro_acc", "last10_top1_global", "top5_pooled_local")
 # Selected on test data: told, never ranked.
 _SELECTED = ("top5_pooled_local",)
 

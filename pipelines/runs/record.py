@@ -15,8 +15,8 @@ from typing import Any
 from flcore.errors import ConfigError, DataError
 from flcore.files import read_json, read_lines
 from flcore.run_folder import check_seal
-from pipelines.runs.convergence import from_history
 from pipelines.runs import kinds
+from pipelines.runs.derived import derived
 
 HEADLINE_METRICS = ("top1_global", "mean_local", "pooled_local")
 SCORES = (
@@ -96,7 +96,8 @@ class RunRecord:
     """What one finished run says about itself; `directory` only says where to look and is never printed.
 
     `draw` is the seed of its division where each seed is compared on several. `figures` are all numbers of its
-    ``metrics.json``, dotted where they are nested. Of runs on a stream of tasks `tasks` has the figures of
+    ``metrics.json``, dotted where they are nested, and what follows from its records
+    (:mod:`pipelines.runs.derived`). Of runs on a stream of tasks `tasks` has the figures of
     :data:`TASK_SCORES`, `block_ends` the last round on each task of a blocked schedule. `privacy` is the account of what
     is differentially private, `poisoned` says who simulates an attack and how the others fare; both are empty for most
     runs. `method` is the row that the run belongs to, `registered` the method's own name.
@@ -174,6 +175,7 @@ def load_run(directory: Path) -> RunRecord:
     history_path = directory / "history.jsonl"
     lines = enumerate(read_lines(history_path, kinds.CURE), start=1)
     history = [_round_record(values, f"{history_path}, line {number}") for number, values in lines]
+    class_acc = _numbers(metrics.get("class_acc"), f"{path}: class_acc")
     numbers = {key: _number(metrics.get(key), f"{path}: {key}") for key in (*SCORES, *COMMUNICATION)}
     best_round = _number(metrics.get("best_round"), f"{path}: best_round")
     return RunRecord(
@@ -187,7 +189,7 @@ def load_run(directory: Path) -> RunRecord:
         data_fingerprint=_text(metrics.get("data_fingerprint")),
         partition_fingerprint=_text(metrics.get("partition_fingerprint")),
         best_round=None if best_round is None else int(best_round),
-        class_acc=_numbers(metrics.get("class_acc"), f"{path}: class_acc"),
+        class_acc=class_acc,
         class_acc_vote=_numbers(metrics.get("class_acc_vote"), f"{path}: class_acc_vote"),
         bytes_up_by_kind=_byte_counts(metrics.get("bytes_up_by_kind"), f"{path}: bytes_up_by_kind"),
         bytes_down_by_kind=_byte_counts(metrics.get("bytes_down_by_kind"), f"{path}: bytes_down_by_kind"),
@@ -198,7 +200,10 @@ def load_run(directory: Path) -> RunRecord:
         block_ends=tuple(end["round"] for end in (metrics.get("tasks") or {}).get("stage_ends", ())),
         directory=directory,
         draw=None,
-        figures={**dict(numbers_in(metrics)), **from_history([(one.round, one.mean_local) for one in history])},
+        figures={
+            **dict(numbers_in(metrics)),
+            **derived(class_acc, [(one.round, one.mean_local) for one in history]),
+        },
         **numbers,
     )
 

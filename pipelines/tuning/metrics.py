@@ -8,7 +8,7 @@ from typing import Any
 
 from flcore.errors import ConfigError, RunError
 from flcore.methods import Method
-from pipelines.runs.convergence import from_history
+from pipelines.runs.derived import DERIVED, derived
 from pipelines.runs.record import numbers_in
 
 PER_ROUND = ("top1_global", "mean_local", "pooled_local", "mean_local_own_classes", "client_std", "loss_global")
@@ -22,9 +22,6 @@ FIGURES = (
 )
 """The other numbers of ``metrics.json`` that say what a run is worth."""
 
-FROM_HISTORY = ("rounds_to_convergence",)
-"""Those that its history alone tells (:func:`pipelines.runs.convergence.from_history`)."""
-
 NESTED = (
     *("tasks", "alternatives", "privacy", "poisoned", "bytes_up_by_kind", "bytes_down_by_kind"),
     *("class_acc", "class_acc_vote", "local_accuracy"),
@@ -32,7 +29,7 @@ NESTED = (
 """Beside them, what has numbers within: ``alternatives.nearest_prototype.top1_global``, ``class_acc.3``. Which ones,
 the method and the data decide."""
 
-_OF_A_GLOBAL_MODEL = ("top1_global", "loss_global", "last10_top1_global", "best_top1_global", "class_acc")
+_OF_A_GLOBAL_MODEL = ("top1_global", "loss_global", "last10_top1_global", "best_top1_global", "class_acc", "macro_acc")
 _OF_A_VOTE = ("top1_vote", "class_acc_vote")
 
 
@@ -45,7 +42,7 @@ def check_metric(name: str, method: Method) -> str:
     root = name.partition(".")[0]
     if not _can_be_asked(name):
         nested = [f"{key}.<name>" for key in NESTED]
-        known = (*FIGURES, *FROM_HISTORY)
+        known = (*FIGURES, *DERIVED)
         raise ConfigError(f"--metric {name}: {_near(name, known)}must be one of {', '.join((*known, *nested))}")
     if not method.has_global_model and root in _OF_A_GLOBAL_MODEL:
         raise ConfigError(
@@ -68,7 +65,7 @@ def value_of(name: str, metrics: Mapping[str, Any], history: Sequence[Mapping[st
         ConfigError: there is no such figure; names those that there are, near misses first.
         RunError: it is null.
     """
-    told = from_history([(record["round"], record["mean_local"]) for record in history])
+    told = derived(metrics.get("class_acc"), [(record["round"], record["mean_local"]) for record in history])
     there = dict(numbers_in({**metrics, **{key: history[-1][key] for key in PER_ROUND}, **told}))
     if name not in there:
         names = [key for key in there if _can_be_asked(key) and not key.rpartition(".")[2].isdecimal()]
@@ -77,7 +74,7 @@ def value_of(name: str, metrics: Mapping[str, Any], history: Sequence[Mapping[st
     if value is None:
         why = (
             "accuracy still rose at the end, or fewer than 30 rounds were evaluated"
-            if name in FROM_HISTORY
+            if name == "rounds_to_convergence"
             else "nobody could be scored"
         )
         raise RunError(f"{name} is null: {why}")
@@ -86,7 +83,7 @@ def value_of(name: str, metrics: Mapping[str, Any], history: Sequence[Mapping[st
 
 def _can_be_asked(name: str) -> bool:
     root, _, within = name.partition(".")
-    return name in (*FIGURES, *FROM_HISTORY) or (root in NESTED and within != "")
+    return name in (*FIGURES, *DERIVED) or (root in NESTED and within != "")
 
 
 def _near(name: str, names: Iterable[str]) -> str:

@@ -63,6 +63,7 @@ def make_run(method: str, seed: int, history: Sequence[RoundRecord], **changes: 
         "class_acc": (),
         "class_acc_vote": (),
         "tasks": {},
+        "figures": {},
         "block_ends": (),
         "bytes_up_by_kind": {},
         "bytes_down_by_kind": {},

@@ -1,8 +1,10 @@
-"""When a run stopped getting better, by the rule of evaluation.md, section 3."""
+"""Figures that follow from the records of a run (evaluation.md, sections 2 and 3)."""
 
 from __future__ import annotations
 
-from pipelines.runs.convergence import from_history, rounds_to_convergence
+import pytest
+
+from pipelines.runs.derived import DERIVED, derived, rounds_to_convergence
 
 
 def test_rounds_to_convergence() -> None:
@@ -25,4 +27,11 @@ def test_rounds_to_convergence() -> None:
     assert rounds_to_convergence([(number, 0.5) for number in range(1, 30)]) is None
     assert rounds_to_convergence([(number, 0.5) for number in range(1, 31)]) == 10
     assert rounds_to_convergence([]) is None
-    assert from_history([(2, 0.5), (1, 0.4)]) == {"rounds_to_convergence": None}
+
+
+def test_every_class_that_was_tested_counts_alike() -> None:
+    """(0.9 + 0.5 + 0.1) / 3, however many images each has."""
+    found = derived([0.9, None, 0.5, 0.1], [(2, 0.5), (1, 0.4)])
+    assert found == {"macro_acc": pytest.approx(0.5), "rounds_to_convergence": None}
+    assert tuple(found) == DERIVED
+    assert derived(None, [])["macro_acc"] is None

@@ -1,8 +1,12 @@
-"""When a run stopped getting better: a figure that only its history tells."""
+"""Figures of a run that follow from its records and are in no file: they can be new without any run being new."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
+
+DERIVED = ("macro_acc", "rounds_to_convergence")
+"""Their names."""
 
 
 def rounds_to_convergence(
@@ -27,6 +31,20 @@ def rounds_to_convergence(
     return None
 
 
-def from_history(mean_local: Sequence[tuple[int, float | None]]) -> dict[str, float | None]:
-    """Figures that only a history tells, by name; of round and ``mean_local`` of every evaluated round."""
-    return {"rounds_to_convergence": rounds_to_convergence(sorted(mean_local, key=lambda one: one[0]))}
+def derived(
+    class_acc: Sequence[float | None] | None, mean_local: Sequence[tuple[int, float | None]]
+) -> dict[str, float | None]:
+    """Them by name.
+
+    Args:
+        class_acc: of the global model by class, None for a class that the test set lacks; None without such a model.
+        mean_local: round and ``mean_local`` of every evaluated round.
+
+    Returns:
+        ``macro_acc`` is the mean over the classes that were tested (evaluation.md, section 2).
+    """
+    known = [value for value in class_acc or () if value is not None]
+    return {
+        "macro_acc": fmean(known) if known else None,
+        "rounds_to_convergence": rounds_to_convergence(sorted(mean_local, key=lambda one: one[0])),
+    }
