@@ -32,11 +32,13 @@ from pipelines.reporting.tables import (
 from pipelines.reporting.time_table import time_table
 from pipelines.runs.record import COMMUNICATION, SCORES, RunRecord
 
+_ON_THE_PAGE_ALONE = ("strict_target", "further")
+
 
 def print_table(comparison: Comparison, console: Console) -> None:
     """Print the comparison on a terminal: accuracy, differences, cost, time, then what they say, and what failed."""
     console.print(Text(describe(comparison), style="bold"))
-    tables = [table for name, table in comparison_tables(comparison).items() if name != "further"]
+    tables = [table for name, table in comparison_tables(comparison).items() if name not in _ON_THE_PAGE_ALONE]
     times = time_table(comparison)
     print_tables([*tables, *([times] if times else [])], console)
     for sentence in statements(comparison):
@@ -120,7 +122,8 @@ def _columns(comparison: Comparison) -> list[Column]:
         *(Column(key, "", [row.scores[key] for row in rows], SCORE) for key in rows[0].scores),
         *(Column(key, "", [row.differences[key] for row in rows], DIFFERENCE) for key in rows[0].differences),
         Column("target", "", [row.target for row in rows], target),
-        *targets(rows, rows[0].targets),
+        *targets([row.targets for row in rows], rows[0].targets),
+        *targets([row.strict_targets for row in rows], rows[0].strict_targets, "99_"),
         *traffic(rows),
     ]
 

@@ -177,7 +177,7 @@ def _scores(comparison: Comparison, drawings: Mapping[str, Drawing]) -> Iterator
         failed = tuple(f"{label}: {reason}" for label, reason in comparison.failed.items())
         yield Section("failed", "Failed runs", (Notes(failed),))
     yield from plots(drawings, ("accuracy", "bytes"), several=True)
-    bare = [(name, ()) for name in ("claims", "tuning", "target")]
+    bare = [(name, ()) for name in ("claims", "tuning", "target", "strict_target")]
     parts = (("differences", ("differences",)), *bare, ("stream", ("stream", "tasks")))
     for name, figures in parts:
         if name in tables:

@@ -106,6 +106,7 @@ def test_compare_three_seeds(tmp_path: Path) -> None:
 
     Targets 0.95 * (0.70, 0.71, 0.73) = 0.665, 0.6745, 0.6935: the baseline (0.5, then final) needs 2 rounds each;
     the method starts at 0.69, so it needs 1, 1, 2 rounds: mean 4/3, bytes 150, 150, 300: mean 200; speedup 2/(4/3).
+    Of 0.99 * (0.70, 0.71, 0.73) = 0.693, 0.7029, 0.7227 none is reached by 0.69: two rounds and 300 bytes.
     """
     comparison = compare(three_seeds(tmp_path))
     baseline, moon = comparison.methods
@@ -117,6 +118,11 @@ def test_compare_three_seeds(tmp_path: Path) -> None:
     assert moon.target.rounds.mean == pytest.approx(4 / 3)
     assert moon.target.bytes.mean == 200
     assert moon.target.speedup == pytest.approx(1.5)
+    strict = moon.strict_targets["top1_global"]
+    assert (strict.rounds.mean, strict.bytes.mean, strict.speedup) == (2, 300, 1)
+    strict_table = comparison_tables(comparison)["strict_target"]
+    assert strict_table.title == "Rounds and bytes to 99 % of the final accuracy of fedavg, seed by seed"
+    assert "strict_target" not in comparison_tables(compare(comparison.runs, target_fraction=0.99))
     assert moon.communication["bytes_up_per_round"].mean == 100
     assert moon.bytes_up_by_kind == {"prototypes": 40, "weights": 160}
     assert moon.scores["client_std"].mean == pytest.approx(0.05)
