@@ -308,9 +308,8 @@ class CompareConfig:
         None, "seeds of divisions; each one a run per method and seed; null: partition.seed, or that of the run", low=0
     )
     baseline: str = param("fedavg", "the method, or variant, that paired differences are taken to")
-    target_fraction: float = param(
-        0.95, "rounds to target: this share of the baseline's final accuracy", above=0, high=1
-    )
+    target_fraction: float = param(0.95, "share of the baseline's final accuracy to be reached", above=0, high=1)
+    smooth: int = param(1, "evaluated rounds that drawn curves of accuracy average; 1: as measured", low=1)
     settings: Mapping[str, Any] = param({}, "per method, dotted keys that differ from the rest of the file")
     variants: Mapping[str, Any] = param(
         {},

@@ -97,6 +97,7 @@ def tuned_name(method: str) -> str:
 class Comparison:
     """Methods in the order in which they were given, with the runs (by method, then seed) they summarise.
 
+    ``smooth`` is how many evaluated rounds its curves average.
     ``run_targets`` holds for each metric that a target is on one entry per run; ``failed`` says which other runs ended
     without a result, and why.
     """
@@ -115,6 +116,7 @@ class Comparison:
     tuning: tuple[Tuned, ...] = ()
     budget: str | None = None
     claims: tuple[JudgedRow, ...] = ()
+    smooth: int = 1
 
     @property
     def draws(self) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ def compare(
     ``times.csv``, ``figures/`` and ``report.html``.
 
     Args:
-        parameters: as read from a file; of them ``compare.baseline``, ``.target_fraction`` and ``.claims`` count.
+        parameters: as read from a file; of ``compare`` count ``baseline``, ``target_fraction``, ``claims``, ``smooth``.
         runs: directories, in the order in which methods shall appear. Who holds what is shown where their partitions
             are still there.
         directory: where the results go.
@@ -117,7 +117,7 @@ def collect(
         named = [entry for entry in named if entry[0] not in unfinished]
     records = [(load_run(run), row, draw) for run, row, draw in named]
     found = [Tuned(**values) for values in tuning or ()]
-    return comparisons.compare(
+    compared = comparisons.compare(
         [replace(record, method=row or record.method, draw=draw) for record, row, draw in records],
         tuned_name(settings.baseline) if found else settings.baseline,
         target_fraction=settings.target_fraction,
@@ -126,6 +126,7 @@ def collect(
         budget=budget,
         claims=claims_of(settings.claims),
     )
+    return replace(compared, smooth=settings.smooth)
 
 
 def write_comparison_page(

@@ -67,25 +67,27 @@ def _styles(runs: Sequence[RunRecord]) -> dict[str, LineStyle]:
     return method_styles(list(group_by_method(runs)))
 
 
-def draw_accuracy_curves(runs: Sequence[RunRecord]) -> Panels:
+def draw_accuracy_curves(runs: Sequence[RunRecord], smooth: int = 1) -> Panels:
     """Accuracy against rounds, mean over seeds: a panel for each of :func:`curve_titles` that has values.
 
-    The spread (one sample standard deviation) is a band, of many methods a bar at the end.
+    The spread (one sample standard deviation) is a band, of many methods a bar at the end. With ``smooth`` above 1
+    lines are moving averages over so many evaluated rounds, and the axis says so.
     """
     styles, panels = _styles(runs), {}
+    y, label = ("mean", "accuracy") if smooth == 1 else ("smoothed", f"accuracy, moving average of {smooth}")
     with house_style():
         for metric, title in curve_titles(runs).items():
-            table = curve_data(runs, metric)
+            table = curve_data(runs, metric, smooth)
             if table.empty:
                 continue
             panels[metric], axes = panel(title, _height(styles))
             for method, curve in _by_method(table):
-                _draw_spread(axes, curve["round"], curve["mean"], curve["std"], styles[method], len(styles))
-                draw_line(axes, curve["round"], curve["mean"], styles[method])
-            axes.set_ylabel("accuracy")
+                _draw_spread(axes, curve["round"], curve[y], curve["std"], styles[method], len(styles))
+                draw_line(axes, curve["round"], curve[y], styles[method])
+            axes.set_ylabel(label)
             round_axis(axes)
             percent_axis(axes.yaxis)
-            label_line_ends(axes, {m: _last(curve, "round", "mean") for m, curve in _by_method(table)}, styles)
+            label_line_ends(axes, {m: _last(curve, "round", y) for m, curve in _by_method(table)}, styles)
     return panels
 
 

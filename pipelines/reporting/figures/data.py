@@ -82,14 +82,20 @@ def run_curves(run: RunRecord) -> list[str]:
     return [metric for metric in RUN_CURVES if metric in told or metric == "top1_vote"]
 
 
-def curve_data(runs: Iterable[RunRecord], metric: str) -> pd.DataFrame:
+def curve_data(runs: Iterable[RunRecord], metric: str, smooth: int = 1) -> pd.DataFrame:
     """Accuracy by round: columns method, round, mean, std, n, as :func:`over_seeds` has them.
 
     Args:
         runs: any methods and seeds.
         metric: field of a round record, such as `top1_global`.
+        smooth: with more than 1 there is a column ``smoothed`` too, the mean of so many evaluated rounds up to each (of
+            as many as there are in the beginning).
     """
-    return over_seeds(runs, lambda record: getattr(record, metric), "mean")
+    table = over_seeds(runs, lambda record: getattr(record, metric), "mean")
+    if smooth > 1 and not table.empty:
+        by_method = table.groupby("method", sort=False)["mean"]
+        table["smoothed"] = by_method.transform(lambda means: means.rolling(smooth, min_periods=1).mean())
+    return table
 
 
 def bytes_accuracy_data(runs: Iterable[RunRecord], metric: str) -> pd.DataFrame:

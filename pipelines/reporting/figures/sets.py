@@ -92,15 +92,15 @@ def comparison_drawings(comparison: Comparison, partition: PartitionTable | None
     Returns:
         By name: `tradeoff`, `accuracy`, `bytes`, `differences`, and those of :func:`run_drawings`.
     """
-    runs = comparison.runs
-    curves = stacked({metric: curve_data(runs, metric) for metric in curve_titles(runs)}, "metric")
+    runs, smooth = comparison.runs, comparison.smooth
+    curves = stacked({metric: curve_data(runs, metric, smooth) for metric in curve_titles(runs)}, "metric")
     differences, costs = difference_data(comparison), tradeoff_data(runs)
     found: list[Drawing] = []
     with house_style():
         if (costs["bytes"] > 0).any():
             found.append(drawing("tradeoff", draw_tradeoff(runs), costs))
         if not curves.empty:
-            found.append(drawing("accuracy", charts.draw_accuracy_curves(runs), curves))
+            found.append(drawing("accuracy", charts.draw_accuracy_curves(runs, smooth), curves))
             if any(record.total_bytes > 0 for run in runs for record in run.history):
                 traffic = stacked({metric: bytes_accuracy_data(runs, metric) for metric in PANEL_TITLES}, "metric")
                 found.append(drawing("bytes", charts.draw_bytes_against_accuracy(runs), traffic))

@@ -105,6 +105,21 @@ def test_curves_use_rounds_that_every_seed_has() -> None:
     assert local["n"].tolist() == [1] and local["std"].isna().all()
 
 
+def test_smoothed_curves_say_so_and_stand_beside_what_was_measured() -> None:
+    """Two rounds each: 0.2, (0.2 + 0.4) / 2 and (0.4 + 0.9) / 2; of another method from its own first round on."""
+    curves = {"fedavg": (0.2, 0.4, 0.9), "fedprox": (0.8, 0.6, 0.6)}
+    runs = [
+        make_run(method, 0, [make_round(number, value) for number, value in enumerate(values, start=1)])
+        for method, values in curves.items()
+    ]
+    table = data.curve_data(runs, "top1_global", 2)
+    assert table["mean"].tolist() == [0.2, 0.4, 0.9, 0.8, 0.6, 0.6]
+    assert table["smoothed"].tolist() == pytest.approx([0.2, 0.3, 0.65, 0.8, 0.7, 0.6])
+    drawn = comparison_drawings(replace(compare(runs), smooth=2))["accuracy"]
+    assert "accuracy, moving average of 2" in drawn.svgs[0] and "smoothed" in drawn.data
+    assert "moving average" not in comparison_drawings(compare(runs))["accuracy"].svgs[0]
+
+
 def test_clients_pooled_have_a_curve_where_they_are_not_the_mean_over_clients() -> None:
     """Equal test sets: one and the same curve, which is drawn once; else it is a panel, and a line of a run."""
     alike, apart = (
