@@ -231,7 +231,7 @@ class EvaluationConfig:
     )
     analyses: tuple[
         Literal[
-            "class_heatmap", "class_heatmap_trained", "tsne", "tsne_trained", "tsne_projections",
+            "class_heatmap", "class_heatmap_trained", "averaged_bodies", "tsne", "tsne_trained", "tsne_projections",
             "tsne_calibration", "tsne_calibration_trained", "tsne_prototypes",
             "tsne_generated", "virtual_images", "generator_distances", "inversion", "inversion_search", "gradcam",
         ],

@@ -16,9 +16,21 @@ import torch
 from torch import Tensor
 
 from flcore.aggregation.prototypes import fold_prototypes
+from flcore.losses.vectors import distances
 from flcore.messages import Arrays, Prototypes
 from flcore.methods.base import Checked
-from flcore.methods.vocabulary import PROTOTYPES, Context, Exchange, Facts, Phase, Replies, Setting, TrainedClient, Turn
+from flcore.methods.vocabulary import (
+    PROTOTYPES,
+    Context,
+    Exchange,
+    Facts,
+    LocalModel,
+    Phase,
+    Replies,
+    Setting,
+    TrainedClient,
+    Turn,
+)
 from flcore.params import param
 from flcore.prototypes.class_means import class_means
 from flcore.prototypes.release import Unit, clip_to_norm, frequent_classes, noisy_means, noisy_vectors, privacy_spent
@@ -218,3 +230,15 @@ def counts_of_uploads(replies: Replies, slot: Slot[Prototypes] = PROTOTYPES) -> 
         counts[client] = torch.zeros(len(upload.present), dtype=torch.int64)
         counts[client][upload.present] = told[client]["held"]
     return counts
+
+
+def nearest_prototype(model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+    """Minus the Euclidean distance of each image's feature to each global prototype [B, K]; logits before there is one.
+
+    A class without prototype scores 1 less than the farthest. ``classes`` plays no part.
+    """
+    features, prototypes = model.features(images), server[PROTOTYPES]
+    apart = distances(features, prototypes.means)
+    farthest = apart.masked_fill(~prototypes.present, 0).amax(1, keepdim=True)
+    nearest = -torch.where(prototypes.present, apart, farthest + 1)
+    return torch.where(prototypes.present.any(), nearest, model.classify(features))

@@ -45,11 +45,11 @@ from flcore.data.imbalance import minority_classes
 from flcore.errors import ConfigError
 from flcore.losses.alignment import memory_divergence, smooth_l1_to_prototypes
 from flcore.losses.basic import cross_entropy
-from flcore.losses.vectors import distances
 from flcore.messages import Arrays, Count, Payload, Prototypes, Weights
 from flcore.methods.class_prototypes import (
     RunningPrototypes,
     fused_prototypes,
+    nearest_prototype,
     no_prototypes,
     received_prototypes,
 )
@@ -399,15 +399,3 @@ def without_classes(logits: Tensor, absent: Tensor) -> Tensor:
     Finite, so that padding, whose label may be absent, has a finite loss.
     """
     return logits.masked_fill(absent, torch.finfo(logits.dtype).min / 2)
-
-
-def nearest_prototype(model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
-    """Minus the Euclidean distance of each image's feature to each global prototype [B, K]; logits before there is one.
-
-    A class without prototype scores 1 less than the farthest. ``classes`` plays no part.
-    """
-    features, prototypes = model.features(images), server[PROTOTYPES]
-    apart = distances(features, prototypes.means)
-    farthest = apart.masked_fill(~prototypes.present, 0).amax(1, keepdim=True)
-    nearest = -torch.where(prototypes.present, apart, farthest + 1)
-    return torch.where(prototypes.present.any(), nearest, model.classify(features))

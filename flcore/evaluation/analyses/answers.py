@@ -85,9 +85,13 @@ class Answers:
 
     def predictions(self, weights: Weights, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """The predicted classes, int64 [N]; without images none."""
+        return self.predictions_by(self._experiment.method.predict, weights, images, classes)
+
+    def predictions_by(self, way: Predict, weights: Weights, images: Tensor, classes: Tensor | None = None) -> Tensor:
+        """The classes that score highest in a way that need not be the method's own, int64 [N]."""
         if len(images) == 0:
             return torch.zeros(0, dtype=torch.int64)
-        return self.scores(weights, images, classes).argmax(dim=1)
+        return self._asked(way, weights, images, classes).argmax(dim=1)
 
     def projections(self, weights: Weights, images: Tensor) -> Tensor:
         """What the method holds against a frame or prototypes beside features, [N, p]; for methods that have that."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -105,6 +105,29 @@ def equal_per_class(labels: Tensor, per_class: int, seed: int, purpose: str) -> 
         order = torch.randperm(len(own), generator=torch_stream(seed, purpose, label))
         chosen.append(own[order[:count]].sort().values)
     return torch.cat(chosen)
+
+
+def accuracies_by_class(model: str, test: str, predicted: Tensor, labels: Tensor, names: Sequence[str]) -> list[Row]:
+    """A row per class: ``model``, ``test``, ``class``, ``correct``, ``total``, ``accuracy`` (None without samples).
+
+    Args:
+        model, test: whose answers to what, in words.
+        predicted, labels: int64 ``[n]``.
+        names: of the classes.
+    """
+    rights = torch.bincount(labels[predicted == labels], minlength=len(names)).tolist()
+    totals = torch.bincount(labels, minlength=len(names)).tolist()
+    return [
+        {
+            "model": model,
+            "test": test,
+            "class": name,
+            "correct": right,
+            "total": total,
+            "accuracy": right / total if total else None,
+        }
+        for name, right, total in zip(names, rights, totals, strict=True)
+    ]
 
 
 def class_names(experiment: Experiment) -> np.ndarray:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from flcore.evaluation.analyses.answers import Answers
-from flcore.evaluation.analyses.base import FinishedRun, Result, Row
+from flcore.evaluation.analyses.base import FinishedRun, Result, Row, accuracies_by_class
 from flcore.messages import Weights
 
 MOST_CLIENTS = 200
@@ -44,13 +43,7 @@ def _heatmap(
     rows: list[Row] = []
 
     def add(model: str, test: str, predicted: Tensor, labels: Tensor) -> None:
-        rights = torch.bincount(labels[predicted == labels], minlength=len(names)).tolist()
-        totals = torch.bincount(labels, minlength=len(names)).tolist()
-        for name, right, total in zip(names, rights, totals, strict=True):
-            accuracy = right / total if total else None
-            rows.append(
-                {"model": model, "test": test, "class": name, "correct": right, "total": total, "accuracy": accuracy}
-            )
+        rows.extend(accuracies_by_class(model, test, predicted, labels, names))
 
     shared = answers.global_model()
     for client in range(min(num_clients, MOST_CLIENTS)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flcore.evaluation.analyses import SUMMARIES
+from flcore.evaluation.analyses.averaged_bodies import averaged_bodies, has_bodies_and_prototypes
 from flcore.evaluation.analyses.base import Analysis, always, keeps_trained_models, needs_global_model
 from flcore.evaluation.analyses.class_heatmap import class_heatmap, class_heatmap_trained
 from flcore.evaluation.analyses.generated import (
@@ -31,6 +32,7 @@ ANALYSES: Mapping[str, Analysis] = {
     for name, compute, applies in (
         ("class_heatmap", class_heatmap, always),
         ("class_heatmap_trained", class_heatmap_trained, keeps_trained_models),
+        ("averaged_bodies", averaged_bodies, has_bodies_and_prototypes),
         ("tsne", tsne, can_show),
         ("tsne_trained", tsne_trained, can_show_trained),
         ("tsne_projections", tsne_projections, has_projections),

@@ -27,6 +27,7 @@ from pipelines.runs.record import RunRecord
 HEADINGS: Mapping[str, str] = {
     "class_heatmap": "Accuracy by client and class",
     "class_heatmap_trained": "Accuracy by client and class, as trained",
+    "averaged_bodies": "Nearest prototype under own and averaged bodies",
     "tsne": "Features of test images",
     "tsne_trained": "Features of test images under clients' own models",
     "tsne_projections": "Projections of test images",
@@ -45,6 +46,8 @@ CAPTIONS: Mapping[str, str] = {
     "the global model on the whole test set. Grey: no test samples.",
     "class_heatmap_trained": "Each client's model as its own training left it, before anything was averaged, on the "
     "whole test set or its own test data; last row: the global model. Grey: no test samples.",
+    "averaged_bodies": "Accuracy on the whole test set of the nearest global prototype: under each client's own body, "
+    "in the last row under their mean, weighted by training samples. Grey: no test samples.",
     "tsne": "t-SNE (perplexity 30, from a PCA); its axes have no unit. Colour: true class, then predicted class; "
     "marker: model. Right: training samples.",
     "tsne_trained": "t-SNE (perplexity 30, from a PCA); its axes have no unit. Colour: true class, then predicted "
@@ -173,6 +176,7 @@ def _generator_distances(analysis: StoredAnalysis) -> Figure:
 _DRAWINGS: Mapping[str, Callable[[StoredAnalysis], Figure]] = {
     "class_heatmap": _class_heatmap,
     "class_heatmap_trained": _class_heatmap,
+    "averaged_bodies": _class_heatmap,
     "tsne": draw_tsne,
     "tsne_trained": draw_tsne,
     "tsne_projections": draw_tsne,

@@ -14,6 +14,7 @@ from flcore.config import Config
 from flcore.errors import ConfigError
 from flcore.evaluation.analyses import SUMMARIES, chosen, with_snapshots, without_round
 from flcore.evaluation.analyses.answers import BEFORE_CALIBRATION, Answers
+from flcore.evaluation.analyses.averaged_bodies import averaged_bodies
 from flcore.evaluation.analyses.base import FinishedRun, equal_per_class
 from flcore.evaluation.analyses.class_heatmap import class_heatmap, class_heatmap_trained
 from flcore.evaluation.analyses.embedding import embed
@@ -462,6 +463,36 @@ def test_generator_distances(lab: Any, tmp_path: Any) -> None:
     assert (again["intra"], again["inter"]) == (made["intra"], made["inter"])
 
 
+def test_bodies_are_averaged_by_samples_and_answer_by_the_nearest_prototype(lab: Any) -> None:
+    """Prototypes are the three images themselves. Client 0's body is the identity, client 1's exchanges pixels 0 and 2.
+
+    Images 0, 1, 1, 2 are labelled 0, 1, 1, 1: the identity is right but for the last, 3 of 4; the exchange takes image
+    0 for class 2: 2 of 4. Of 1 and 3 training samples the mean is 1/4 and 3/4: image 0 becomes (9/4, 0, 27/4), nearer
+    to (0, 0, 9): 2 of 4. (By clients it would be a tie, which goes to class 0: 3 of 4.)
+    """
+    dataset = lab.toy_dataset(CLASSES + CLASSES[1:2], [0, 1, 2, 1], [CLASSES[i] for i in (0, 1, 1, 2)], [0, 1, 1, 1])
+    dataset = replace(dataset, meta=replace(dataset.meta, num_classes=3, class_names=("a", "b", "c")))
+    partition = lab.by_hand(dataset, [[0], [1, 2, 3]], [[0, 1], [2, 3]])
+    experiment = lab.experiment(dataset, partition, lab.ToySpec(encoder=True), method__name="fedproto")
+    (body,) = (name for name in experiment.setting.initial.params if not name.startswith("head"))
+    bodies = [torch.eye(3), torch.eye(3)[[2, 1, 0]]]
+
+    def memory(client: int) -> Any:
+        return {"model": Weights({**experiment.setting.initial.params, body: bodies[client]})}
+
+    known = Prototypes(9 * torch.eye(3), torch.tensor([True, True, True]))
+    result = averaged_bodies(finished(experiment, {"prototypes": known}, memory))
+    rights: dict[Any, Any] = {}
+    for row in result.rows:
+        rights.setdefault(row["model"], []).append((row["class"], row["correct"], row["total"]))
+    assert rights["0"] == [("a", 1, 1), ("b", 2, 3), ("c", 0, 0)]
+    assert rights["1"] == rights["global"] == [("a", 0, 1), ("b", 2, 3), ("c", 0, 0)]
+    assert "50.00 % with the mean of clients' bodies (global), 62.50 % in the mean of the bodies" in result.notes[0]
+    assert ANALYSES["averaged_bodies"].applies(finished(experiment, {"prototypes": known}, memory)) is None
+    local = federation(lab, method__name="local")
+    assert ANALYSES["averaged_bodies"].applies(finished(local, {})) == "the server of local holds no prototypes"
+
+
 # --------------------------------------------------------------------------------------------------- what applies
 
 
@@ -476,6 +507,7 @@ def test_what_a_run_allows_and_why_not(lab: Any) -> None:
     assert reasons["tsne"] == "a t-SNE needs 4 images, and 2 can be shown"
     without = finished(federation(lab, evaluation__tsne_classes=[1, 2]), server)
     assert ANALYSES["tsne"].applies(without) == "no test image shows class 2 of evaluation.tsne_classes"
+    assert reasons["averaged_bodies"] == "fedavg has a global model"
     assert reasons["tsne_trained"] == "clients' own models are kept where evaluation.private is true"
     assert reasons["tsne_projections"] == "fedavg compares features themselves, if anything"
     assert reasons["gradcam"] == "fedavg has no state before a calibration"

@@ -400,7 +400,8 @@ def stored(name: str, classes: int) -> StoredAnalysis:
         for m in ("1", "2", "all")
     ]
     counted = [{"case": case, "count": "1", "share": "0.25"} for case in ("kept right", "mended", "broken", "x")]
-    rows = {"class_heatmap": heat, "class_heatmap_trained": heat, "generator_distances": distances, "gradcam": counted}
+    rows = dict.fromkeys(("class_heatmap", "class_heatmap_trained", "averaged_bodies"), heat)
+    rows |= {"generator_distances": distances, "gradcam": counted}
     if name.startswith("inversion"):
         rows[name] = attacked
     return StoredAnalysis(name, None, {**common, **arrays}, tuple(rows.get(name, ())), ())
