@@ -41,11 +41,12 @@ from flcore.experiment import EngineChoice, Experiment
 from flcore.files import replace_file
 from flcore.plugins import brought
 from flcore.records import Record
+from flcore.sections import EngineConfig
 
 logger = logging.getLogger(__name__)
 
 _SECONDS_TO_LEAVE = 5.0  # for an idle actor to remove its folder, before it is killed
-_SECONDS_FOR_CPUS = 60.0  # until others have let go of them; those of a run that has just ended take a moment
+_SECONDS_FOR_ROOM = 60.0  # until others have let go of it; what a run had that has just ended takes a moment
 
 Files = Mapping[str, bytes]
 References = Mapping[str, Sequence[Any]]
@@ -56,14 +57,14 @@ def ray_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint
     """A pool of Ray actors.
 
     Raises:
-        ConfigError: Ray is not installed, there is no cluster at ``engine.ray_address``, or it has fewer CPUs than
-            ``engine.workers``.
+        ConfigError: Ray is not installed, there is no cluster at ``engine.ray_address``, or it has fewer CPUs, or GPUs,
+            than ``engine.workers`` take.
         RunError: it has them, and others hold them for longer than a minute.
     """
     ray = _connect(experiment.config)
-    _wait_for_cpus(ray, worker_count(experiment.config.engine))
-    shared = _Shared(ray, checkpoint, {"prepared": prepared, "partition": partition})
     engine = experiment.config.engine
+    _wait_for_room(ray, engine)
+    shared = _Shared(ray, checkpoint, {"prepared": prepared, "partition": partition})
     actor = ray.remote(num_cpus=1, num_gpus=engine.gpus_per_worker, max_restarts=0)(RayWorker)
     config, choice = experiment.config.to_mapping(), astuple(experiment.chosen)
     sources = {plugin.name: plugin.source for plugin in experiment.config.plugins}
@@ -96,26 +97,45 @@ def _connect(config: Config) -> Any:
     return ray
 
 
-def _wait_for_cpus(ray: Any, workers: int) -> None:
-    """Refuse more actors than there are CPUs: Ray would let the last ones wait for ever, and a run for them."""
-    there = int(ray.cluster_resources().get("CPU", 0))
-    if there < workers:
-        raise ConfigError(
-            f"engine.workers = {workers}: Ray has {there} CPUs, and each worker takes one; set "
-            f"engine.workers={max(there, 1)}, add nodes, or begin a new process (Ray keeps those of its first run)"
-        )
-    until, told = time.monotonic() + _SECONDS_FOR_CPUS, False
-    while (free := int(ray.available_resources().get("CPU", 0))) < workers:
-        left = until - time.monotonic()
-        if left <= 0:
-            raise RunError(
-                f"engine.workers = {workers}: of Ray's {there} CPUs {free} are free after "
-                f"{_SECONDS_FOR_CPUS:g} s; end what holds the others, or set engine.workers={max(free, 1)}"
+def _wait_for_room(ray: Any, engine: EngineConfig) -> None:
+    """Refuse more actors than there are CPUs, or shares of GPUs: Ray would let the last ones wait for ever."""
+    workers = worker_count(engine)
+    needs = {"CPU": 1.0} | ({"GPU": engine.gpus_per_worker} if engine.gpus_per_worker else {})
+    for kind, each in needs.items():
+        there = ray.cluster_resources().get(kind, 0)
+        most = _fitting(there, each)
+        if most < workers:
+            raise ConfigError(
+                f"engine.workers = {workers}: Ray has {there:g} {kind}s, and each worker takes {_share(each)}; set "
+                f"engine.workers={max(most, 1)}, add nodes, or begin a new process (Ray keeps those of its first run)"
             )
-        if not told and left < _SECONDS_FOR_CPUS - 1:
-            told = True
-            logger.warning("engine.workers = %d: %d of Ray's CPUs are free; waiting for the others", workers, free)
-        time.sleep(min(0.05, left))
+    until, told = time.monotonic() + _SECONDS_FOR_ROOM, False
+    for kind, each in needs.items():
+        while _fitting(free := ray.available_resources().get(kind, 0), each) < workers:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise RunError(
+                    f"engine.workers = {workers}: of Ray's {ray.cluster_resources().get(kind, 0):g} {kind}s {free:g} "
+                    f"are free after {_SECONDS_FOR_ROOM:g} s; end what holds the others, or set "
+                    f"engine.workers={max(_fitting(free, each), 1)}"
+                )
+            if not told and left < _SECONDS_FOR_ROOM - 1:
+                told = True
+                logger.warning(
+                    "engine.workers = %d: %g of Ray's %ss are free; waiting for the others", workers, free, kind
+                )
+            time.sleep(min(0.05, left))
+
+
+def _fitting(resource: float, each: float) -> int:
+    """How many workers fit; shares of one GPU are on one GPU."""
+    if each < 1:
+        return int(resource) * int(1 / each + 1e-9) + int((resource % 1) / each + 1e-9)
+    return int(resource / each + 1e-9)
+
+
+def _share(each: float) -> str:
+    return "one" if each == 1 else f"{each:g}"
 
 
 class _Shared:

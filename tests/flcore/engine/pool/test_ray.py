@@ -31,7 +31,8 @@ def cluster() -> Iterator[Any]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+    # Ray believes what it is told: nothing here asks the GPU for anything.
+    ray.init(num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
     yield ray
     ray.shutdown()
 
@@ -252,8 +253,8 @@ def test_a_failed_client_is_left_out_on_ray_too(lab: Any, cluster: Any, erring: 
     assert len(found.state.failures) == 2
 
 
-def pool_of(lab: Any, folder: Path, workers: int) -> Any:
-    experiment = lab.experiment(engine={"name": "ray", "workers": workers})
+def pool_of(lab: Any, folder: Path, workers: int, gpus: float = 0.0) -> Any:
+    experiment = lab.experiment(engine={"name": "ray", "workers": workers, "gpus_per_worker": gpus})
     return ray_pool(experiment, lab.prepared, lab.partition_folder, Checkpoint(folder))
 
 
@@ -262,13 +263,25 @@ def test_more_actors_than_cpus_are_refused_in_a_line(lab: Any, cluster: Any, tmp
     said = r"^engine\.workers = 5: Ray has 4 CPUs, and each worker takes one; set engine\.workers=4, add nodes, or"
     with pytest.raises(ConfigError, match=said):
         pool_of(lab, tmp_path, 5)
+    said = r"^engine\.workers = 4: Ray has 1 GPUs, and each worker takes 0\.3; set engine\.workers=3, add nodes, or"
+    with pytest.raises(ConfigError, match=said):
+        pool_of(lab, tmp_path, 4, gpus=0.3)
+
+
+@pytest.mark.parametrize(
+    ("resource", "each", "workers"),
+    [(4, 1, 4), (2, 0.6, 2), (1, 0.1, 10), (1.5, 0.5, 3), (0.9, 1, 0), (5, 2, 2), (0, 0.25, 0)],
+)
+def test_a_share_of_a_gpu_is_on_one_gpu(resource: float, each: float, workers: int) -> None:
+    """Of 0.6 one fits on each of two, though 2 / 0.6 is more than 3; 0.3 is not 3 * 0.1 in binary."""
+    assert pools._fitting(resource, each) == workers
 
 
 def test_cpus_that_others_hold_are_waited_for_and_not_for_ever(
     lab: Any, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody else has 3 of 4: one is left for two workers. When they are given back after 1.5 s, it goes on."""
-    monkeypatch.setattr(pools, "_SECONDS_FOR_CPUS", 1.2)
+    monkeypatch.setattr(pools, "_SECONDS_FOR_ROOM", 1.2)
     holder = cluster.remote(num_cpus=3)(RayWorker).remote(0, {}, (False, False, False), {})
     cluster.get(holder.__ray_call__.remote(lambda worker: worker.close()))
     until = time.monotonic() + 60
@@ -279,7 +292,7 @@ def test_cpus_that_others_hold_are_waited_for_and_not_for_ever(
         said = r"^engine\.workers = 2: of Ray's 4 CPUs 1 are free after 1\.2 s; .*, or set engine\.workers=1$"
         with pytest.raises(RunError, match=said):
             pool_of(lab, tmp_path, 2)
-        monkeypatch.setattr(pools, "_SECONDS_FOR_CPUS", 60.0)
+        monkeypatch.setattr(pools, "_SECONDS_FOR_ROOM", 60.0)
         threading.Timer(1.5, lambda: cluster.kill(holder)).start()
         pool_of(lab, tmp_path, 2).close()
         assert caplog.messages == ["engine.workers = 2: 1 of Ray's CPUs are free; waiting for the others"] * 2
