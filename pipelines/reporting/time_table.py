@@ -84,8 +84,10 @@ def _times(run: RunRecord) -> dict[str, float | None]:
     except DataError as error:  # what it says is no part of any result
         _log.warning("the table of times leaves %s out: %s", run.label, error)
         return {}
-    seconds: Mapping[str, float] = timing.get("seconds") or {}
-    joules: Mapping[str, float] = timing.get("joules") or {}
+    seconds, joules = (
+        {phase: value for phase, value in (timing.get(key) or {}).items() if value is not None}
+        for key in ("seconds", "joules")
+    )
     if not seconds:
         return {}
     evaluation = seconds.get("evaluate", 0.0)
