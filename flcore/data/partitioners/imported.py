@@ -38,20 +38,17 @@ class Imported(Partitioner):
 
     path: str | None = param(None, "the JSON file with every client's training indices")
 
-    def __post_init__(self) -> None:
-        """Refuse to be without a file before any data are read."""
-        if self.path is None:
-            raise ValueError(f"path = null: it names a JSON file: {_FORM}")
-
     def options(self) -> dict[str, Any]:
         """The content by its hash: where the file lies does not matter."""
-        return {"sha256": hashlib.sha256(Path(str(self.path)).read_bytes()).hexdigest()}
+        return {"sha256": None if self.path is None else hashlib.sha256(Path(self.path).read_bytes()).hexdigest()}
 
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> Assignment:
         """Read the file; see :meth:`Partitioner.split`."""
-        content = read_json(Path(str(self.path)), _FORM)
+        if self.path is None:
+            raise DataError(f"partition.path is not set; it names a JSON file: {_FORM}")
+        content = read_json(Path(self.path), _FORM)
         entries = content.get("clients")
         if not isinstance(entries, list) or not entries or not set(content) <= _KEYS:
             raise DataError(f"{self.path}: {_FORM}")
