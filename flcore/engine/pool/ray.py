@@ -106,7 +106,7 @@ def _wait_for_room(ray: Any, engine: EngineConfig) -> None:
         most = _fitting(there, each)
         if most < workers:
             raise ConfigError(
-                f"engine.workers = {workers}: Ray has {there:g} {kind}s, and each worker takes {_share(each)}; set "
+                f"engine.workers = {workers}: Ray has {there:g} {kind}s, and each worker takes {each:g}; set "
                 f"engine.workers={max(most, 1)}, add nodes, or begin a new process (Ray keeps those of its first run)"
             )
     until, told = time.monotonic() + _SECONDS_FOR_ROOM, False
@@ -132,10 +132,6 @@ def _fitting(resource: float, each: float) -> int:
     if each < 1:
         return int(resource) * int(1 / each + 1e-9) + int((resource % 1) / each + 1e-9)
     return int(resource / each + 1e-9)
-
-
-def _share(each: float) -> str:
-    return "one" if each == 1 else f"{each:g}"
 
 
 class _Shared:

@@ -7,11 +7,11 @@ the mean may be far worse than each of them; FedMLP prints a global accuracy of 
 
 from __future__ import annotations
 
-import torch
+from statistics import fmean
 
 from flcore.evaluation.analyses.answers import Answers
 from flcore.evaluation.analyses.base import FinishedRun, Result, accuracies_by_class
-from flcore.evaluation.analyses.class_heatmap import MOST_CLIENTS
+from flcore.evaluation.analyses.class_heatmap import MOST_CLIENTS, who_is_shown
 from flcore.methods.class_prototypes import nearest_prototype
 from flcore.methods.vocabulary import PROTOTYPES
 from flcore.models.averaging import average_weights
@@ -45,6 +45,7 @@ def averaged_bodies(run: FinishedRun) -> Result:
     *own, of_mean = shares
     notes = (
         f"Nearest prototype on all test images: {100 * of_mean:.2f} % with the mean of clients' bodies (global), "
-        f"{100 * torch.tensor(own).mean().item():.2f} % in the mean of the bodies themselves.",
+        f"{100 * fmean(own):.2f} % in the mean of the bodies shown.",
+        *who_is_shown(len(clients)),
     )
     return Result(rows=tuple(rows), notes=notes)

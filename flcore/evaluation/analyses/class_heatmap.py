@@ -56,5 +56,9 @@ def _heatmap(
             add(str(client), "own", answers.predictions(shared, images), labels)
     if shared is not None:
         add("global", "all", answers.predictions(shared, answers.images), answers.labels)
-    notes = (f"The first {MOST_CLIENTS} of {num_clients} clients.",) if num_clients > MOST_CLIENTS else ()
-    return Result(rows=tuple(rows), notes=notes)
+    return Result(rows=tuple(rows), notes=who_is_shown(num_clients))
+
+
+def who_is_shown(num_clients: int) -> tuple[str, ...]:
+    """A note where not all clients have rows."""
+    return (f"The first {MOST_CLIENTS} of {num_clients} clients.",) if num_clients > MOST_CLIENTS else ()

@@ -487,7 +487,9 @@ def test_bodies_are_averaged_by_samples_and_answer_by_the_nearest_prototype(lab:
         rights.setdefault(row["model"], []).append((row["class"], row["correct"], row["total"]))
     assert rights["0"] == [("a", 1, 1), ("b", 2, 3), ("c", 0, 0)]
     assert rights["1"] == rights["global"] == [("a", 0, 1), ("b", 2, 3), ("c", 0, 0)]
-    assert "50.00 % with the mean of clients' bodies (global), 62.50 % in the mean of the bodies" in result.notes[0]
+    assert (
+        "50.00 % with the mean of clients' bodies (global), 62.50 % in the mean of the bodies shown" in result.notes[0]
+    )
     assert ANALYSES["averaged_bodies"].applies(finished(experiment, {"prototypes": known}, memory)) is None
     local = federation(lab, method__name="local")
     assert ANALYSES["averaged_bodies"].applies(finished(local, {})) == "the server of local holds no prototypes"

@@ -260,7 +260,7 @@ def pool_of(lab: Any, folder: Path, workers: int, gpus: float = 0.0) -> Any:
 
 def test_more_actors_than_cpus_are_refused_in_a_line(lab: Any, cluster: Any, tmp_path: Path) -> None:
     """Ray was started with 4 CPUs, as by an earlier run of this process: a fifth actor would never be created."""
-    said = r"^engine\.workers = 5: Ray has 4 CPUs, and each worker takes one; set engine\.workers=4, add nodes, or"
+    said = r"^engine\.workers = 5: Ray has 4 CPUs, and each worker takes 1; set engine\.workers=4, add nodes, or"
     with pytest.raises(ConfigError, match=said):
         pool_of(lab, tmp_path, 5)
     said = r"^engine\.workers = 4: Ray has 1 GPUs, and each worker takes 0\.3; set engine\.workers=3, add nodes, or"
@@ -270,10 +270,10 @@ def test_more_actors_than_cpus_are_refused_in_a_line(lab: Any, cluster: Any, tmp
 
 @pytest.mark.parametrize(
     ("resource", "each", "workers"),
-    [(4, 1, 4), (2, 0.6, 2), (1, 0.1, 10), (1.5, 0.5, 3), (0.9, 1, 0), (5, 2, 2), (0, 0.25, 0)],
+    [(4, 1, 4), (2, 0.6, 2), (0.3, 0.1, 3), (1.5, 0.5, 3), (0.9, 1, 0), (5, 2, 2), (0, 0.25, 0)],
 )
 def test_a_share_of_a_gpu_is_on_one_gpu(resource: float, each: float, workers: int) -> None:
-    """Of 0.6 one fits on each of two, though 2 / 0.6 is more than 3; 0.3 is not 3 * 0.1 in binary."""
+    """Of 0.6 one fits on each of two, though 2 / 0.6 is more than 3. In binary 0.3 / 0.1 is below 3."""
     assert pools._fitting(resource, each) == workers
 
 
