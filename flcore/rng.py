@@ -8,9 +8,14 @@ plain words; keys are the round, the client, the class, whatever tells two draws
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+_GLOBAL_GENERATOR = threading.RLock()
 
 
 def _sequence(seed: int, purpose: str, keys: tuple[int, ...]) -> np.random.SeedSequence:
@@ -33,3 +38,15 @@ def torch_stream(seed: int, purpose: str, *keys: int, device: str = "cpu") -> to
     state = _sequence(seed, purpose, keys).generate_state(1, np.uint64)[0]
     # Torch's seeds are signed 64-bit in some entry points; 63 bits are valid in all of them.
     return torch.Generator(device).manual_seed(int(state) & (2**63 - 1))
+
+
+@contextmanager
+def seeded_globally(seed: int) -> Iterator[None]:
+    """PyTorch's global generator as a function of ``seed`` within the block; behind it, it is as it was.
+
+    Modules are initialised from that one, and from no other. It belongs to the process, so that a second thread waits
+    with its block until the first has left: otherwise each would take the other's numbers.
+    """
+    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -21,15 +21,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flcore import disk, plugins
 from flcore.config import Config
 from flcore.data import dataset
 from flcore.data.dataset import Dataset
 from flcore.data.dividing import make_partition
 from flcore.data.partition import Partition
-from flcore.engine.numerics import single_thread
+from flcore.engine.numerics import alone, single_thread
 from flcore.engine.orchestrator import Orchestrator
 from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError, DataError, RunError
@@ -70,6 +68,9 @@ def run(
 ) -> dict[str, Any]:
     """Train a configuration to a finished run folder, or go on with what was begun there.
 
+    Called on several threads of a process, runs are carried out one after the other: their bytes do not depend on who
+    calls beside them.
+
     The folder then holds what ``protofl run`` leaves but for its report: ``config.json``, ``history.jsonl``,
     ``metrics.json``, ``curves.csv``, ``timing.json``, ``model.safetensors``, ``server.safetensors``, ``clients/``.
 
@@ -97,9 +98,8 @@ def run(
     _refuse_other_code(resolved, files, restart)
     if restart:
         forget_damaged_results(files.directory)
-    if not files.metrics.exists():
-        threads = torch.get_num_threads()
-        try:
+    with alone():
+        if not files.metrics.exists():
             if prepared is None:
                 prepare(resolved, files.prepared)
             data = files.prepared if prepared is None else Path(prepared)
@@ -111,8 +111,6 @@ def run(
                 orchestrator=orchestrator, observers=observers, restart=restart,
             )  # fmt: skip
             evaluate(resolved, data, division, files.directory)
-        finally:
-            torch.set_num_threads(threads)
     check_seal(files.directory)
     metrics = read_json(files.metrics, "delete it and run again")
     handed_in: dict[str, str] = {}

@@ -3,8 +3,30 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+
+_ONE_RUN = threading.RLock()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One run at a time in this process: on another thread the next one waits at this block until the first has left.
+
+    What last bits depend on belongs to a process, not to a thread: the generator from which modules are initialised,
+    MKL's threads, TF32. Two runs at once would change it for each other. Little is lost, as each has one intra-op
+    thread and Python's own work would not overlap in any case; several at once are several processes. Behind the block
+    PyTorch has the threads that it had before.
+    """
+    with _ONE_RUN:
+        threads = torch.get_num_threads()
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def single_thread() -> None:

@@ -7,18 +7,18 @@ pure, so that one set of weights can serve many clients under ``torch.func.funct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Literal, TypeVar
+from collections.abc import Mapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from flcore.rng import seeded_globally
+
 FC_WIDTHS = (128, 256, 512, 1024)
 CNN_WIDTHS = (256, 128, 64, 32)
-
-G = TypeVar("G", bound=nn.Module)
 
 
 class ConditionalGenerator(nn.Module):
@@ -158,7 +158,8 @@ def build_feature_generator(
         hidden: units of the hidden layer; 256, for CelebA 128.
         seed: of the initial weights; the global generator is forked and put back.
     """
-    return _seeded(lambda: FeatureGenerator(noise_dim, num_classes, hidden, feature_dim), seed)
+    with seeded_globally(seed):
+        return FeatureGenerator(noise_dim, num_classes, hidden, feature_dim)
 
 
 def build_image_generator(
@@ -178,13 +179,8 @@ def build_image_generator(
         noise_dim: z.
         seed: of the initial weights; the global generator is forked and put back.
     """
-    return _seeded(lambda: ImageGenerator(kind, noise_dim, num_classes, shape), seed)
-
-
-def _seeded(build: Callable[[], G], seed: int) -> G:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return build()
+    with seeded_globally(seed):
+        return ImageGenerator(kind, noise_dim, num_classes, shape)
 
 
 def constant_output(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import torch
 from torch import nn
 
 from flcore.models.base import Backbone, Drops, extract_weights, load_weights, widen_head
 from flcore.registry import Registry
+from flcore.rng import seeded_globally
 
 __all__ = [
     "MODELS",
@@ -70,8 +70,7 @@ def build_model(
     With more ``outputs`` than classes, whatever does not belong to the additional ones starts the same; so does
     everything else with ``extra`` layers (:meth:`flcore.methods.base.Method.extra_layers`), which are made last.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with seeded_globally(seed):
         module = spec.build(shape, num_classes)
         if outputs is not None and outputs > num_classes:
             widen_head(module, outputs)

@@ -23,6 +23,7 @@ from typing import Any
 
 from flcore.config import Config
 from flcore.engine.local.meeting import Seat, meet
+from flcore.engine.numerics import alone
 from flcore.engine.pool.child import Child, end_with_parent
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
@@ -155,7 +156,7 @@ class RunPool:
 
 
 class ThisProcess:
-    """Carries out runs where it is called, without company: one at a time needs no process of its own."""
+    """Carries out runs where it is called, one at a time and without company: that needs no process of its own."""
 
     def __init__(self, watcher: Watcher) -> None:
         """Say who is told of rounds."""
@@ -174,7 +175,8 @@ class ThisProcess:
         observers = Observers(partial(watcher.round, run.label), on_start=partial(watcher.run, run.label, rounds))
         error: ProtoflError | None = None
         try:
-            carry_out(run, Cache.here(), observers=observers, restart=restart)
+            with alone():
+                carry_out(run, Cache.here(), observers=observers, restart=restart)
         except ProtoflError as raised:
             error = raised
         except OSError as raised:

@@ -6,6 +6,7 @@ import itertools
 import random
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flcore.rng import numpy_stream, torch_stream
+from flcore.rng import numpy_stream, seeded_globally, torch_stream
 
 
 def numpy_draw(*arguments: object) -> tuple[int, ...]:
@@ -84,3 +85,24 @@ def test_global_generators_are_not_touched() -> None:
 def test_keys_are_not_negative() -> None:
     with pytest.raises(ValueError, match="non-negative"):
         numpy_stream(0, "x", -1)
+
+
+def test_the_global_generator_is_lent_to_one_thread_at_a_time_and_put_back() -> None:
+    """Four numbers of seed 0 drawn in two halves, while another thread asks for those of seed 1: it waits."""
+    alone = [torch.rand(4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
+    before, others = torch.get_rng_state(), []
+
+    def draw() -> None:
+        with seeded_globally(1):
+            others.append(torch.rand(4))
+
+    other = threading.Thread(target=draw)
+    with seeded_globally(0):
+        first = torch.rand(2)
+        other.start()
+        other.join(0.2)
+        assert other.is_alive() and not others
+        second = torch.rand(2)
+    other.join()
+    assert torch.equal(torch.cat([first, second]), alone[0]) and torch.equal(others[0], alone[1])
+    assert torch.equal(torch.get_rng_state(), before)

@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +191,21 @@ def test_observers_are_told_and_threads_are_left_as_they_were(tmp_path: Path) ->
     finally:
         torch.set_num_threads(threads)
     assert seen == [(1, 1), (2, 1)]
+
+
+def test_on_threads_of_one_process_runs_wait_for_each_other(tmp_path: Path, finished: Path) -> None:
+    """Else each would initialise its model with numbers that the other draws. Who comes third finds what is there."""
+    seen: list[str] = []
+    begin = threading.Barrier(3)
+
+    def carry_out(name: str) -> None:
+        begin.wait()
+        run(RAW, tmp_path / name, observers=Observers(on_round=lambda n, record: seen.append(name)))
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(carry_out, ["a", "b", "a"]))
+    assert seen in (["a", "a", "b", "b"], ["b", "b", "a", "a"])
+    assert results(tmp_path / "a") == results(tmp_path / "b") == results(finished)
 
 
 def test_a_checkpoint_that_cannot_be_used_is_kept_until_restart_is_said(tmp_path: Path, finished: Path) -> None:

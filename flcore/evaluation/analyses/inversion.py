@@ -28,7 +28,7 @@ from flcore.evaluation.analyses.base import FinishedRun, Result, Row, class_name
 from flcore.evaluation.analyses.image_scores import psnr, squared_errors, ssim
 from flcore.experiment import Experiment
 from flcore.messages import Weights
-from flcore.rng import numpy_stream, torch_stream
+from flcore.rng import numpy_stream, seeded_globally, torch_stream
 
 SIZES = (1, 2, 3, 5, 10)
 MOST_CLASSES = 20
@@ -139,8 +139,7 @@ def train_decoder(
     Returns:
         A function from features ``[B, d]`` to images ``[B, C, H, W]`` on 0 to 1, without gradient.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with seeded_globally(seed):
         channels, height, width = images.shape[1:]
         decoder = Decoder(features.shape[1], (channels, height, width)).to(features.device)
     mean, scale = features.mean(dim=0), features.std(dim=0, correction=0)
