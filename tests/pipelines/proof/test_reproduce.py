@@ -375,7 +375,7 @@ def test_a_comparison_comes_out_with_all_its_runs_and_tables(tmp_path: Path) -> 
     expected = sum(len(run.results) for run in found.runs) + 7
     said = protofl("reproduce", "all.zip", "--check").splitlines()
     assert said[-1] == f"all.zip: {expected} files of results are the same to the byte"
-    table = (tmp_path / "runs/all/comparison.md").read_bytes()
+    table = (tmp_path / "runs/reproduced/all/comparison.md").read_bytes()
     assert table == (tmp_path / "runs/comparison/comparison.md").read_bytes()
-    (tmp_path / "runs/all/comparison.csv").write_text("another\n")
+    (tmp_path / "runs/reproduced/all/comparison.csv").write_text("another\n")
     assert protofl("reproduce", "all.zip", "--check").splitlines()[-1] == said[-1]  # the tables are made anew
