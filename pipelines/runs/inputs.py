@@ -70,9 +70,11 @@ def _places(files: RunFiles) -> list[Inputs]:
     places += [Inputs(folder / "prepared", folder / "partitions" / f"seed-{seed}") for folder in home.parents[:2]]
     if said.exists():
         stated = read_json(said, _CURE)
+        seen = [place for key in ("prepared", "partition") if isinstance(place := stated.get(key), str)]
+        if len(seen) < 2:
+            raise DataError(f"{said}: damaged, does not say where prepared data and partition lie; {_CURE}")
         # Normalised, not resolved: a link in the path stays the name that people know.
-        own = (Path(os.path.normpath(home / stated[key])) for key in ("prepared", "partition"))
-        places.insert(0, Inputs(*own))
+        places.insert(0, Inputs(*(Path(os.path.normpath(home / place)) for place in seen)))
     return places
 
 

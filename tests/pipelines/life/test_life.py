@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -247,9 +248,12 @@ class Life(RuleBasedStateMachine):
 
     # ---- accidents -----------------------------------------------------------------------------------------------
 
-    @rule(work=works, number=st.integers(0, 10_000), how=st.sampled_from(("delete", "cut", "empty", "flip")))
+    @rule(work=works, number=st.integers(0, 10_000), how=st.sampled_from(("delete", "cut", "empty", "flip", "key")))
     def alter_a_file(self, work: str, number: int, how: str) -> None:
-        """Any of those that are there; another file in its place, so that one that shares its bytes stays."""
+        """Any of those that are there; another file in its place, so that one that shares its bytes stays.
+
+        ``key``: where it is JSON, all is there but one key, which has another name.
+        """
         found = sorted(everything(self.home / work))
         if not found:
             return
@@ -411,6 +415,12 @@ def _altered(content: bytes, number: int, how: str) -> bytes:
     if how == "flip" and content:
         at = number % len(content)
         return content[:at] + bytes([content[at] ^ 1 << number % 8]) + content[at + 1 :]
+    if how == "key":
+        with suppress(ValueError):  # else it is no JSON
+            said = json.loads(content)
+            if isinstance(said, dict) and said:
+                name = sorted(said)[number % len(said)]
+                return json.dumps({f"{name}?" if key == name else key: value for key, value in said.items()}).encode()
     return content[: number % len(content)] if how == "cut" and content else b""
 
 

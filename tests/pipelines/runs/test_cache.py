@@ -310,6 +310,12 @@ def test_inputs_are_found_where_they_are_said_to_be(cache: Cache, tmp_path: Path
     write_inputs(folder, inputs)
     assert str(tmp_path) not in (folder / "inputs.json").read_text()
     assert inputs_of(folder) == inputs
+    for damaged in ("x", "[]", "{}", '{"partition": "p", "preparee": "q"}', '{"partition": 1, "prepared": "q"}'):
+        (tmp_path / "said.json").write_text((folder / "inputs.json").read_text())
+        (folder / "inputs.json").write_text(damaged)
+        with pytest.raises(DataError, match=r"inputs\.json: damaged, .*; the command that made the run makes them again"):
+            inputs_of(folder)
+        (tmp_path / "said.json").replace(folder / "inputs.json")
     # Moved together, they are found again.
     tmp_path.joinpath("runs").rename(tmp_path / "kept")
     assert inputs_of(tmp_path / "kept" / "one") == inputs
