@@ -36,6 +36,7 @@ SECONDS_TO_LEAVE = 300.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 _FAULTS_PER_SEQUENCE = 5
 _REFUSED = (2, 3, 4)
+_MOST_IDLE = 10  # a command may end before its fault, but not always
 
 
 @dataclass
@@ -83,10 +84,12 @@ class Soak:
             problem = self._problem(work, out)
             assert problem is None, problem
         kinds = _Bag(self.seed, [name for name in FAULTS if name not in left_out(self.place)])
-        number = 0
+        number = idle = 0
         while len(self.thrown) < self.faults:
+            before = len(self.thrown)
             self._sequence(number, kinds)
-            number += 1
+            number, idle = number + 1, idle + 1 if len(self.thrown) == before else 0
+            assert idle < _MOST_IDLE, f"{kinds.waiting[0]!r} could not be thrown {idle} times, one after the other"
 
     def _sequence(self, number: int, kinds: _Bag) -> None:
         work = tuple(WORKS)[number % len(WORKS)]
@@ -107,6 +110,7 @@ class Soak:
             if ended_well or (found is not None and found.outcome == "lost"):
                 break
         problem = self._type_again(work, out)
+        assert thrown or problem is None, f"{work}, with no fault thrown: {problem}"
         for one in thrown:
             if problem is not None and one.outcome != "lost":
                 one.outcome, one.why = "lost", problem
@@ -230,24 +234,28 @@ def _last_words(typed: Typed) -> str:
 
 
 class _Bag:
-    """Kinds of faults, each as often as every other, in an order by chance."""
+    """Kinds of faults, each as often as every other, in an order by chance.
+
+    Attributes:
+        waiting: those that come next, in order.
+    """
 
     def __init__(self, seed: int, kinds: Sequence[str]) -> None:
         self._random, self._kinds = random.Random(seed), list(kinds)
-        self._next: list[str] = []
+        self.waiting: list[str] = []
 
     def next(self, work: str) -> str:
         """One that may be thrown at a command."""
         while True:
-            for kind in self._next:
+            for kind in self.waiting:
                 if work in FAULTS[kind].works:
-                    self._next.remove(kind)
+                    self.waiting.remove(kind)
                     return kind
-            self._next += self._random.sample(self._kinds, len(self._kinds))
+            self.waiting += self._random.sample(self._kinds, len(self._kinds))
 
     def put_back(self, kind: str) -> None:
         """It could not be thrown."""
-        self._next.insert(0, kind)
+        self.waiting.insert(0, kind)
 
 
 def table(thrown: Sequence[Thrown], missing: Mapping[str, str]) -> str:

@@ -19,6 +19,8 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import yaml
 
+from flcore.engine.pool import child as child_process
+
 PROJECT = Path(__file__).resolve().parents[2]
 SECONDS_TO_START = 1600.0
 _PATIENT = """
@@ -49,8 +51,10 @@ WORKS: Mapping[str, tuple[str, ...]] = {
     "compare": ("compare",),
     "tune": ("tune", "--method", "fedproto", "--trials", "2"),
 }
-SIDE_FILES = {"config.json", "timing.json", "inputs.json", "study.journal"}
+SIDE_FILES = {"config.json", "timing.json", "inputs.json", "times.csv", "study.journal"}
 """What names this machine, this moment or what was asked of Optuna, and is no result."""
+_TELLS_TIMES = "report.html"
+"""A comparison's page, which shows what is in ``times.csv``; the pages of its runs do not."""
 
 
 @dataclass
@@ -76,7 +80,7 @@ class Typed:
 
     def workers(self) -> list[psutil.Process]:
         """The processes that carry out runs."""
-        return [child for child in self.children() if "spawn_main" in _words(child)]
+        return [child for child in self.children() if f"{child_process.__name__} import begin" in _words(child)]
 
     def recorder(self) -> list[psutil.Process]:
         """The process that draws and logs."""
@@ -264,7 +268,7 @@ def results(folder: Path) -> dict[str, str]:
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
         hidden = any(part.startswith(".") for part in inside.parts)
-        if path.is_file() and not hidden and path.name not in SIDE_FILES:
+        if path.is_file() and not hidden and path.name not in SIDE_FILES and inside.as_posix() != _TELLS_TIMES:
             found[inside.as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 
