@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -35,6 +36,15 @@ from flcore.experiment import Experiment
 from flcore.messages import Payload
 from flcore.models import Backbone
 from flcore.records import Payloads, Record, serialise
+
+
+def pytest_collection_finish() -> None:
+    """Every run has garbage collected before it counts memory; the thousands of tests and what they import are none.
+
+    Walking them took two fifths of the processor time of tests that train.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
