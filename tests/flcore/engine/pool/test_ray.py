@@ -164,7 +164,7 @@ def started(cluster: Any) -> tuple[Any, pools._Actor, Path]:
     return actor, pools._Actor(cluster, actor, None), Path(folder)  # type: ignore[arg-type]
 
 
-def goes(cluster: Any, actor: Any) -> bool:
+def dies(cluster: Any, actor: Any) -> bool:
     """Ray kills without waiting for the death: calls may still be answered for a moment."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
@@ -181,7 +181,7 @@ def test_an_actor_that_leaves_takes_its_folder_along(cluster: Any) -> None:
     handle.dismiss()
     handle.end()
     assert not folder.exists()
-    assert goes(cluster, actor)
+    assert dies(cluster, actor)
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_an_actor_that_does_not_answer_is_not_waited_for(cluster: Any, monkeypat
         with handle._at_work if known else nullcontext():
             handle.dismiss()
         handle.end()
-        assert goes(cluster, actor)
+        assert dies(cluster, actor)
         assert time.monotonic() - began < 60
         shutil.rmtree(folder)
 
@@ -285,7 +285,7 @@ def test_cpus_that_others_hold_are_waited_for_and_not_for_ever(
     lab: Any, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody else has 3 of 4: one is left for two workers. When they are given back after the warning, it goes on."""
-    monkeypatch.setattr(pools, "_SECONDS_FOR_ROOM", 3.0)  # the warning comes after the first, however slow the machine
+    monkeypatch.setattr(pools, "_SECONDS_FOR_ROOM", 3.0)  # the warning comes after the first: two to spare
     holder = cluster.remote(num_cpus=3)(RayWorker).remote(0, {}, (False, False, False), {})
     cluster.get(holder.__ray_call__.remote(lambda worker: worker.close()))
     until = time.monotonic() + 60
@@ -294,6 +294,7 @@ def test_cpus_that_others_hold_are_waited_for_and_not_for_ever(
         time.sleep(0.05)
 
     def give_back() -> None:
+        until = time.monotonic() + 60  # where nothing is told, the pool itself gives up by then
         while len(caplog.messages) < 2 and time.monotonic() < until:
             time.sleep(0.05)
         cluster.kill(holder)
