@@ -11,12 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flcore.methods.base import ScoreKind
+
 
 @dataclass(frozen=True)
 class Scores:
     """Fractions in [0, 1]; None where a method has no such model, or a client no test data.
 
     Attributes:
+        loss_global: mean cross-entropy of the global answer in nats; None too where its scores are no likelihoods
+            (:attr:`flcore.methods.base.Method.score_kind`).
         class_accuracy: per class of the global answer, None for classes without test samples.
         local_accuracy: per client.
         client_std: population standard deviation of ``local_accuracy``.
@@ -66,8 +70,30 @@ def right_answers(scores: Tensor, labels: Tensor, held: Tensor) -> Tensor:
     return torch.stack([right, (among_own == labels).sum(), torch.tensor(len(labels))])
 
 
+def probabilities(scores: Tensor, kind: ScoreKind) -> Tensor:
+    """Return the class probabilities [N, K] of scores; of ``ranks`` a softmax, which keeps their order alone."""
+    return scores if kind == "probabilities" else scores.softmax(dim=1)
+
+
+def mean_loss(scores: Tensor, kind: ScoreKind, labels: Tensor) -> float | None:
+    """Return the mean cross-entropy in nats of scores [N, K] of a kind; None where they are no likelihoods.
+
+    Probabilities below the least normal float32 count as that.
+    """
+    if kind == "ranks":
+        return None
+    if kind == "logits":
+        return float(F.cross_entropy(scores, labels))
+    return float(F.nll_loss(scores.clamp_min(torch.finfo(torch.float32).tiny).log(), labels))
+
+
 def summarised(
-    scores: Tensor | None, votes: Tensor | None, labels: Tensor, local: list[tuple[int, int, int]], num_classes: int
+    scores: Tensor | None,
+    votes: Tensor | None,
+    labels: Tensor,
+    local: list[tuple[int, int, int]],
+    num_classes: int,
+    kind: ScoreKind = "logits",
 ) -> Scores:
     """All figures of one way to answer.
 
@@ -77,6 +103,7 @@ def summarised(
         labels: int64 [n] of the shared images.
         local: of each client (right, right among its own classes, tested).
         num_classes: C.
+        kind: what the global scores are.
     """
     accuracies = [right / tested if tested else None for right, _, tested in local]
     known = np.array([accuracy for accuracy in accuracies if accuracy is not None], dtype=np.float64)
@@ -87,7 +114,7 @@ def summarised(
     top1_vote, by_class_vote = _accuracies(votes, labels, num_classes)  # ties go to the smaller class id
     return Scores(
         top1_global=top1,
-        loss_global=None if shared is None else float(F.cross_entropy(shared, labels)),
+        loss_global=None if shared is None else mean_loss(shared, kind, labels),
         class_accuracy=by_class,
         local_accuracy=accuracies,
         mean_local=float(known.mean()) if len(known) else None,

@@ -252,7 +252,10 @@ class Scorer:
         for way in request.ways:
             scores = torch.cat([found[f"{way}/scores"] for found in shared]) if shared else None
             local = [self._local(request, client, way, scores, by_client) for client in range(len(self._data.clients))]
-            results[way] = summarised(scores, votes if way == request.ways[0] else None, labels, local, num_classes)
+            votes_here = votes if way == request.ways[0] else None
+            # Of other ways accuracies alone are kept.
+            kind = self._experiment.method.score_kind if way == MAIN else "ranks"
+            results[way] = summarised(scores, votes_here, labels, local, num_classes, kind)
         main = results[request.ways[0]]
         others = {way: results[way].headline for way in request.ways[1:]}
         tasks = self._task_scores(request, main, by_client) if request.private else {}

@@ -37,6 +37,10 @@ from flcore.records import Payloads, Record
 Part = Literal["features", "logits"]
 """What may be asked of a frozen model: features [B, d], or logits [B, K]."""
 
+ScoreKind = Literal["logits", "probabilities", "ranks"]
+"""What the scores of :meth:`Method.predict` are: logits, probabilities of sum 1, or numbers of which only the order has
+a meaning (distances, cosines, mixtures of unlike things)."""
+
 
 class Checked:
     """Parameters that look at each other once all are set: whoever overrides this calls ``super()``'s first."""
@@ -231,8 +235,13 @@ class Method(Checked, ABC):
             return None
         return memory.get(MODEL, setting.initial)
 
+    @property
+    def score_kind(self) -> ScoreKind:
+        """What :meth:`predict` returns: with ``ranks`` there is no cross-entropy, and ``loss_global`` is None."""
+        return "logits"
+
     def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
-        """Scores [B, K], the largest of which is the prediction.
+        """Scores [B, K], the largest of which is the prediction; :attr:`score_kind` says what they are.
 
         Args:
             model: the model to answer with, in evaluation mode.

@@ -63,6 +63,7 @@ from flcore.losses.alignment import angle_loss, edge_loss, extrapolate, triplet_
 from flcore.losses.basic import cross_entropy, weighted_mean
 from flcore.losses.contrastive import contrastive_terms, prototype_contrast, source_weights
 from flcore.messages import Arrays, Payload, Prototypes, Weights
+from flcore.methods.base import ScoreKind
 from flcore.methods.class_prototypes import ReleasesVectors
 from flcore.methods.fedavg import sample_counts
 from flcore.methods.on_top import OnTop, patched
@@ -603,6 +604,11 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
     ) -> tuple[Tensor, Tensor] | None:
         """The base's, of the model that answers."""
         return super().generated_features(with_calibrated(server), setting, count, generator)
+
+    @property
+    def score_kind(self) -> ScoreKind:
+        """The base's logits, or logarithms of mixed probabilities; other fusions mix what has no common scale."""
+        return super().score_kind if not self.use_kp or self.fusion == "softmax" else "ranks"
 
     def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
         """The base's answer, mixed with the exemplars' from the first calibration on; see :func:`fuse`."""

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from flcore.conditions import among
 from flcore.messages import Arrays, Payload, Weights
+from flcore.methods.base import ScoreKind
 from flcore.methods.fedavg import FedAvg, aggregate, sample_counts
 from flcore.methods.preset import AuthorsPreset
 from flcore.methods.vocabulary import (
@@ -161,6 +162,11 @@ class FedEnsemble(AuthorsPreset, FedAvg):
     def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
         """A client's own model, or w_g before its first turn; None where members are nobody's own."""
         return memory.get(MODEL, server[MODEL]) if self.variant == "clients" else None
+
+    @property
+    def score_kind(self) -> ScoreKind:
+        """Logits, as their sum is: that of a product of the members' answers; or the mean of their probabilities."""
+        return "logits" if self.combine == "logits" else "probabilities"
 
     def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
         """What all members say together; the given model's answer while there are none."""

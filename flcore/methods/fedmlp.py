@@ -46,6 +46,7 @@ from flcore.errors import ConfigError
 from flcore.losses.alignment import memory_divergence, smooth_l1_to_prototypes
 from flcore.losses.basic import cross_entropy
 from flcore.messages import Arrays, Count, Payload, Prototypes, Weights
+from flcore.methods.base import ScoreKind
 from flcore.methods.class_prototypes import (
     RunningPrototypes,
     fused_prototypes,
@@ -339,6 +340,11 @@ class FedMLP(RunningPrototypes, FedAvg):
         if self.share == "all":
             return super().client_model(server, client, memory, setting)
         return _PARTS.client_model(server, client, memory, setting)
+
+    @property
+    def score_kind(self) -> ScoreKind:
+        """Logits; with ``extractor`` distances answer for everybody."""
+        return "ranks" if self.share == "extractor" else super().score_kind
 
     def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
         """Logits; with ``extractor``, for everybody, minus the distance to each global prototype."""

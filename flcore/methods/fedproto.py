@@ -23,7 +23,7 @@ from torch import Tensor
 from flcore.losses.alignment import prototype_pull
 from flcore.losses.basic import cross_entropy
 from flcore.losses.vectors import distances
-from flcore.methods.base import Method
+from flcore.methods.base import Method, ScoreKind
 from flcore.methods.class_prototypes import (
     RunningPrototypes,
     fused_prototypes,
@@ -95,6 +95,11 @@ class FedProto(AuthorsPreset, RunningPrototypes, Method):
     def stages(self) -> Mapping[str, Stage]:
         """One stage: the prototypes' mean over clients."""
         return {"aggregate-prototypes": aggregate_prototypes}
+
+    @property
+    def score_kind(self) -> ScoreKind:
+        """Logits of the own head, or minus distances."""
+        return "logits" if self.inference == "classifier" else "ranks"
 
     def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
         """Logits of the own head, also where no prototype is usable; or minus the mean squared distance to each."""

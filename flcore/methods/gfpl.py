@@ -53,7 +53,7 @@ from flcore.losses.alignment import dot_regression
 from flcore.losses.basic import cross_entropy
 from flcore.losses.vectors import unit_vectors
 from flcore.messages import Arrays, Mixtures
-from flcore.methods.base import Method
+from flcore.methods.base import Method, ScoreKind
 from flcore.methods.class_prototypes import ReleasesVectors
 from flcore.methods.vocabulary import (
     MODEL,
@@ -310,6 +310,11 @@ class GFPL(ReleasesVectors, Method):
     def score_before(self) -> Mapping[str, Before]:
         """The models as local training left them."""
         return {"before_retraining": Before(RETRAIN_LEG)} if self.use_pfg else {}
+
+    @property
+    def score_kind(self) -> ScoreKind:
+        """Logits of the linear head; cosines, and their sums with probabilities, are not on that scale."""
+        return "logits" if self.head == "linear" else "ranks"
 
     def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
         """Scores of the chosen head; of classes that do not count -inf."""

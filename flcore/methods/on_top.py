@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flcore.errors import ConfigError
 from flcore.messages import Weights
-from flcore.methods.base import Method, Part
+from flcore.methods.base import Method, Part, ScoreKind
 from flcore.methods.registry import METHODS
 from flcore.methods.vocabulary import (
     Batch,
@@ -208,6 +208,11 @@ class OnTop(Method):
     def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
         """The base's."""
         return self.base_method.client_model(server, client, memory, setting)
+
+    @property
+    def score_kind(self) -> ScoreKind:
+        """The base's."""
+        return self.base_method.score_kind
 
     def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
         """The base's."""

@@ -41,6 +41,7 @@ from torch import Tensor
 
 from flcore.errors import ConfigError
 from flcore.messages import Arrays, Count, Payload, Weights
+from flcore.methods.base import ScoreKind
 from flcore.methods.patch_sums import CLASS_WEIGHTS, FILTERS, PatchSums
 from flcore.methods.sums_by_client import EACH, joined, only, sums_of_each
 from flcore.methods.vocabulary import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
@@ -308,6 +309,11 @@ class ProtoLDA(PatchSums):
         return Weights({**server[MODEL].params, **head})
 
     # ---- answers -------------------------------------------------------------------------------------------------
+
+    @property
+    def score_kind(self) -> ScoreKind:
+        """Logits, as the discriminant's are log-posteriors; a ridge head estimates indicators of the classes."""
+        return "logits" if self.head == "discriminant" else "ranks"
 
     @property
     def answers_from_memory(self) -> bool:

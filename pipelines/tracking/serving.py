@@ -24,6 +24,7 @@ from flcore.data.partition import Partition
 from flcore.errors import DataError
 from flcore.evaluation.answering import global_model, has_own_statistics, own_model
 from flcore.evaluation.forward import Forward, StoredImages
+from flcore.evaluation.scores import probabilities
 from flcore.experiment import Experiment
 from flcore.messages import Weights
 from flcore.plugins import located
@@ -62,7 +63,7 @@ class Predictor:
         return EVERYBODY if self._global is not None or self._experiment.method.has_vote else 0
 
     def __call__(self, images: np.ndarray, client: int | None = None) -> np.ndarray:
-        """Class probabilities [N, C].
+        """Class probabilities [N, C]; of a method whose scores are no likelihoods only their order has a meaning.
 
         Args:
             images: [N, C, H, W], uint8 (0 to 255) or floating (0 to 1).
@@ -82,9 +83,9 @@ class Predictor:
     def _answer(self, images: StoredImages, number: int) -> Tensor:
         own = None if number == EVERYBODY else self._own(number)
         if own is not None:
-            return self._scores(own, images, self._held[number]).softmax(dim=1)
+            return self._probabilities(own, images, self._held[number])
         if self._global is not None:
-            return self._scores(self._global, images, None).softmax(dim=1)
+            return self._probabilities(self._global, images, None)
         return self._vote(images)
 
     def _vote(self, images: StoredImages) -> Tensor:
@@ -97,6 +98,9 @@ class Predictor:
             said = self._scores(own, images, self._held[client]).argmax(dim=1)
             votes += F.one_hot(said, setting.num_classes)
         return votes / setting.num_clients
+
+    def _probabilities(self, weights: Weights, images: StoredImages, held: Tensor | None) -> Tensor:
+        return probabilities(self._scores(weights, images, held), self._experiment.method.score_kind)
 
     def _scores(self, weights: Weights, images: StoredImages, held: Tensor | None) -> Tensor:
         ways = {"": self._experiment.method.predict}

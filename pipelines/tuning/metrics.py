@@ -48,6 +48,11 @@ def check_metric(name: str, method: Method) -> str:
         raise ConfigError(
             f"--metric {name}: {method.name} has no global model, so that it would be null; use --metric mean_local"
         )
+    if method.score_kind == "ranks" and root == "loss_global":
+        raise ConfigError(
+            f"--metric {name}: the scores of {method.name} as it is set are no likelihoods, so that it would be null; "
+            "use --metric top1_global"
+        )
     if not method.has_vote and root in _OF_A_VOTE:
         raise ConfigError(f"--metric {name}: of {method.name} there is no vote, so that it would be null")
     return name
@@ -75,6 +80,8 @@ def value_of(name: str, metrics: Mapping[str, Any], history: Sequence[Mapping[st
         why = (
             "accuracy still rose at the end, or fewer than 30 rounds were evaluated"
             if name == "rounds_to_convergence"
+            else "no model was scored, or its scores are no likelihoods"
+            if name == "loss_global"
             else "nobody could be scored"
         )
         raise RunError(f"{name} is null: {why}")

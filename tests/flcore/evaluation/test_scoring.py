@@ -68,6 +68,31 @@ def test_global_loss(lab: Any) -> None:
     assert found.loss_global == pytest.approx(right + 9 / 8, rel=1e-5)
 
 
+def test_the_loss_of_probabilities_is_their_own(lab: Any) -> None:
+    """Alone a member says what the model does. Two that swap 0 and 1 say 1/2 for both: ln 2 for six images of eight.
+
+    Images 0, 1 (label 0, of class 0 and 1), 4, 5, 6, 7 have classes 0 or 1: p = (e⁹ + 1)/(2 (e⁹ + 3)) ≈ 1/2. Images 2
+    and 3 are right in both: p = e⁹/(e⁹ + 3). A cross-entropy of probabilities taken for logits is at least 0.74.
+    """
+    method = {"name": "fedensemble", "combine": "probs"}
+    experiment = federation(lab, SHOWN, LABELS, [[0], [1]], method=method)
+    alone = score(experiment, {"model": reader(), "member_0000": reader()})
+    assert alone.loss_global == pytest.approx(math.log(math.exp(9) + 3) - 9 + 9 / 8, rel=1e-5)
+    swapped = {"model": reader(), "member_0000": reader(), "member_0001": reader((1, 0, 2, 3))}
+    half, right = (math.exp(9) + 1) / (2 * (math.exp(9) + 3)), math.exp(9) / (math.exp(9) + 3)
+    assert score(experiment, swapped).loss_global == pytest.approx(
+        -(6 * math.log(half) + 2 * math.log(right)) / 8, rel=1e-5
+    )
+
+
+def test_scores_that_are_no_likelihoods_have_no_loss(lab: Any) -> None:
+    """Minus distances to prototypes: they still answer, and right."""
+    experiment = federation(lab, SHOWN, LABELS, [[0], [1]], method={"name": "fedmlp", "share": "extractor"})
+    prototypes = Prototypes(9 * torch.eye(4), torch.ones(4, dtype=torch.bool))
+    found = score(experiment, Record({"model": reader(), "prototypes": prototypes}))
+    assert (found.top1_global, found.loss_global) == (0.875, None)
+
+
 def test_answers_among_a_clients_own_classes(lab: Any) -> None:
     """The model confuses 0 with 1 and 2 with 3. Client 0 holds classes 0 and 2 in training, client 1 all.
 

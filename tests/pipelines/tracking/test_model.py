@@ -19,6 +19,7 @@ from flcore import run
 from flcore.data.dataset import Dataset
 from flcore.errors import DataError
 from pipelines.tracking.best import CHAMPION, best
+from pipelines.tracking.serving import Predictor
 from pipelines.tracking.sync import RunTracker
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -60,6 +61,17 @@ def scored(run_dir: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels of the test set."""
     test = Dataset.load(run_dir / "prepared").test
     return np.asarray(test.images.numpy()), np.asarray(test.labels.numpy())
+
+
+def test_probabilities_give_the_loss_of_the_run(tmp_path: Path) -> None:
+    """Of members whose probabilities are averaged: -mean ln p of the right class is `loss_global`."""
+    folder = tmp_path / "run"
+    run({**SETTINGS, "method": {"name": "fedensemble", "combine": "probs"}}, folder)
+    config, meta = (json.loads(folder.joinpath(name).read_text()) for name in ("config.json", "prepared/meta.json"))
+    predict = Predictor(config["config"], meta, folder / "partition", folder / "server.safetensors", None)
+    images, labels = scored(folder)
+    loss = -np.log(predict(images)[np.arange(len(labels)), labels]).mean()
+    assert loss == pytest.approx(json.loads((folder / "metrics.json").read_text())["loss_global"], rel=1e-5)
 
 
 @pytest.mark.parametrize(("method", "figure"), [("fedavg", "top1_global"), ("fedproto", "top1_vote")])

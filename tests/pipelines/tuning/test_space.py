@@ -259,11 +259,15 @@ def test_a_study_is_named_by_everything_but_what_it_searches(config_with: Callab
         ("fedprox", "accuracy", "alternatives", "--metric alternatives: must be one of"),
         ("fedprox", "accuracy", "top1_vote", "of fedprox there is no vote"),
         ("fedproto", "accuracy", "loss_global", "fedproto has no global model"),
+        ("fedmlp share=extractor", "accuracy", "loss_global", "no likelihoods"),
         ("fedproto", "accuracy", "top1_global", "fedproto has no global model"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(
     config_with: Callable[..., Config], method: str, objective: str, metric: str | None, said: str
 ) -> None:
+    name, *changes = method.split()
     with pytest.raises(ConfigError, match=said):
-        Problem.of(config_with(method={"name": method}), objective, metric)
+        Problem.of(
+            config_with(method={"name": name, **dict(change.split("=") for change in changes)}), objective, metric
+        )
