@@ -318,5 +318,5 @@ class Checkpoint:
         return self.turns.memory(memories[client], client, self._run)
 
 
-_AS_THEY_ARE = ("round", "steps", "leg", "legs", "evaluated", "simulated_seconds", "facts", "scored")
+_AS_THEY_ARE = ("round", "steps", "leg", "legs", "evaluated", "simulated_seconds", "told", "scored")
 _STATE = {*_AS_THEY_ARE, "run", "code", "server", "memories", "up", "down", "failures", "history"}

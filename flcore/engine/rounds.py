@@ -7,12 +7,10 @@ which may simply call it, or show it as a task; records of evaluated rounds go t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import download
@@ -23,7 +21,7 @@ from flcore.engine.orchestrator import Orchestrator
 from flcore.engine.pool.executors import Executor
 from flcore.engine.pool.workers import worker_count
 from flcore.engine.round_scores import Passed, RoundScorer, passed_through
-from flcore.engine.run_state import RunName, RunState, Traffic
+from flcore.engine.run_state import RunName, RunState, Traffic, leg_facts, round_facts
 from flcore.engine.turns import Failure, Reply
 from flcore.errors import DataError, RunError
 from flcore.experiment import Experiment
@@ -146,13 +144,13 @@ def _run_round(run: _Run, latest: _Latest) -> RoundRecord | None:
         if _is_evaluated(run.experiment, number) and run.experiment.method.score_before():
             after = run.orchestrator.call("evaluate", _score_on_the_way, run, number, passed, after)
             watch.lap("evaluate")
-        facts, scored = after.facts, after.scored
+        told, scored = after.told, after.scored
         if last:
             seconds = after.simulated_seconds + cohort.seconds
-            after = replace(after, round=number, leg=0, simulated_seconds=seconds, facts={}, scored={})
+            after = replace(after, round=number, leg=0, simulated_seconds=seconds, told=[], scored={})
         if last and _is_evaluated(run.experiment, number):
             scores = run.orchestrator.call("evaluate", _scores, run, after, scored)
-            record = {"round": number, **scores, **_round_facts(after, replies, cohort, facts)}
+            record = {"round": number, **scores, **_round_facts(after, cohort, told)}
             after = replace(after, evaluated=after.evaluated + 1)
             watch.lap("evaluate")
         if last and number in run.experiment.config.evaluation.snapshots:
@@ -217,15 +215,14 @@ def _run_leg(
         raise _all_failed(place.round, leg, failures)
     watch.lap(leg.name)
 
-    server, facts = state.server, dict(state.facts)
+    server, facts = state.server, dict[str, dict[str, float]]()
     exchange = Exchange(experiment.setting, place.round, leg.name)
     messages = Replies({client: reply.message for client, reply in replies.items()})
     stages = experiment.method.stages()
     in_front: dict[str, Record] = {}
     for name in (stages if leg.stages is None else leg.stages) if replies else ():
         in_front[name] = server
-        server, found = run.orchestrator.call(name, _run_stage, stages[name], name, server, messages, exchange)
-        facts |= found
+        server, facts[name] = run.orchestrator.call(name, _run_stage, stages[name], name, server, messages, exchange)
         watch.lap(name)
 
     received = [result.down for result in results.values()]
@@ -233,6 +230,9 @@ def _run_leg(
         with turn_part(place, leg.name, [straggler], "receive"):
             received.append(download(state.server, straggler, experiment, place))
     this_leg = state.legs + 1
+    legs = experiment.method.legs(place.round, experiment.setting)
+    training = next((index for index, one in enumerate(legs) if one.phases), 0)
+    told = [*state.told, leg_facts(leg.name, replies, facts, is_cohort=place.leg in (0, training))]
     after = replace(
         state,
         server=server,
@@ -243,7 +243,7 @@ def _run_leg(
         leg=state.leg + 1,
         legs=this_leg,
         failures=(*state.failures, *((place.round, client, _why(leg, found)) for client, found in failures.items())),
-        facts=facts,
+        told=told,
     )
     return after, replies, in_front
 
@@ -286,17 +286,10 @@ def _run_stage(
         return Record(after), {fact: float(value) for fact, value in facts.items()}
 
 
-def _round_facts(
-    after: RunState, replies: Mapping[int, Reply], cohort: Cohort, facts: Mapping[str, float]
-) -> dict[str, Any]:
-    """Of the round: who took part and their mean losses; since the start: bytes and scalars by direction and kind."""
-    names = sorted({name for reply in replies.values() for name in reply.losses})
-    losses = {name: [reply.losses[name] for reply in replies.values() if name in reply.losses] for name in names}
+def _round_facts(after: RunState, cohort: Cohort, told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the round: what its legs tell; since the start: bytes and scalars by direction and kind."""
     record: dict[str, Any] = {
-        "participants": list(replies),
-        "train_loss": {name: float(np.mean(values)) for name, values in losses.items()},
-        # One client that blows up inside a round is invisible in means.
-        "train_loss_max": {name: max(values) for name, values in losses.items()},
+        **round_facts(told),
         "bytes_up": {kind: size.bytes for kind, size in after.up.items()},
         "bytes_down": {kind: size.bytes for kind, size in after.down.items()},
         "scalars_up": sum(size.scalars for size in after.up.values()),
@@ -306,8 +299,6 @@ def _round_facts(
         record |= {"stragglers": list(cohort.stragglers), "simulated_seconds": after.simulated_seconds}
     if after.failures:
         record["failures"] = [list(failure) for failure in after.failures]
-    if facts:
-        record["server"] = dict(facts)
     return record
 
 

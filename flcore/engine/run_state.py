@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
-from flcore.engine.turns import Place
+import numpy as np
+
+from flcore.engine.turns import Place, Reply
 from flcore.errors import listed
 from flcore.messages import Size
 from flcore.records import Record
@@ -43,6 +46,55 @@ class RunName:
         return f"this run as other code carried it out; since then changed: {listed(changed)}" if changed else None
 
 
+def leg_facts(
+    leg: str, replies: Mapping[int, Reply], stages: Mapping[str, Mapping[str, float]], *, is_cohort: bool
+) -> dict[str, Any]:
+    """Return what one leg adds to its round's record, as JSON values; see :func:`round_facts`.
+
+    Args:
+        leg: its name. replies: by client. stages: facts of the server's stages by name, in order.
+        is_cohort: whether the leg's clients are the round's training cohort.
+    """
+    names = sorted({name for reply in replies.values() for name in reply.losses})
+    losses = {name: [reply.losses[name] for reply in replies.values() if name in reply.losses] for name in names}
+    return {
+        "leg": leg,
+        "participants": list(replies) if is_cohort else None,
+        "train_loss": {name: float(np.mean(values)) for name, values in losses.items()},
+        # One client that blows up inside a round is invisible in means.
+        "train_loss_max": {name: max(values) for name, values in losses.items()},
+        "server": _joined(reversed(list(stages.items()))),
+    }
+
+
+def round_facts(legs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the part of a round's record that its legs tell, no leg hiding another.
+
+    ``participants`` are the clients of the round's training cohort that answered; ``train_loss`` and
+    ``train_loss_max`` the mean and the largest value over clients of each loss term; ``server`` the facts of the
+    server's stages. Where two legs use a name, it is that of the first loss and of the last fact, which is the state
+    in which the round ends; the others have their leg's name in front.
+
+    Args:
+        legs: what :func:`leg_facts` returned for each, in order.
+    """
+    cohorts = [leg["participants"] for leg in legs if leg["participants"] is not None]
+    facts = {
+        "participants": cohorts[-1],
+        **{key: _joined((leg["leg"], leg[key]) for leg in legs) for key in ("train_loss", "train_loss_max")},
+    }
+    server = _joined((leg["leg"], leg["server"]) for leg in reversed(legs))
+    return {**facts, "server": server} if server else facts
+
+
+def _joined(parts: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, float]:
+    """Figures by name; one whose name an earlier part has is called ``<its part>.<name>``."""
+    found: dict[str, float] = {}
+    for origin, figures in parts:
+        found |= {f"{origin}.{name}" if name in found else name: value for name, value in figures.items()}
+    return found
+
+
 @dataclass(frozen=True)
 class RunState:
     """A run between two legs.
@@ -59,7 +111,7 @@ class RunState:
         failures: (round, client, cause) of every client left out because it failed.
         simulated_seconds: since the start, where clients' speeds are simulated.
         run: names the run and the code.
-        facts: what server stages measured in the legs of the round under way.
+        told: what the complete legs of the round under way add to its record, see :func:`leg_facts`.
         scored: scores of states that the round under way has passed through, by label.
     """
 
@@ -75,7 +127,7 @@ class RunState:
     failures: tuple[tuple[int, int, str], ...] = ()
     simulated_seconds: float = 0.0
     run: RunName = field(default_factory=lambda: RunName(""))
-    facts: Mapping[str, float] = field(default_factory=dict)
+    told: Sequence[Mapping[str, Any]] = field(default_factory=list)
     scored: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     @property

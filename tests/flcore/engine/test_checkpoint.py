@@ -409,7 +409,7 @@ def test_a_state_comes_back_whole(tmp_path: Path) -> None:
         failures=((1, 2, 'it "broke"\n'), (3, 0, "ü")),
         simulated_seconds=0.1 + 0.2,
         run=name,
-        facts={"distance": float("inf")},
+        told=[{"leg": "first", "server": {"distance": float("inf")}, "participants": [0, 11]}],
     )
     checkpoint = Checkpoint(tmp_path / "c")
     for client, leg in state.memories.items():

@@ -183,6 +183,36 @@ def test_one_leg_asks_everybody_and_the_other_the_cohort(lab: Any, tmp_path: Pat
     assert run.history[0]["participants"] == list(cohort.trainers)
 
 
+@dataclass(frozen=True)
+class TrainsTwice(FedAvg):
+    """The cohort trains; then all clients take a step, and then all are asked; the server counts answers each time."""
+
+    name = "trains-twice"
+
+    def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
+        again = Leg("again", who="all", phases=(Phase(steps=1),), stages=("count",))
+        return (*super().legs(round_number, setting), again, Leg("ask", who="all", phases=(), stages=("count",)))
+
+    def stages(self) -> Any:
+        def count(server: Record, replies: Replies, exchange: Exchange) -> Any:
+            return server, {"heard": len(replies)}
+
+        return {**super().stages(), "count": count}
+
+
+def test_no_leg_of_a_round_hides_another(lab: Any, tmp_path: Path) -> None:
+    """Two of four clients train: round 1 says of them what it says where there are no other legs."""
+    changes = {"federation": {"rounds": 1, "participation": 0.5}}
+    run = lab.run(lab.experiment(algorithm=TrainsTwice(), **changes), tmp_path / "run")
+    [record], [plain] = run.history, lab.run(lab.experiment(**changes), tmp_path / "plain").history
+    assert record["participants"] == plain["participants"]
+    assert len(record["participants"]) == 2
+    for key in ("train_loss", "train_loss_max"):
+        assert record[key].keys() == {"cross_entropy", "again.cross_entropy"}
+        assert record[key]["cross_entropy"] == plain[key]["cross_entropy"] != record[key]["again.cross_entropy"]
+    assert record["server"] == {"heard": 4, "again.heard": 4, "train-clients.heard": 2}
+
+
 @pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"])
 def test_stopped_anywhere_in_two_legs(lab: Any, stops: Any, after: bool, tmp_path: Path) -> None:
     """4 + 2 replies and three states: nine files, after each of which the run was stopped once."""

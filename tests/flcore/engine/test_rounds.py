@@ -271,11 +271,11 @@ def test_facts_of_the_server_stand_in_the_history_of_their_round_alone(lab: Any,
     """What round 1 measured is not said of round 2; they never travel."""
     run = lab.run(lab.experiment(algorithm=Measuring(), federation__participation=0.5), tmp_path / "run")
     assert [record["server"] for record in run.history] == [
-        {"heard": 2, "odd": 1},
+        {"heard": 2, "odd": 1, "odd.heard": -1},
         {"heard": 2},
-        {"heard": 2, "odd": 3},
+        {"heard": 2, "odd": 3, "odd.heard": -1},
     ]
-    assert run.state.facts == {}
+    assert run.state.told == []
     assert set(run.state.down) == set(lab.run(lab.experiment(), tmp_path / "plain").state.down)
     plain = lab.run(lab.experiment(), tmp_path / "plain")
     assert "server" not in plain.history[0]

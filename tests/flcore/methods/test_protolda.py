@@ -173,7 +173,7 @@ def test_everybody_answers_once_whoever_is_sampled(lab: Any, tmp_path: Path) -> 
     run = lab.run(experiment, tmp_path / "run")
     answered = run.state.server[TOTALS]["answered"].tolist()
     sampled = [client for record in run.history for client in record["participants"]]
-    assert len(sampled) == 7 * 2 + 4 and set(sampled) == {0, 1, 2, 3}  # the head goes to everybody
+    assert len(sampled) == 8 * 2 and set(sampled) == {0, 1, 2, 3}
     assert sorted(client for client, _ in answered) == [0, 1, 2, 3]
     assert float(run.state.server[TOTALS]["counts"].sum()) == 240
     first = next(r["round"] for r in run.history if r["server"]["answers"] == 4)
