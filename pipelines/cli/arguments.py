@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         """Refuse unknown options first: argparse would complain of what is missing beside them."""
         args = sys.argv[1:] if args is None else list(args)
         self._refuse_unknown(args)
-        self._refuse_two_lists(args)
+        self._refuse_twice(args)
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             hint = f"; did you mean --set {brief(rest[0])}?" if "=" in rest[0] and "--set" in self._flags() else ""
@@ -58,14 +58,22 @@ class Parser(argparse.ArgumentParser):
             if re.match(r"--?[^\W\d]", flag) and flag not in self._flags():
                 self.error(f"no option {brief(flag)}{self._instead_of(token, has_commands)}")
 
-    def _refuse_two_lists(self, args: Sequence[str]) -> None:
-        """Of two lists argparse would silently take the second."""
+    def _refuse_twice(self, args: Sequence[str]) -> None:
+        """Refuse an option with two values, of which argparse would silently take the second."""
         options = args[: args.index("--")] if "--" in args else args
-        given = [token.partition("=")[0] for token in options]
         for action in self._actions:
-            if action.type in (names, whole_numbers) and sum(map(given.count, action.option_strings)) > 1:
-                flag = action.option_strings[0]
+            if not isinstance(action, argparse._StoreAction) or not action.option_strings:
+                continue
+            given = [
+                value if equals else "".join(options[place + 1 : place + 2])
+                for place, (flag, equals, value) in enumerate(token.partition("=") for token in options)
+                if flag in action.option_strings
+            ]
+            flag = action.option_strings[0]
+            if len(given) > 1 and action.type in (names, whole_numbers):
                 self.error(f"{flag} stands twice; write one list, {flag} A,B")
+            if len(set(given)) > 1:
+                self.error(f"{flag} stands twice, with different values; leave one of them out")
 
     def _instead_of(self, token: str, has_commands: bool) -> str:
         flag, flags = token.partition("=")[0], self._flags()
@@ -110,14 +118,22 @@ def whole_number(least: int) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         try:
-            number = int(text)
+            number = _whole(text)
         except ValueError:
             number = least - 1
         if number < least:
-            raise argparse.ArgumentTypeError(f"{brief(text)!r}: expected a whole number >= {least}")
+            zeros = ", without leading zeros" if re.match(r"[-+]?0\d", text) else ""
+            raise argparse.ArgumentTypeError(f"{brief(text)!r}: expected a whole number >= {least}{zeros}")
         return number
 
     return read
+
+
+def _whole(text: str) -> int:
+    """Return a whole number as every reader of YAML and JSON has it; Python's own also takes 010 and 1_000."""
+    if not re.fullmatch(r"\s*[-+]?(0|[1-9][0-9]*)\s*", text):
+        raise ValueError("not a whole number in plain digits")
+    return int(text)
 
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -135,7 +151,7 @@ def size(text: str) -> int:
 def positive(text: str) -> float:
     """Reads a number above 0."""
     try:
-        number = float(text)
+        number = 0.0 if "_" in text else float(text)  # Python's own takes 1_000
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
@@ -146,7 +162,7 @@ def positive(text: str) -> float:
 def whole_numbers(text: str) -> tuple[int, ...]:
     """Reads ``0,1,2``; each once."""
     try:
-        return _once(text, [int(part) for part in text.split(",")])
+        return _once(text, [_whole(part) for part in text.split(",")])
     except ValueError as error:
         raise argparse.ArgumentTypeError(
             f"{brief(text)!r}: expected whole numbers separated by commas, such as 0,1,2"

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flcore.errors import ConfigError
 from flcore.wording import brief, unknown_key
+
+if TYPE_CHECKING:
+    from pipelines.config.params import Given
 
 SERVICES = {
     "prefect": "Prefect's server, and the worker that needs it",
@@ -38,15 +41,19 @@ def run(arguments: argparse.Namespace) -> int:
 def compare(arguments: argparse.Namespace) -> int:
     """``protofl compare``: methods × seeds, then one table."""
     from pipelines.config.files import claims_of
-    from pipelines.config.params import with_values, with_variants
+    from pipelines.config.params import variants_of, with_values, with_variants
     from pipelines.orchestration import commands
 
     what = (arguments.methods, arguments.seeds, arguments.out)
-    raw = with_variants(_raw(arguments), arguments.variant)
+    more: list[Given] = variants_of(arguments.variant)
+    claims = None if arguments.claims is None else claims_of(arguments.claims)
+    if claims is not None:
+        more.append(("--claims", ("compare", "claims"), claims))
+    raw = with_variants(_raw(arguments, more), arguments.variant)
     if arguments.partition_seeds is not None:
         raw = with_values(raw, {"compare.partition_seeds": list(arguments.partition_seeds)})
-    if arguments.claims is not None:
-        raw = with_values(raw, {"compare.claims": claims_of(arguments.claims)})
+    if claims is not None:
+        raw = with_values(raw, {"compare.claims": claims})
     commands.compare(raw, *what, tuned=arguments.tuned, budget=arguments.budget, **_how(arguments))
     return 0
 
@@ -77,15 +84,54 @@ def _how(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"orchestrator": arguments.orchestrator, "restart": arguments.restart, "wait": arguments.wait}
 
 
-def _raw(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The parameters that a command is given, not yet checked."""
-    from pipelines.config.files import read_params, with_plugins
-    from pipelines.config.params import override
+_KEYS = {"method": "method.name", "seed": "seed"}
+_KEYS_OF_SEVERAL = {
+    "methods": "compare.methods",
+    "seeds": "compare.seeds",
+    "partition_seeds": "compare.partition_seeds",
+}
 
+
+def _raw(arguments: argparse.Namespace, more: Sequence[Given] = ()) -> dict[str, Any]:
+    """Return the parameters that a command is given, not yet checked.
+
+    Args:
+        arguments: of the command. more: its options that set keys, besides those that several commands have.
+
+    Raises:
+        ConfigError: a file cannot be read, or two options contradict each other.
+    """
+    from pipelines.config.files import read_params, with_plugins
+    from pipelines.config.params import override, with_values
+
+    options: list[Given] = list(more)
+    if arguments.plugins:
+        options.append(("--plugin", ("plugins",), [str(file.absolute()) for file in arguments.plugins]))
+    # A stage's --method and --seed choose among the comparison's runs.
+    for name, key in (_KEYS_OF_SEVERAL if "stage" in arguments else _KEYS | _KEYS_OF_SEVERAL).items():
+        value = getattr(arguments, name, None)
+        if value is not None:
+            flag = f"--{name.replace('_', '-')}"
+            options.append((flag, tuple(key.split(".")), list(value) if isinstance(value, tuple) else value))
+    refuse_without_effect(arguments)
+    raw = with_plugins(read_params(arguments.params), arguments.plugins)
     # As its help says: the values that go with --method are those of that method, not of the file's.
-    named = [f"method.name={arguments.method}"] if getattr(arguments, "method", None) else []
-    raw = override(with_plugins(read_params(arguments.params), arguments.plugins), named)
-    return override(raw, arguments.assignments)
+    if getattr(arguments, "method", None):
+        raw = with_values(raw, {"method.name": arguments.method}, "--method: ")
+    return override(raw, arguments.assignments, options)
+
+
+def refuse_without_effect(arguments: argparse.Namespace) -> None:
+    """Refuse ``--set`` of keys that a command never reads; in a file they may be there for other commands."""
+    of_several = "stage" in arguments or "seeds" in arguments
+    for key in (assignment.partition("=")[0].strip() for assignment in arguments.assignments):
+        if of_several and key == "seed":
+            where = "--seeds" if "seeds" in arguments else "compare.seeds"
+            raise ConfigError(f"--set seed: has no effect here; the seeds of all runs are those of {where}")
+        if getattr(arguments, "partition_seeds", None) and key == "partition.seed":
+            raise ConfigError("--set partition.seed: has no effect beside --partition-seeds; leave one of them out")
+        if not of_several and key.startswith("compare.") and not key.startswith("compare.settings"):
+            raise ConfigError(f"--set {brief(key)}: has no effect here, where one configuration is run")
 
 
 def _entry(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -287,8 +287,12 @@ def _table(arguments: argparse.Namespace) -> Any:
 
 
 def _asked(arguments: argparse.Namespace) -> Any:
+    from pipelines.cli.commands import refuse_without_effect
+    from pipelines.config.params import override
     from pipelines.papers.plan import Asked
 
+    refuse_without_effect(arguments)
+    override({}, arguments.assignments)  # what contradicts itself is refused once, not for every cell
     return Asked(
         arguments.rows,
         arguments.columns,

@@ -93,9 +93,11 @@ def reproduce(arguments: argparse.Namespace) -> int:
     _check_together(arguments)
     if arguments.golden:
         return _golden(arguments)
+    from pipelines.config.params import override
     from pipelines.proof.reproduce import report
     from pipelines.proof.reproduce import reproduce as carry_out
 
+    override({}, arguments.assignments)  # what contradicts itself is refused before the archive is read
     path: Path = arguments.archive
     findings = carry_out(
         path, arguments.out, arguments.assignments, check=arguments.check, trust_plugins=arguments.trust_plugins

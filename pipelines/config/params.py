@@ -7,6 +7,7 @@ method hold whenever it is run, alone or in a comparison: the same file and the 
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,8 +17,11 @@ from flcore.sections import DEFAULT_NAMES, SECTIONS, own_keys
 from flcore.wording import brief, unknown_key
 from pipelines.config import yaml_text
 
+Given = tuple[str, tuple[str, ...], Any]
+"""An option as it is written, the key that it sets in parts, and the value."""
 
-def override(raw: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+
+def override(raw: Mapping[str, Any], assignments: Iterable[str], options: Sequence[Given] = ()) -> dict[str, Any]:
     """Apply ``KEY=VALUE`` assignments with dotted keys; values are read as YAML.
 
     A key that is set here is dropped from ``compare.settings``: it holds for every method.
@@ -25,11 +29,14 @@ def override(raw: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, An
     Args:
         raw: parameters, as read from a file.
         assignments: see also :func:`with_values`.
+        options: other options that set keys and are applied elsewhere; an assignment must not contradict one.
 
     Raises:
-        ConfigError: an assignment without ``=``, or a key that leads nowhere.
+        ConfigError: an assignment without ``=``, a key that leads nowhere, or two options that contradict each other.
     """
     pairs = [_split(assignment) for assignment in assignments]
+    given = [(f"--set {brief(key)}", tuple(key.split(".")), value) for key, value in pairs]
+    _refuse_conflicts([*given, *options])
     result = _assigned(raw, pairs, "--set ")
     compare = result.get("compare")
     settings = compare.get("settings") if isinstance(compare, dict) else None
@@ -38,6 +45,33 @@ def override(raw: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, An
             if any(str(key) == given or str(key).startswith(f"{given}.") for given, _ in pairs):
                 del own[key]
     return result
+
+
+def _refuse_conflicts(given: Sequence[Given]) -> None:
+    """Refuse two options of which one would silently replace what the other sets; equal values may stand twice."""
+    for (words, key, value), (later_words, later_key, later_value) in itertools.combinations(given, 2):
+        common = min(len(key), len(later_key))
+        if key[:common] != later_key[:common]:
+            continue
+        first, second = _at(value, later_key[common:]), _at(later_value, key[common:])
+        # A section that comes later replaces the keys that were set in it before; one that comes earlier is added to.
+        is_lost = second is _ABSENT or (first is not _ABSENT and repr(first) != repr(second))
+        if is_lost and words == later_words:
+            raise ConfigError(f"{words} is given twice, with different values; leave one of them out")
+        if is_lost:
+            raise ConfigError(f"{words} and {later_words} contradict each other; leave one of them out")
+
+
+_ABSENT = object()
+
+
+def _at(value: Any, key: Sequence[str]) -> Any:
+    """What a value has at a key below it."""
+    for part in key:
+        if not isinstance(value, Mapping) or part not in value:
+            return _ABSENT
+        value = value[part]
+    return value
 
 
 def with_values(raw: Mapping[str, Any], values: Mapping[str, Any], origin: str = "") -> dict[str, Any]:
@@ -153,18 +187,30 @@ def with_variants(raw: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any
     Raises:
         ConfigError: a text that says no name and method, or an assignment without a value.
     """
-    variants = dict(_of_comparison(raw, "variants"))
+    variants = {**_of_comparison(raw, "variants"), **{name: value for _, (*_, name), value in variants_of(texts)}}
+    compare = raw.get("compare")
+    own = dict(compare) if isinstance(compare, Mapping) else {}
+    return {**raw, "compare": {**own, "variants": variants}} if texts else dict(raw)
+
+
+def variants_of(texts: Sequence[str]) -> list[Given]:
+    """The variants of ``--variant``, as options that set keys.
+
+    Raises:
+        ConfigError: as :func:`with_variants`, or a key has two values in one variant.
+    """
+    found: list[Given] = []
     for text in texts:
         name, equals, rest = text.partition("=")
         method, *assignments = re.split(r",(?=[\w.]+=)", rest)
         if not (name and equals and method) or "=" in method:
             raise ConfigError(
-                f"--variant {text}: expected NAME=METHOD,KEY=VALUE,... such as slow=fedavg,local.lr=0.001"
+                f"--variant {brief(text)}: expected NAME=METHOD,KEY=VALUE,... such as slow=fedavg,local.lr=0.001"
             )
-        variants[name] = {"method": method, **dict(_split(assignment, "--variant") for assignment in assignments)}
-    compare = raw.get("compare")
-    own = dict(compare) if isinstance(compare, Mapping) else {}
-    return {**raw, "compare": {**own, "variants": variants}} if texts else dict(raw)
+        pairs = [_split(assignment, "--variant") for assignment in assignments]
+        _refuse_conflicts([(f"--variant {brief(name)}: {brief(key)}", (key,), value) for key, value in pairs])
+        found.append((f"--variant {brief(name)}", ("compare", "variants", name), {"method": method, **dict(pairs)}))
+    return found
 
 
 def _method_named(section: Any) -> str | None:

@@ -142,3 +142,36 @@ def _commands(parser: argparse.ArgumentParser, prefix: str) -> list[tuple[str, a
     if not groups:
         return [(prefix.strip(), parser)]
     return [found for name, sub in groups[0].choices.items() for found in _commands(sub, f"{prefix} {name}")]
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ("run --seed 1 --seed 2", "--seed"),
+        ("run --out a --out=b", "--out"),
+        ("run --method fedavg --method fedprox", "--method"),
+        ("run --params a.yaml --params b.yaml", "--params"),
+        ("run --orchestrator inline --orchestrator prefect", "--orchestrator"),
+        ("tune --method fedavg --objective accuracy --objective accuracy,bytes", "--objective"),
+        ("sweep --metric mean_local --metric top1_global", "--metric"),
+        ("compare --budget bytes --budget steps", "--budget"),
+        ("paper claims --kept a --kept b", "--kept"),
+    ],
+)
+def test_an_option_with_two_values_is_refused(words: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"{flag} stands twice" in refusal(*words.split(), capsys=capsys)
+
+
+def test_an_option_may_be_repeated_with_the_same_value_and_lists_of_options_are_kept_whole() -> None:
+    words = "run --out a --seed 1 --out=a --seed 1 --set a.b=1 --set a.c=2"
+    read = make_parser().parse_args(words.split())
+    assert (read.out, read.seed, read.assignments) == (Path("a"), 1, ["a.b=1", "a.c=2"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["run --seed 010", "run --seed 1_000", "compare --seeds 1,02", "tune --method x --trials ٣", "bench x --scale 1_0"],
+)
+def test_numbers_that_readers_disagree_about_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python reads 010 as 10, YAML 1.1 as 8; ٣ is 3 to Python alone."""
+    refusal(*words.split(), capsys=capsys)

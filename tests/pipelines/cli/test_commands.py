@@ -105,7 +105,8 @@ def test_data_that_are_not_there_or_damaged_are_refused_with_their_place(
     empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(*values: str, code: int) -> str:
-        words = [part for value in (*TINY, *values) for part in ("--set", value)]
+        both = {key: value for key, _, value in map(_split, (*TINY, *values))}
+        words = [part for key, value in both.items() for part in ("--set", f"{key}={value}")]
         assert main(["stage", "prepare", *words]) == code
         error = capsys.readouterr().err
         assert len(error.splitlines()) <= 2
@@ -251,6 +252,53 @@ def test_servers_are_started_but_for_those_that_are_not_wanted(asked: list[tuple
         assert main(words) == 0
     wanted = {"prefect": True, "mlflow": False, "dashboard": True, "worker": False, "flows_per_gpu": 1}
     assert asked == [("up", wanted), ("status", {"as_json": False}), ("status", {"as_json": True}), ("down", {})]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("run --method fedavg --set method.name=fedprox --set method.mu=0.3", ("--method", "method.name")),
+        ("run --method fedavg --set method={name:\u00a0fedprox}", ("--method", "--set method")),
+        ("tune --method fedavg --set method.name=fedprox", ("--method", "method.name")),
+        ("run --seed 3 --set seed=5", ("--seed", "--set seed")),
+        ("compare --methods fedavg --set compare.methods=[fedprox]", ("--methods", "compare.methods")),
+        ("compare --seeds 0,1 --set compare.seeds=[2]", ("--seeds", "compare.seeds")),
+        ("sweep --vary local.lr=1,2 --seeds 0,1 --set compare={seeds:\u00a0[2]}", ("--seeds", "--set compare")),
+        ("compare --partition-seeds 1 --set compare.partition_seeds=[2]", ("--partition-seeds", "partition_seeds")),
+        ("compare --partition-seeds 1,2 --set partition.seed=3", ("--partition-seeds", "partition.seed")),
+        ("compare --claims claims.yaml --set compare.claims={}", ("--claims", "compare.claims")),
+        ("compare --variant a=fedavg --variant a=fedprox", ("--variant a",)),
+        ("compare --variant a=fedavg --set compare.variants.a={method:\u00a0fedprox}", ("--variant a", "variants.a")),
+        ("run --plugin mine.py --set plugins=[other.py]", ("--plugin", "--set plugins")),
+        ("run --set local.lr=1 --set local.lr=2", ("--set local.lr",)),
+        ("reproduce x.zip --set data.root=a --set data.root=b", ("--set data.root",)),
+        ("paper show fedpa.table2 --set data.root=a --set data.root=b", ("--set data.root",)),
+        ("compare --set seed=5", ("--set seed", "seeds")),
+        ("stage train --set seed=5", ("--set seed", "seeds")),
+        ("sweep --vary local.lr=1,2 --set seed=5", ("--set seed", "seeds")),
+        ("paper show fedpa.table2 --set seed=5", ("--set seed", "seeds")),
+        ("paper show fedpa.table2 --partition-seeds 1 --set partition.seed=5", ("--set partition.seed",)),
+        ("run --set compare.seeds=[3]", ("--set compare.seeds",)),
+    ],
+)
+def test_options_of_which_one_would_be_lost_are_refused_by_name(
+    words: str, named: tuple[str, ...], capsys: pytest.CaptureFixture[str], empty_folder: Path
+) -> None:
+    (empty_folder / "claims.yaml").write_text("ours: {better: fedprox, than: fedavg}\n")
+    (empty_folder / "x.zip").touch()
+    assert main([word.replace("\u00a0", " ") for word in words.split(" ")]) == 2
+    said = capsys.readouterr().err
+    assert all(name in said for name in named), said
+    assert "fault" not in said
+    assert not (empty_folder / "runs").exists()
+
+
+def test_options_that_say_the_same_are_taken(asked: list[tuple[Any, ...]]) -> None:
+    same = ["--method", "fedprox", "--set", "method.name=fedprox", "--set", "method.mu=0.3", "--seed", "3"]
+    assert main(["run", *same, "--set", "seed=3"]) == 0
+    assert (asked[0][1]["method"], asked[0][1]["seed"]) == ({"name": "fedprox", "mu": 0.3}, 3)
+    several = ["--methods", "fedavg,fedprox", "--set", "compare.methods=[fedavg, fedprox]", "--seeds", "0,1"]
+    assert main(["compare", *several, "--set", "compare.seeds=[0, 1]"]) == 0
 
 
 def test_a_server_that_does_not_answer_is_seen_by_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

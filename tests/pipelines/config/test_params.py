@@ -11,7 +11,7 @@ import yaml
 from flcore.config import Config
 from flcore.errors import ConfigError
 from pipelines.config.files import read_params
-from pipelines.config.params import for_entry, override, with_values, with_variants
+from pipelines.config.params import for_entry, override, variants_of, with_values, with_variants
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +52,42 @@ def test_values_are_read_as_yaml(assignment: str, value: Any) -> None:
     assert getattr(configured(assignment).local, key) == value
 
 
-def test_the_last_of_two_assignments_wins_and_the_file_loses() -> None:
-    """A script that has its own settings may be given others behind them."""
+def test_an_assignment_wins_over_the_file() -> None:
     Path("params.yaml").write_text("local: {lr: 0.1, batch_size: 8}\n")
-    local = configured("local.lr=0.2", "local.lr=0.3").local
+    local = configured("local.lr=0.3").local
     assert (local.lr, local.batch_size) == (0.3, 8)
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        ["local.lr=0.2", "local.lr=0.3"],
+        ["method.name=fedprox", "method.name=fedavg"],
+        ["local.lr=0.2", "local={batch_size: 8}"],  # the section would replace the key
+        ["local={lr: 0.1}", "local.lr=0.2"],
+        ["local={lr: 0.1}", "local={lr: 0.2}"],
+        ["compare.settings.fedprox={local.lr: 0.1}", "compare.settings={}"],
+    ],
+)
+def test_an_assignment_that_would_undo_another_is_refused(assignments: list[str]) -> None:
+    keys = {assignment.partition("=")[0] for assignment in assignments}
+    with pytest.raises(ConfigError) as caught:
+        override({}, assignments)
+    assert all(f"--set {key}" in str(caught.value) for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "result"),
+    [
+        (["local.lr=0.2", "local.lr=0.2"], {"lr": 0.2}),
+        (["local={lr: 0.1}", "local.epochs=2"], {"lr": 0.1, "epochs": 2}),
+        (["local.lr=0.1", "local={epochs: 2, lr: 0.1}"], {"lr": 0.1, "epochs": 2}),
+        (["local.lr=0.1", "local.lr_decay=0.9"], {"lr": 0.1, "lr_decay": 0.9}),
+        (["local=null", "local.lr=0.1"], {"lr": 0.1}),
+    ],
+)
+def test_assignments_of_which_nothing_is_lost_are_taken(assignments: list[str], result: dict[str, Any]) -> None:
+    assert override({}, assignments) == {"local": result}
 
 
 def test_a_section_that_is_empty_or_absent_can_be_set_into() -> None:
@@ -262,6 +293,15 @@ def test_a_variant_is_a_method_with_values_of_its_own_that_win() -> None:
 def test_a_variant_has_a_name_a_method_and_values(text: str) -> None:
     with pytest.raises(ConfigError, match="variant"):
         Config.from_mapping(with_variants({}, [text]))
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [["a=fedavg,local.lr=0.1", "a=fedavg,local.lr=0.2"], ["a=fedavg", "a=fedprox"], ["a=fedavg,local.lr=1,local.lr=2"]],
+)
+def test_a_variant_that_is_given_twice_is_refused(texts: list[str]) -> None:
+    with pytest.raises(ConfigError, match="--variant a"):
+        override({}, [], variants_of(texts))
 
 
 def test_values_of_a_variant_may_have_commas() -> None:
