@@ -8,7 +8,9 @@ documentation (:func:`declared`) and the search space of tuning.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -256,6 +258,10 @@ def _check(declaration: Param, hint: Any, value: Any, path: str) -> Any:
         allowed = declaration.range or declaration.type
         if allowed.startswith((">", "<")):
             allowed = f"{_NOUNS.get(declaration.type.partition(' or ')[0], declaration.type)} {allowed}"
+        if isinstance(value, Mapping) and declaration.type == "mapping":
+            allowed = "a mapping of text to finite numbers, text, true, false, null, and lists and mappings of them"
+        if _is_quoted(hint, value):
+            raise ConfigError(f'{path} = "{shown(value)}": is text in quotes, leave these out; expected {allowed}')
         raise ConfigError(f"{path} = {shown(value)}: {_nearest(declaration, value)}expected {allowed}")
     for item in converted if isinstance(converted, tuple) else (converted,):
         if isinstance(item, (int, float)) and not isinstance(item, bool):
@@ -263,6 +269,14 @@ def _check(declaration: Param, hint: Any, value: Any, path: str) -> Any:
         elif isinstance(item, str) and any(map(is_control, item)):
             raise ConfigError(f"{path} = {shown(item)}: expected text without control characters")
     return converted
+
+
+def _is_quoted(hint: Any, value: Any) -> bool:
+    """Whether a value is text that would do as a number or boolean if it had no quotes."""
+    try:
+        return isinstance(value, str) and _convert(hint, json.loads(value)) is not _WRONG
+    except (ValueError, RecursionError):
+        return False
 
 
 def _nearest(declaration: Param, value: Any) -> str:
@@ -283,12 +297,16 @@ def _check_range(declaration: Param, value: float, path: str) -> None:
         and (declaration.below is None or value < declaration.below)
     )
     if not inside:
-        raise ConfigError(f"{path} = {shown(value)}: must be {declaration.range or 'finite'}")
+        limits = [declaration.range] if declaration.range else []
+        limits += [] if isinstance(value, int) or math.isfinite(value) else ["finite"]
+        raise ConfigError(f"{path} = {shown(value)}: must be {' and '.join(limits)}")
     if isinstance(value, int) and abs(value) > LARGEST:
         raise ConfigError(f"{path} = {shown(value)}: too large; the largest whole number is {LARGEST}")
 
 
 _WRONG = object()
+_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+"""Text that is taken for a number: YAML 1.1 reads 1e-3 as text. Python alone would also take 1_0, inf and nan."""
 
 
 def _convert(hint: Any, value: Any) -> Any:
@@ -332,7 +350,9 @@ def is_plain(value: Any, depth: int = 32) -> bool:
 def _as_float(value: Any) -> Any:
     if isinstance(value, bool):
         return _WRONG
-    try:  # YAML 1.1 reads 1e-3 as a string
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return _WRONG
+    try:
         return float(value) if isinstance(value, (int, float, str)) else _WRONG
-    except (ValueError, OverflowError):
+    except OverflowError:
         return _WRONG

@@ -2,8 +2,7 @@
 
 It knows every key, type, range, choice and meaning, and which keys go with which ``name``. Rules about several keys,
 and what a method needs of other sections, are the configuration's alone: what the schema refuses cannot be run or makes
-no sense in a comparison; not everything that it accepts can be. (YAML 1.1, which Python reads, takes ``1e-3`` for text,
-and the configuration makes a number of it; editors read YAML 1.2, where it is one.)
+no sense in a comparison; not everything that it accepts can be.
 
 Draft 7, the newest that YAML plug-ins of editors know whole. Where a file names plug-ins, methods of any name and keys
 are accepted; ``protofl schema --plugin FILE.py`` writes a schema that knows those of the file.

@@ -1,10 +1,14 @@
 """YAML from outside, read with limits: a few lines of it can stand for more than any memory holds.
 
-What comes out is what JSON has: mappings, lists, text, numbers, booleans and null, none of them in itself.
+Plain words are read as YAML 1.2 says, as DVC and editors do: ``1e-3`` is a number. Words that readers of YAML disagree
+about (``010``, ``1_000``, ``1:30``, ``yes``) are refused. What comes out is what JSON has: mappings, lists, text,
+numbers, booleans and null, none of them in itself.
 """
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from flcore.wording import brief, is_control
@@ -19,6 +23,23 @@ _MOST_VALUES = 50_000  # with every alias written out
 _DEEPEST = 30
 _LARGEST = 2**63 - 1
 
+_AMBIGUOUS = "!ambiguous"
+_DIGITS = "-+.0123456789"
+# Tag, what is read as it, and the characters that it begins with; the first that fits holds.
+_PLAIN = (
+    (_AMBIGUOUS, r"(?i:yes|no|on|off)", "yYnNoO"),
+    (_AMBIGUOUS, r"[-+]?0([0-9]+|[bB][01]+|[oO][0-7]+)", _DIGITS),
+    (_AMBIGUOUS, r"[-+]?(?=.*_)(0x[_0-9A-Fa-f]+|[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?|\.[0-9_]+)", _DIGITS),
+    (_AMBIGUOUS, r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?", _DIGITS),  # YAML 1.1 reads 1:30 as 90
+    (_AMBIGUOUS, r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(([Tt]|[ \t]+)[0-9]{1,2}:.*)?", _DIGITS),  # and this as a date
+    ("null", r"~|null|Null|NULL|", ("~", "n", "N", "")),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?([0-9]+|0x[0-9A-Fa-f]+)", _DIGITS),
+    ("float", r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", _DIGITS),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", _DIGITS),
+    ("merge", r"<<", "<"),
+)
+
 
 def parse(text: str) -> Any:
     """The value of one YAML document; None for an empty one.
@@ -31,7 +52,7 @@ def parse(text: str) -> Any:
     if len(text) > LONGEST:
         raise ValueError(f"longer than {LONGEST} characters")
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _reader()(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -46,6 +67,30 @@ def parse(text: str) -> Any:
         raise ValueError(brief(str(error)) or "a value that cannot be read") from error
     _check_plain(value)
     return value
+
+
+def write(value: Any) -> str:
+    """Return a value as YAML that :func:`parse` reads as the same value, keys in their order."""
+    import yaml
+
+    class Writer(yaml.SafeDumper):
+        yaml_implicit_resolvers = _reader().yaml_implicit_resolvers
+
+    return yaml.dump(value, Dumper=Writer, sort_keys=False)
+
+
+@cache
+def _reader() -> type[yaml.SafeLoader]:
+    import yaml
+
+    class Reader(yaml.SafeLoader):
+        pass
+
+    Reader.yaml_implicit_resolvers = {}  # not those of YAML 1.1
+    for tag, pattern, first in _PLAIN:
+        full = tag if tag.startswith("!") else f"tag:yaml.org,2002:{tag}"
+        Reader.add_implicit_resolver(full, re.compile(rf"(?:{pattern})\Z"), list(first))
+    return Reader
 
 
 def _count(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> int:
@@ -65,6 +110,11 @@ def _count(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> in
         raise ValueError(f"line {node.start_mark.line + 1}: nested more than {_DEEPEST} levels deep")
     if id(node) in known:
         return known[id(node)]
+    if node.tag == _AMBIGUOUS:
+        raise ValueError(
+            f"line {node.start_mark.line + 1}: {brief(node.value)} is read differently by different readers of YAML; "
+            "write a number in plain digits, true or false, or put it in quotes if it is text"
+        )
     inside = (*above, id(node))
     count = 1
     if isinstance(node, yaml.MappingNode):

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from flcore import disk
 from flcore.errors import ConfigError
 from flcore.files import sweep
 from flcore.locks import take_lock
 from flcore.run_folder import differences, told
+from pipelines.config import yaml_text
 from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
 
 if TYPE_CHECKING:
@@ -153,4 +152,4 @@ def claim(problem: Problem, files: StudyFiles) -> None:
 
 def write_params(path: Path, parameters: Mapping[str, Any]) -> None:
     """Write a parameter file."""
-    write_text(path, yaml.safe_dump(dict(parameters), sort_keys=False))
+    write_text(path, yaml_text.write(dict(parameters)))

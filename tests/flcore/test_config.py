@@ -81,7 +81,7 @@ def refusal(raw: dict[str, Any]) -> str:
         ({"local": {"lr": float("nan")}}, "local.lr = nan: must be > 0"),
         ({"local": {"lr": float("inf")}}, "local.lr = inf: must be > 0"),
         ({"local": {"epochs": True}}, "local.epochs = true: expected a whole number >= 1"),
-        ({"local": {"epochs": "2"}}, "local.epochs = 2: expected a whole number >= 1"),
+        ({"local": {"epochs": "2"}}, 'local.epochs = "2": is text in quotes'),
         ({"local": {"optimizer": "rmsprop"}}, "local.optimizer = rmsprop: expected one of sgd, adam"),
         ({"tracking": {"enabled": "no"}}, "tracking.enabled = no: expected bool"),
         ({"model": {"batchnorm": "average"}}, "model.batchnorm = average: expected one of aggregate, local, frozen"),

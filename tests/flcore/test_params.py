@@ -77,7 +77,7 @@ def test_a_whole_number_is_a_float_where_floats_are_meant() -> None:
     ("key", "value", "words"),
     [
         ("count", True, "options.count = true: expected a whole number >= 1 and <= 9"),
-        ("count", "3", "options.count = 3: expected a whole number >= 1 and <= 9"),
+        ("count", "3", 'options.count = "3": is text in quotes'),
         ("count", "0.1", "options.count = 0.1: expected"),
         ("count", 3.0, "options.count = 3.0: expected"),
         ("count", None, "options.count = null: expected"),
@@ -90,12 +90,12 @@ def test_a_whole_number_is_a_float_where_floats_are_meant() -> None:
         ("rate", 1, "options.rate = 1.0: must be > 0 and < 1"),
         ("rate", float("nan"), "options.rate = nan: must be > 0 and < 1"),
         ("rate", float("inf"), "options.rate = inf: must be > 0 and < 1"),
-        ("rate", "nan", "options.rate = nan: must be"),
+        ("rate", "nan", "options.rate = nan: expected"),
         ("limit", 1, "options.limit = 1: must be >= 2"),
         ("limit", "none", "options.limit = none: expected a whole number >= 2"),
         ("limit", False, "options.limit = false: expected"),
         ("enabled", 1, "options.enabled = 1: expected bool"),
-        ("enabled", "true", "options.enabled = true: expected bool"),
+        ("enabled", "true", 'options.enabled = "true": is text in quotes'),
         ("mode", "slow", "options.mode = slow: expected one of fast, exact"),
         ("mode", None, "options.mode = null: expected one of fast, exact"),
         ("channels", 2, "options.channels = 2: expected one of 1, 3, null"),
@@ -133,7 +133,7 @@ def test_a_declaration_is_remembered_but_for_a_default_that_could_be_changed() -
     assert Options().table == {}
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), "inf"])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_an_unlimited_float_must_still_be_finite(value: Any) -> None:
     @dataclass(frozen=True)
     class Free:
