@@ -78,6 +78,7 @@ class Scorer:
         self._data = scored_data(experiment)
         self._server: tuple[Record | None, Record] = (None, Record())
         self._model: tuple[Request, Weights] | None = None
+        self._met_by: tuple[int, Tensor] | None = None
 
     # ---- the whole -----------------------------------------------------------------------------------------------
 
@@ -226,9 +227,13 @@ class Scorer:
     # ---- who is tested on what -----------------------------------------------------------------------------------
 
     def _met(self, request: Request) -> Tensor:
-        """The classes that each client has met in training, bool [K, C]."""
+        """Return the classes that each client has met in training, bool [K, C]."""
         stream = self._experiment.stream
-        return torch.from_numpy(stream.met(stream.rounds if request.round is None else request.round))
+        number = stream.rounds if request.round is None else request.round
+        # Every client asks: computed for each, an evaluation would cost the square of the number of clients.
+        if self._met_by is None or self._met_by[0] != number:
+            self._met_by = (number, torch.from_numpy(stream.met(number)))
+        return self._met_by[1]
 
     def _tested_rows(self, request: Request, client: int) -> Tensor:
         """A client's test data: where data change, those of the classes that it has met."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from flcore.data.tasks import TaskStream
 from flcore.errors import ProtoflError
 from flcore.evaluation.answering import global_model, own_model
 from flcore.evaluation.scores import Scores
@@ -110,6 +111,20 @@ def test_a_client_without_test_data_is_left_out(lab: Any) -> None:
     found = score(federation(lab, SHOWN, LABELS, [[0, 1], [], [2, 3, 4, 5, 6, 7]]), {"model": reader()})
     assert found.local_accuracy == [0.5, None, 1.0]
     assert (found.mean_local, found.pooled_local, found.client_std) == (0.75, 0.875, 0.25)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_an_evaluation_asks_once_what_classes_clients_have_met(
+    lab: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a pass over clients x classes: asked by each client, it grows with the square of their number."""
+    asked = []
+    met = TaskStream.met
+    monkeypatch.setattr(TaskStream, "met", lambda stream, number: asked.append(number) or met(stream, number))
+    experiment = federation(lab, SHOWN, LABELS, [[0, 1], [2, 3], [4, 5], [6, 7]], method__name=method)
+    memories = {client: {"model": reader()} for client in range(4)}
+    found = score(experiment, {"model": reader()} if method == "fedavg" else {}, memories)
+    assert found.local_accuracy == [0.5, 1.0, 1.0, 1.0] and len(asked) == 1
 
 
 def test_nobody_has_test_data(lab: Any) -> None:
