@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -148,8 +149,61 @@ NOT_JSON = (ValueError, RecursionError)
 
 def write_json(path: Path, content: Mapping[str, Any], *, durable: bool = False) -> None:
     """Write ``content`` with sorted keys, two spaces of indent and a final newline."""
-    text = json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json_text(content, indent=2, ensure_ascii=False) + "\n"
     replace_file(path, lambda file: file.write(text.encode()), durable=durable)
+
+
+def json_text(content: Any, *, indent: int = 0, ensure_ascii: bool = True) -> str:
+    """Return ``content`` as JSON with sorted keys, on one line or indented; every reader of JSON accepts it.
+
+    JSON has no infinite numbers and no NaN: see :func:`finite`.
+    """
+    dump = partial(json.dumps, sort_keys=True, ensure_ascii=ensure_ascii, allow_nan=False)
+    try:
+        return _indented(content, dump, indent) if indent else dump(content)
+    except ValueError:  # looking at each number before would take longer than writing it
+        return json_text(finite(content), indent=indent, ensure_ascii=ensure_ascii)
+
+
+def finite(content: Any) -> Any:
+    """Return JSON values with null in place of every number that is infinite or NaN.
+
+    An object then also has the key ``not_finite``, which maps the dotted names of these numbers to ``inf``, ``-inf`` or
+    ``nan``: a loss that has overflowed is not taken for one that a method does not have.
+    """
+    found: dict[str, str] = {}
+
+    def cleaned(value: Any, name: str) -> Any:
+        if isinstance(value, Mapping):
+            return {key: cleaned(item, f"{name}.{key}" if name else str(key)) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [cleaned(item, f"{name}.{place}" if name else str(place)) for place, item in enumerate(value)]
+        if isinstance(value, float) and not math.isfinite(value):
+            found[name] = str(float(value))
+            return None
+        return value
+
+    result = cleaned(content, "")
+    return {**result, "not_finite": found} if found and isinstance(result, dict) else result
+
+
+def _indented(value: Any, dump: Callable[..., str], indent: int, depth: int = 1) -> str:
+    """Return the text of ``json.dumps(value, indent=indent)``, which takes five times as long for long lists.
+
+    Python's fast encoder does not indent, but it takes any separator: enough for lists and objects without others.
+    """
+    if not value or not isinstance(value, dict | list | tuple):
+        return dump(value)
+    line, end = "\n" + " " * indent * depth, "\n" + " " * indent * (depth - 1)
+    items = value.values() if isinstance(value, dict) else value
+    if not any(issubclass(kind, dict | list | tuple) for kind in set(map(type, items))):
+        text = dump(value, separators=(f",{line}", ": "))
+        return f"{text[0]}{line}{text[1:-1]}{end}{text[-1]}"
+    if isinstance(value, dict):
+        # The key as the encoder writes it: ``{"key": 0}`` without what stands around ``"key": ``.
+        texts = [dump({key: 0})[1:-2] + _indented(item, dump, indent, depth + 1) for key, item in sorted(value.items())]
+        return "{" + line + f",{line}".join(texts) + end + "}"
+    return "[" + line + f",{line}".join(_indented(item, dump, indent, depth + 1) for item in value) + end + "]"
 
 
 def read_json(path: Path, cure: str) -> dict[str, Any]:
@@ -217,7 +271,7 @@ def write_tensors(path: Path, arrays: Mapping[str, Tensor | Blocks], header: Map
         ValueError: the pieces of an array do not add up to its shape.
     """
     order = sorted(arrays, key=lambda name: (-_RANKS[str(arrays[name].dtype)], name))
-    described: dict[str, Any] = {} if header is None else {"__metadata__": {_OURS: json.dumps(header, sort_keys=True)}}
+    described: dict[str, Any] = {} if header is None else {"__metadata__": {_OURS: json_text(header)}}
     ends = [0]
     for name in order:
         array = arrays[name]
@@ -281,7 +335,7 @@ def content_bytes(name: str, array: np.ndarray) -> tuple[bytes, memoryview]:
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     """JSON values with a check sum of them, under the key ``check``."""
-    plain = json.loads(json.dumps(content))  # as it will be read
+    plain = json.loads(json_text(content))  # as it will be read
     return {**plain, _CHECK: check_sum({}, plain)}
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flcore import disk
 from flcore.errors import ConfigError, DataError
-from flcore.files import read_json, replace_file, unsealed
+from flcore.files import json_text, read_json, replace_file, unsealed
 from flcore.plugin_places import located
 from flcore.wording import shown
 
@@ -301,7 +301,7 @@ def on_other_data(directory: Path) -> ConfigError:
 
 
 def write_result(path: Path, content: Any, *, durable: bool = False) -> None:
-    """Write JSON of a run in one step. A figure may be infinite where a model's answers overflow.
+    """Write JSON of a run in one step; a figure that is infinite, as where a model's answers overflow, is null there.
 
     Args:
         path: the file. content: JSON values.
@@ -312,7 +312,7 @@ def write_result(path: Path, content: Any, *, durable: bool = False) -> None:
 
 def result_text(content: Any) -> str:
     """What :func:`write_result` writes."""
-    return json.dumps(content, indent=2, sort_keys=True) + "\n"
+    return json_text(content, indent=2) + "\n"
 
 
 def write_text(path: Path, text: str, *, durable: bool = False) -> None:

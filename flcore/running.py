@@ -34,7 +34,7 @@ from flcore.errors import ConfigError, DataError, RunError
 from flcore.evaluation.scoring import Scorer
 from flcore.evaluation.summaries import check_history, summarise
 from flcore.experiment import EngineChoice, Experiment
-from flcore.files import NOT_JSON, read_json, read_lines, sweep
+from flcore.files import NOT_JSON, finite, read_json, read_lines, sweep
 from flcore.provenance import code_fingerprint
 from flcore.records import Record, load_record
 from flcore.run_folder import (
@@ -242,7 +242,7 @@ def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -
         return load_record(path, cure=_CURE)[0] if path.exists() else Record()
 
     scores = Scorer(experiment).score(server, memory, vote=True)
-    metrics = summarise(experiment, scores, history)
+    metrics = finite(summarise(experiment, scores, history))
     write_text(files.curves, _curves(history), durable=True)
     text = result_text(metrics)
     seal(directory, text)

@@ -27,7 +27,7 @@ What came of clients' turns, replies and memories, is written by :mod:`flcore.en
 
 from __future__ import annotations
 
-import json
+import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -42,7 +42,7 @@ from flcore.engine.record_lines import RecordLines
 from flcore.engine.run_state import RunName, RunState
 from flcore.engine.turn_results import TurnResults
 from flcore.errors import DataError, RunError
-from flcore.files import make_durable, read_json, replace_file, sealed, unsealed
+from flcore.files import json_text, make_durable, read_json, replace_file, sealed, unsealed
 from flcore.messages import Payload, Size
 from flcore.records import Record, load_record, save_record
 
@@ -203,6 +203,10 @@ class Checkpoint:
                 memories={int(client): leg for client, leg in content["memories"].items()},
                 up={kind: Size(**size) for kind, size in content["up"].items()},
                 down={kind: Size(**size) for kind, size in content["down"].items()},
+                told=[
+                    {**leg, "server": {fact: float(value) for fact, value in leg["server"].items()}}
+                    for leg in content["told"]
+                ],
                 failures=tuple((number, client, cause) for number, client, cause in content["failures"]),
                 run=name,
                 **fields,
@@ -244,6 +248,11 @@ class Checkpoint:
             "up": {kind: vars(size) for kind, size in state.up.items()},
             "down": {kind: vars(size) for kind, size in state.down.items()},
             "failures": list(state.failures),
+            # Text where JSON has no number for a fact: a resumed round then has the record of an uninterrupted one.
+            "told": [
+                {**leg, "server": {fact: _jsonable(value) for fact, value in leg["server"].items()}}
+                for leg in state.told
+            ],
             "history": history_check,
         }
         if durable:
@@ -256,7 +265,7 @@ class Checkpoint:
         self._server = {name: (leg, state.server[name]) for name, leg in legs.items()}
 
     def _replace(self, path: Path, content: Mapping[str, Any], *, durable: bool = False) -> None:
-        text = json.dumps(sealed(content), sort_keys=True)
+        text = json_text(sealed(content))
         replace_file(path, lambda file: file.write(text.encode()), durable=durable)
 
     def _files_of(self, content: Mapping[str, Any]) -> set[Path]:
@@ -318,5 +327,9 @@ class Checkpoint:
         return self.turns.memory(memories[client], client, self._run)
 
 
-_AS_THEY_ARE = ("round", "steps", "leg", "legs", "evaluated", "simulated_seconds", "told", "scored")
-_STATE = {*_AS_THEY_ARE, "run", "code", "server", "memories", "up", "down", "failures", "history"}
+def _jsonable(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+_AS_THEY_ARE = ("round", "steps", "leg", "legs", "evaluated", "simulated_seconds", "scored")
+_STATE = {*_AS_THEY_ARE, "told", "run", "code", "server", "memories", "up", "down", "failures", "history"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from flcore import disk
 from flcore.errors import DataError
-from flcore.files import append, read_lines, sealed, unsealed
+from flcore.files import append, json_text, read_lines, sealed, unsealed
 
 NAMES = ("history.jsonl", "timing.jsonl")
 
@@ -90,4 +89,4 @@ class RecordLines:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, sort_keys=True).encode() + b"\n"
+    return json_text(record).encode() + b"\n"

@@ -25,6 +25,7 @@ from flcore.engine.run_state import RunName, RunState, Traffic, leg_facts, round
 from flcore.engine.turns import Failure, Reply
 from flcore.errors import DataError, RunError
 from flcore.experiment import Experiment
+from flcore.files import finite
 from flcore.messages import Size
 from flcore.methods.vocabulary import Exchange, Leg, Replies, Stage
 from flcore.provenance import code_modules
@@ -150,7 +151,7 @@ def _run_round(run: _Run, latest: _Latest) -> RoundRecord | None:
             after = replace(after, round=number, leg=0, simulated_seconds=seconds, told=[], scored={})
         if last and _is_evaluated(run.experiment, number):
             scores = run.orchestrator.call("evaluate", _scores, run, after, scored)
-            record = {"round": number, **scores, **_round_facts(after, cohort, told)}
+            record = finite({"round": number, **scores, **_round_facts(after, cohort, told)})
             after = replace(after, evaluated=after.evaluated + 1)
             watch.lap("evaluate")
         if last and number in run.experiment.config.evaluation.snapshots:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flcore.errors import ConfigError
+from flcore.files import json_text
 from flcore.wording import brief, unknown_key
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     metrics = commands.run(_entry(arguments), arguments.out, quiet=arguments.json, **_how(arguments))
     if arguments.json:
-        print(json.dumps(metrics, indent=2, sort_keys=True))
+        print(json_text(metrics, indent=2))
     return 0
 
 

@@ -7,7 +7,6 @@ folder gives the same bytes (:mod:`pipelines.proof.stored_zip`), so the file's o
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 
 from flcore.config import Config
 from flcore.errors import ConfigError, DataError
-from flcore.files import read_json
+from flcore.files import json_text, read_json
 from flcore.provenance import code_fingerprint, code_modules
 from flcore.run_folder import RunFiles, check_seal, described, stored_config
 from flcore.wording import brief
@@ -284,7 +283,7 @@ def _last_day(run: _Run) -> str:
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    return (json_text(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _digest(content: Content) -> str:

@@ -7,6 +7,7 @@ left out, and counted.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,8 +73,9 @@ def _privacy(run: RunRecord) -> tuple[tuple[str, str, str], ...]:
     if not run.privacy:
         return ()
     told = run.privacy
+    epsilon = math.inf if told["epsilon"] is None else told["epsilon"]  # JSON has no number for it
     rows = (
-        ("privacy spent, ε", "epsilon", f"{told['epsilon']:.2f} at δ = {told['delta']:g}"),
+        ("privacy spent, ε", "epsilon", f"{epsilon:.2f} at δ = {told['delta']:g}"),
         ("what it hides", "unit", f"one {told['unit']}, over {told['releases']} rounds"),
         ("noise multiplier", "noise_multiplier", told.get("noise_multiplier")),
         ("clipping norm", "clip", told.get("clip")),

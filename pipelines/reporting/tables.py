@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from flcore import files
 from flcore.files import sweep
 from pipelines.reporting.formats import (
     MISSING,
@@ -312,7 +312,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def json_text(document: Mapping[str, Any]) -> str:
     """JSON with sorted keys and rounded floats, so that the same records give the same bytes."""
-    return json.dumps(_rounded(dict(document)), indent=1, sort_keys=True, allow_nan=False) + "\n"
+    return files.json_text(_rounded(dict(document)), indent=1) + "\n"
 
 
 def _rounded(value: Any) -> Any:

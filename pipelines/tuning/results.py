@@ -6,7 +6,6 @@ All of it follows from the trials in the storage, and the same trials give the s
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
+from flcore.files import json_text
 from flcore.wording import shown
 from pipelines.reporting.formats import MISSING, plural
 from pipelines.reporting.statistics import BEST, is_share
@@ -50,7 +50,7 @@ def write_results(problem: Problem, study: Study, files: StudyFiles) -> dict[str
     write_json(files.results, described)
     write_text(files.table, markdown(problem, study))
     write_text(files.trials, csv_text(records(_trials(problem, ended, best, with_values=True).columns)))
-    rounds = "".join(json.dumps(_as_round(trial), sort_keys=True) + "\n" for trial in ended)
+    rounds = "".join(json_text(_as_round(trial)) + "\n" for trial in ended)
     write_text(files.record.history, rounds)
     if best:
         write_params(files.best, problem.parameters_with(best[0].params, best[0].user_attrs.get("rounds")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -20,11 +21,15 @@ from flcore.errors import DataError
 from flcore.files import (
     Blocks,
     append,
+    finite,
+    json_text,
     make_durable,
     read_json,
     read_tensors,
     replace_file,
+    sealed,
     sweep,
+    unsealed,
     write_json,
     write_tensors,
 )
@@ -187,9 +192,46 @@ def test_a_folder_is_made_while_others_try_whether_theirs_can_be(tmp_path: Path)
 def test_json_is_the_same_for_the_same_content(tmp_path: Path) -> None:
     write_json(tmp_path / "a", {"b": [1, None], "a": "ü"})
     assert (tmp_path / "a").read_bytes() == '{\n  "a": "ü",\n  "b": [\n    1,\n    null\n  ]\n}\n'.encode()
-    with pytest.raises(ValueError, match=r"not JSON compliant|Out of range"):
-        write_json(tmp_path / "a", {"a": float("nan")})
     assert read_json(tmp_path / "a", "") == {"b": [1, None], "a": "ü"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"clients": [{"counts": [0, 3, 12], "id": "0000", "tasks": []}, {"counts": [], "id": "ü", "tasks": [[1], []]}]},
+        {"b": {"z": 1.5, "a": None}, "a": {}, "c": ((1, 2), "x")},
+        {10: [True, '\n"'], 2: {"n": {"m": [[-1e-300]]}}},
+        [],
+        [1, 2],
+        "text",
+    ],
+    ids=repr,
+)
+def test_indented_json_is_what_python_writes(content: Any) -> None:
+    for indent, ascii_only in ((1, True), (2, False)):
+        expected = json.dumps(content, indent=indent, sort_keys=True, ensure_ascii=ascii_only)
+        assert json_text(content, indent=indent, ensure_ascii=ascii_only) == expected
+
+
+def strictly(text: str) -> Any:
+    """JSON as readers other than Python's take it."""
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_json_has_no_number_that_is_infinite_or_nan(tmp_path: Path) -> None:
+    """Null stands there, and where and what it was; a check sum is of what is read."""
+    values = {"loss": float("inf"), "by": {"a": [1.0, float("nan")], "b": -np.float64("inf")}, "top1": 0.5}
+    told = {"loss": "inf", "by.a.1": "nan", "by.b": "-inf"}
+    expected = {"loss": None, "by": {"a": [1.0, None], "b": None}, "top1": 0.5, "not_finite": told}
+    write_json(tmp_path / "a", values)
+    assert strictly((tmp_path / "a").read_text()) == strictly(json_text(values)) == finite(values) == expected
+    assert strictly(json_text([float("nan")])) == [None]
+    assert unsealed(strictly(json_text(sealed(values)))) == expected
+    assert finite({"loss": 1.0}) == {"loss": 1.0}
 
 
 @pytest.mark.parametrize(

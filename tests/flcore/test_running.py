@@ -23,6 +23,7 @@ from flcore.data.partition import Partition
 from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError, DataError, RunError
 from flcore.locks import sole_use
+from flcore.methods.fedavg import FedAvg
 from flcore.run_folder import RunFiles, stored_config
 from flcore.running import divide, prepare
 
@@ -61,6 +62,38 @@ def test_it_returns_the_metrics_and_leaves_a_whole_folder(finished: Path) -> Non
     assert {"python", "versions", "code_hash"} <= json.loads((finished / "config.json").read_text())[
         "environment"
     ].keys()
+
+
+def test_files_of_a_run_whose_loss_overflows_are_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits ±3e38 are finite and their difference is not: the loss of a wrong answer is infinite.
+
+    The record says so; the files have no ``Infinity``, which readers other than Python's refuse; and files of earlier
+    versions, which have it, are read still.
+    """
+
+    def overflowing(self: FedAvg, model: Any, images: torch.Tensor, *_: Any) -> torch.Tensor:
+        logits = torch.full((len(images), 10), -3e38)
+        logits[:, 0] = 3e38
+        return logits
+
+    heard = []
+    monkeypatch.setattr(FedAvg, "predict", overflowing)
+    raw = {**RAW, "method": {"name": "fedavg"}}
+    metrics = run(raw, tmp_path / "run", observers=Observers(lambda _, record: heard.append(record)))
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is no JSON")
+
+    found = {}
+    for path in (tmp_path / "run").rglob("*.json*"):
+        text = path.read_text()
+        lines = text.splitlines() if path.suffix == ".jsonl" else [text]
+        found[path.name] = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert found["metrics.json"] == [metrics] and found["history.jsonl"] == heard
+    for record in (metrics, *heard):
+        assert record["loss_global"] is None and record["not_finite"] == {"loss_global": "inf"}
+        assert 0 < record["top1_global"] < 1
+    assert "inf" not in (tmp_path / "run" / "curves.csv").read_text()
 
 
 @pytest.mark.slow
