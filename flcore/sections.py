@@ -337,6 +337,9 @@ DEFAULT_NAMES: Mapping[str, str] = {
 }
 """The entry of each that a configuration means which names none."""
 
+OWN_MODELS: Mapping[str, str] = {"protolda": "patch_dictionary", "protolda_blocks": "patch_dictionary"}
+"""Methods that work with one model alone, as their ``needs`` say; here as well, so that nobody imports them to ask."""
+
 PLAIN: Mapping[str, type] = {
     "federation": FederationConfig,
     "aggregation": Aggregation,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 def compare(arguments: argparse.Namespace) -> int:
     """``protofl compare``: methods × seeds, then one table."""
     from pipelines.config.files import claims_of
-    from pipelines.config.params import variants_of, with_values, with_variants
+    from pipelines.config.params import compared_rows, variants_of, with_values, with_variants
     from pipelines.orchestration import commands
 
     what = (arguments.methods, arguments.seeds, arguments.out)
@@ -51,6 +52,7 @@ def compare(arguments: argparse.Namespace) -> int:
     if claims is not None:
         more.append(("--claims", ("compare", "claims"), claims))
     raw = with_variants(_raw(arguments, more), arguments.variant)
+    _say_models(arguments, raw, compared_rows(raw, arguments.methods))
     if arguments.partition_seeds is not None:
         raw = with_values(raw, {"compare.partition_seeds": list(arguments.partition_seeds)})
     if claims is not None:
@@ -139,7 +141,17 @@ def _entry(arguments: argparse.Namespace) -> dict[str, Any]:
     """Likewise, those of one run."""
     from pipelines.config.params import for_entry
 
-    return for_entry(_raw(arguments), arguments.method, getattr(arguments, "seed", None))
+    raw = _raw(arguments)
+    _say_models(arguments, raw, [arguments.method])
+    return for_entry(raw, arguments.method, getattr(arguments, "seed", None))
+
+
+def _say_models(arguments: argparse.Namespace, raw: Mapping[str, Any], rows: Sequence[str | None]) -> None:
+    """Say on standard error which methods bring a model of their own; refuse another one that ``--set`` names."""
+    from pipelines.config.params import brought_models
+
+    for line in brought_models(raw, rows, arguments.assignments):
+        print(line, file=sys.stderr)
 
 
 def stage(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flcore.errors import ConfigError
-from flcore.sections import DEFAULT_NAMES, SECTIONS, own_keys
+from flcore.sections import DEFAULT_NAMES, OWN_MODELS, SECTIONS, own_keys
 from flcore.wording import brief, unknown_key
 from pipelines.config import yaml_text
 
@@ -149,7 +149,10 @@ def _assign(mapping: dict[str, Any], keys: list[str], value: Any, origin: str) -
 def for_entry(
     raw: Mapping[str, Any], entry: str | None, seed: int | None, partition_seed: int | None = None
 ) -> dict[str, Any]:
-    """The parameters of one run: its method with what ``compare.settings`` says of it, and its seed.
+    """Return the parameters of one run: its method with what ``compare.settings`` says of it, and its seed.
+
+    ``model.name`` of the file is for every method. A method that works with another model alone brings that instead
+    (:func:`own_model`), unless its settings or its variant name a model.
 
     Args:
         raw: parameters, as read from a file and overridden.
@@ -165,6 +168,8 @@ def for_entry(
     method = variant.get("method") if isinstance(variant, Mapping) else entry
     result = with_values(raw, {} if method is None else {"method.name": method})
     name = _method_named(result.get("method"))
+    if (brought := own_model(result, name)) is not None:
+        result = with_values(result, {"model.name": brought})
     if name is not None:
         place = f"compare.settings.{name}"
         result = with_values(result, _values_of(_of_comparison(raw, "settings").get(name), place), f"{place}: ")
@@ -175,6 +180,53 @@ def for_entry(
     if partition_seed is not None:
         result = with_values(result, {"partition.seed": partition_seed})
     return result if seed is None else {**result, "seed": seed}
+
+
+def own_model(raw: Mapping[str, Any], method: str | None) -> str | None:
+    """Return the model that a method works with alone, where the parameters name another one; else None."""
+    section = raw.get("model")
+    named = section.get("name") if isinstance(section, Mapping) else None
+    own = OWN_MODELS.get(method) if isinstance(method, str) else None
+    return None if named is None or named == own else own
+
+
+def brought_models(raw: Mapping[str, Any], rows: Iterable[str | None], assignments: Iterable[str] = ()) -> list[str]:
+    """Return a line for each model that methods bring in place of the configured one.
+
+    Args:
+        raw: parameters, as read from a file and overridden.
+        rows: methods and variants; None is the method that the parameters name.
+        assignments: of the command line.
+
+    Raises:
+        ConfigError: an assignment says ``model.name``, and a method cannot work with that.
+    """
+    by_model: dict[str, list[str]] = {}
+    said = {key for key, _ in map(_split, assignments)} & {"model", "model.name"}
+    for row in rows:
+        variant = _of_comparison(raw, "variants").get(row) if row else None
+        own = variant if isinstance(variant, Mapping) else {}
+        name = own.get("method", row) if row else _method_named(raw.get("method"))
+        brought = own_model(raw, name)
+        settings = _of_comparison(raw, "settings").get(str(name))
+        if brought is None or "model.name" in own or (isinstance(settings, Mapping) and "model.name" in settings):
+            continue
+        if said:
+            model = brief(raw["model"]["name"])
+            raise ConfigError(f"--set model.name={model}: {name} works with {brought} alone; leave it out")
+        by_model.setdefault(brought, []).append(str(row or name))
+    return [
+        f"{', '.join(dict.fromkeys(rows))}: with a model of its own, {model}, not model.name = {raw['model']['name']}"
+        for model, rows in by_model.items()
+    ]
+
+
+def compared_rows(raw: Mapping[str, Any], methods: Sequence[str] | None) -> list[str]:
+    """Return the rows of a comparison: the methods asked for, else those of ``compare``, and all variants."""
+    compare = raw.get("compare")
+    listed = methods or (compare.get("methods") if isinstance(compare, Mapping) else None)
+    named = [str(name) for name in listed] if isinstance(listed, list | tuple) else []
+    return list(dict.fromkeys([*named, *map(str, _of_comparison(raw, "variants"))]))
 
 
 def with_variants(raw: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:

@@ -14,8 +14,11 @@ import pytest
 import yaml
 
 import flcore
+from flcore.methods import METHODS
+from flcore.sections import OWN_MODELS
 from pipelines.cli.app import main
 from pipelines.config.params import with_values
+from pipelines.execution.bodies import comparison_runs
 from pipelines.orchestration import commands as orchestration
 from pipelines.orchestration import services
 from pipelines.stages import commands as stages
@@ -145,6 +148,42 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 UNTUNED = {"tuned": 0, "budget": "rounds"}
 HOW = {"orchestrator": "auto", "restart": False, "wait": True}
+
+
+def test_a_method_brings_the_model_that_it_needs(
+    asked: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file's model is for every method; one line says who has another. Said by --set it is meant: refused."""
+    Path("params.yaml").write_text("model: {name: fedgen_cnn, feature_dim: 16, batchnorm: frozen}\n")
+    assert main(["run", "--method", "protolda", "--set", "model.atoms=7"]) == 0
+    assert asked[-1][1]["model"] == {"name": "patch_dictionary", "batchnorm": "frozen", "atoms": 7}
+    told = capsys.readouterr()
+    assert told.err.count("\n") == 1 and all(
+        word in told.err for word in ("protolda", "patch_dictionary", "fedgen_cnn")
+    )
+    for named in (["run", "--method", "protolda"], ["compare", "--methods", "fedavg,protolda"]):
+        assert main([*named, "--set", "model.name=pfl_cnn"]) == 2
+        message = capsys.readouterr().err
+        assert all(word in message for word in ("model.name=pfl_cnn", "protolda", "patch_dictionary")), message
+
+    variant = ["--variant", "small=protolda_blocks,method.steps=1"]
+    assert main(["compare", "--methods", "fedavg,protolda", *variant]) == 0
+    told = capsys.readouterr()
+    assert told.err.count("\n") == 1 and "fedavg" not in told.err and "protolda, small" in told.err
+    raw = asked[-1][1]
+    models = {run.name: run.config.model_spec.name for run in comparison_runs(raw, ["fedavg", "protolda"], [0])}
+    assert models == {"fedavg": "fedgen_cnn", "protolda": "patch_dictionary", "small": "patch_dictionary"}
+    for named in (["run", "--method", "fedavg"], ["compare", "--methods", "fedavg"]):
+        assert main(named) == 0 and not capsys.readouterr().err
+    settings = "compare: {settings: {protolda: {model.name: patch_dictionary}}}\n"
+    Path("params.yaml").write_text(f"model: {{name: fedgen_cnn}}\n{settings}")
+    assert main(["run", "--method", "protolda"]) == 0 and not capsys.readouterr().err
+
+
+def test_methods_that_bring_a_model_are_those_that_work_with_one_alone() -> None:
+    needs = {name: getattr(METHODS[name], "needs", None) for name in METHODS}
+    models = {name: own["model.name"] for name, own in needs.items() if isinstance(own, dict) and "model.name" in own}
+    assert models == {name: (model,) for name, model in OWN_MODELS.items()}
 
 
 def test_parameters_are_handed_on_unchecked(asked: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]) -> None:
