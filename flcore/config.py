@@ -124,6 +124,9 @@ class Config:
     def _check_together(self) -> None:
         used(self.plugins, self.methods)
         self._check_needs()
+        reason = self.partitioner.refusal(self.partition.num_clients, self.source.num_classes)
+        if reason is not None:
+            raise ConfigError(reason)
         if (self.data.mean is None) != (self.data.std is None):
             mean, std = (shown(value) for value in (self.data.mean, self.data.std))
             raise ConfigError(f"data.mean = {mean}, data.std = {std}: set both, or neither")

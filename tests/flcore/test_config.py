@@ -297,6 +297,8 @@ def test_a_run_is_named_by_what_can_change_its_result(name: str, section: str, k
     raw = json.loads(json.dumps(BASE | NEEDS_ELSEWHERE.get((section, key), {})))
     if name:
         raw.setdefault(section, {})["name"] = name
+    if section == "partition":  # images with any number of classes, for which any number of clients may do
+        raw["data"] = {"name": "imagefolder"}
     raw.setdefault(section, {}).update(NEEDS.get((section, key), {}) | NEEDS_OF.get((name, key), {}))
     before = Config.from_mapping(raw)
     if len(declaration(before, section, key).choices or (0, 0)) == 1:
@@ -348,3 +350,30 @@ def test_one_is_one_however_it_is_written() -> None:
 def test_the_analyses_that_can_be_asked_for_are_those_that_there_are() -> None:
     analyses = next(p for p in declared(EvaluationConfig) if p.name == "analyses")
     assert analyses.choices == tuple(SUMMARIES)
+
+
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [
+        # 3K divisible by 10: multiples of 10; 12m divisible by 10: multiples of 5.
+        (
+            {"name": "classes_per_client", "classes": 3, "num_clients": 12},
+            ["partition.num_clients=10 or 20", "partition.classes=5"],
+        ),
+        ({"name": "classes_per_client", "classes": 11}, ["partition.classes = 11", "10 classes"]),
+        ({"name": "dominant", "num_clients": 12}, ["partition.num_clients = 12", "use 10 clients"]),
+        ({"name": "ways_shots", "ways": 12, "ways_spread": 1}, ["partition.ways = 12", "[11, 9]"]),
+        ({"name": "ways_shots", "kind": "fedproto_mnist", "shots_spread": 1}, ["partition.shots_spread = 1"]),
+    ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else "",
+)
+def test_a_division_that_cannot_be_is_refused_before_data_are_read(partition: dict[str, Any], said: list[str]) -> None:
+    """Digits are known to have ten classes."""
+    with pytest.raises(ConfigError) as refused:
+        Config.from_mapping({"data": {"name": "digits"}, "partition": partition})
+    assert all(text in str(refused.value) for text in said), refused.value
+
+
+def test_a_division_of_images_whose_classes_only_their_files_tell_is_not_refused_yet() -> None:
+    partition = {"name": "classes_per_client", "classes": 3, "num_clients": 12}
+    Config.from_mapping({"data": {"name": "imagefolder", "root": "images"}, "partition": partition})

@@ -60,6 +60,15 @@ class Partitioner(abc.ABC):
         """What a manifest records of the options: their values."""
         return dataclasses.asdict(self)
 
+    def refusal(self, num_clients: int, num_classes: int | None) -> str | None:
+        """Return why so many classes cannot be divided among so many clients, with values that would work; or None.
+
+        Args:
+            num_clients: K.
+            num_classes: C; None where only the data will tell.
+        """
+        return None
+
     @abc.abstractmethod
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
@@ -91,6 +100,22 @@ def check_request(labels: np.ndarray, num_clients: int, min_size: int = 1) -> No
             f"partition.num_clients = {num_clients}: {len(labels)} training samples cannot give every client "
             f"{max(min_size, 1)}; the largest number possible is {most}"
         )
+
+
+def refuse(partitioner: Partitioner, num_clients: int, num_classes: int) -> None:
+    """Raise what :meth:`Partitioner.refusal` says, where the data are read: a configuration may not know the classes.
+
+    Raises:
+        DataError: it says something.
+    """
+    reason = partitioner.refusal(num_clients, num_classes)
+    if reason is not None:
+        raise DataError(reason)
+
+
+def either(key: str, values: list[int]) -> str:
+    """Return settings of a key as a message has them: ``partition.num_clients=5 or 10``."""
+    return f"{key}={' or '.join(map(str, values))}"
 
 
 def cut(indices: np.ndarray, shares: np.ndarray) -> list[Indices]:

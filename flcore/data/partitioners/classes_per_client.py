@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from flcore.data.partitioners.base import Assignment, Indices, Partitioner, check_request, indices_by_class, joined
+from flcore.data.partitioners.base import (
+    Assignment,
+    Indices,
+    Partitioner,
+    check_request,
+    either,
+    indices_by_class,
+    joined,
+    refuse,
+)
 from flcore.errors import DataError
 from flcore.params import param
 
@@ -29,25 +39,37 @@ class ClassesPerClient(Partitioner):
         "parts", "parts: every class at equally many clients; nbench: as in NIID-Bench"
     )
 
+    def refusal(self, num_clients: int, num_classes: int | None) -> str | None:
+        """Refuse more classes than there are, and parts that cannot be dealt evenly."""
+        if num_classes is None:
+            return None
+        if self.classes > num_classes:
+            return f"partition.classes = {self.classes}: the dataset has only {num_classes} classes"
+        if self.rule == "nbench" or num_clients * self.classes % num_classes == 0:
+            return None
+        clients = _nearest(num_clients, num_classes // math.gcd(num_classes, self.classes))
+        classes = [
+            n for n in _nearest(self.classes, num_classes // math.gcd(num_classes, num_clients)) if n <= num_classes
+        ]
+        return (
+            f"partition.num_clients = {num_clients}, partition.classes = {self.classes}: their product is not a "
+            f"multiple of the {num_classes} classes; use {either('partition.num_clients', clients)}, "
+            f"{either('partition.classes', classes)}, or partition.rule=nbench"
+        )
+
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> Assignment:
         """Divide the samples; see :meth:`Partitioner.split`."""
         check_request(labels, num_clients)
         by_class = indices_by_class(labels)
-        if self.classes > len(by_class):
-            raise DataError(f"partition.classes = {self.classes}: the dataset has only {len(by_class)} classes")
+        refuse(self, num_clients, len(by_class))
         deal = self._deal_parts if self.rule == "parts" else self._deal_nbench
         hands = deal(num_clients, len(by_class), rng)
         return _hand_out(by_class, hands, rng)
 
     def _deal_parts(self, num_clients: int, num_classes: int, rng: np.random.Generator) -> np.ndarray:
-        parts, rest = divmod(num_clients * self.classes, num_classes)
-        if rest:
-            raise DataError(
-                f"partition.classes = {self.classes}: {num_clients} clients x {self.classes} is not a multiple of "
-                f"{num_classes} classes; use a multiple of {num_classes // np.gcd(num_classes, self.classes)} clients"
-            )
+        parts = num_clients * self.classes // num_classes
         deck = rng.permutation(np.repeat(np.arange(num_classes), parts))
         hands = deck.reshape(num_clients, self.classes)
         held = _held(hands, num_classes)
@@ -63,6 +85,12 @@ class ClassesPerClient(Partitioner):
             others = np.delete(np.arange(num_classes), sure)
             hands.append([sure, *rng.choice(others, size=self.classes - 1, replace=False)])
         return np.array(hands)
+
+
+def _nearest(value: int, step: int) -> list[int]:
+    """Return the multiples of ``step`` below and above ``value``; the smallest is ``step`` itself."""
+    below = value // step * step
+    return [multiple for multiple in (below, below + step) if multiple > 0]
 
 
 def _held(hands: np.ndarray, num_classes: int) -> np.ndarray:

@@ -7,7 +7,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from flcore.data.partitioners.base import Assignment, Indices, Partitioner, check_request, cut, indices_by_class, joined
+from flcore.data.partitioners.base import (
+    Assignment,
+    Indices,
+    Partitioner,
+    check_request,
+    cut,
+    indices_by_class,
+    joined,
+    refuse,
+)
 from flcore.errors import DataError
 from flcore.params import param
 
@@ -25,6 +34,15 @@ class Dominant(Partitioner):
 
     share: float = param(0.95, "share of a class that goes to its main clients", above=0, below=1)
 
+    def refusal(self, num_clients: int, num_classes: int | None) -> str | None:
+        """Refuse numbers of clients that do not give every class equally many of them."""
+        if num_classes is None or (num_classes > 1 and num_clients % num_classes == 0):
+            return None
+        return (
+            f"partition.num_clients = {num_clients}: a dominant class per client needs a multiple of the "
+            f"{num_classes} classes (at least 2); use {_nearest_multiple(num_classes, num_clients)} clients"
+        )
+
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> Assignment:
@@ -32,11 +50,7 @@ class Dominant(Partitioner):
         check_request(labels, num_clients)
         by_class = indices_by_class(labels)
         num_classes = len(by_class)
-        if num_classes < 2 or num_clients % num_classes:
-            raise DataError(
-                f"partition.num_clients = {num_clients}: a dominant class per client needs a multiple of the "
-                f"{num_classes} classes (at least 2); use {_nearest_multiple(num_classes, num_clients)} clients"
-            )
+        refuse(self, num_clients, num_classes)
         owned: list[list[Indices]] = [[] for _ in range(num_clients)]
         for c, indices in enumerate(by_class):
             shares = self._shares(c, num_clients, num_classes)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from flcore.data.partitioners.base import Assignment, Indices, Partitioner, check_request, indices_by_class, joined
+from flcore.data.partitioners.base import (
+    Assignment,
+    Indices,
+    Partitioner,
+    check_request,
+    indices_by_class,
+    joined,
+    refuse,
+)
 from flcore.errors import DataError
 from flcore.params import param
 
@@ -36,6 +45,20 @@ class WaysShots(Partitioner):
     )
     strict: bool = param(False, "refuse, instead of using samples twice, when a class is too small")
 
+    def refusal(self, num_clients: int, num_classes: int | None) -> str | None:
+        """Refuse ranges of FedProto's code that are empty."""
+        if not self.kind.startswith("fedproto"):
+            return None
+        if self.kind == "fedproto_mnist" and self.shots_spread == 1:
+            return "partition.shots_spread = 1: kind fedproto_mnist needs 0, or 2 and more"
+        low, high = self._range_of_ways(math.inf if num_classes is None else num_classes)
+        if low <= high:
+            return None
+        return (
+            f"partition.ways = {self.ways}, partition.ways_spread = {self.ways_spread}: no number of classes lies in "
+            f"[{low}, {high}] with {num_classes or 'any number of'} classes; use partition.kind=uniform or other ways"
+        )
+
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> Assignment:
@@ -43,20 +66,20 @@ class WaysShots(Partitioner):
         check_request(labels, num_clients)
         by_class = indices_by_class(labels)
         num_classes = len(by_class)
+        refuse(self, num_clients, num_classes)
         hands = []
         for _ in range(num_clients):
             ways, shots = self._draw_ways(num_classes, rng), self._draw_shots(rng)
             hands.append((np.sort(rng.choice(num_classes, size=ways, replace=False)), shots))
         return self._hand_out(by_class, hands, rng)
 
+    def _range_of_ways(self, num_classes: float) -> tuple[int, int]:
+        """Return the least and the largest number of classes that FedProto's code draws."""
+        return max(2, self.ways - self.ways_spread), int(min(num_classes - 1, self.ways + self.ways_spread))
+
     def _draw_ways(self, num_classes: int, rng: np.random.Generator) -> int:
         if self.kind.startswith("fedproto"):
-            low, high = max(2, self.ways - self.ways_spread), min(num_classes - 1, self.ways + self.ways_spread)
-            if low > high:
-                raise DataError(
-                    f"partition.ways = {self.ways}: no number of classes lies in [{low}, {high}] with {num_classes} "
-                    "classes; use partition.kind=uniform or fewer ways"
-                )
+            low, high = self._range_of_ways(num_classes)
             return int(rng.integers(low, high + 1))
         return int(np.clip(_around(self.ways, self.ways_spread, self.kind, rng), 1, num_classes))
 
@@ -66,8 +89,6 @@ class WaysShots(Partitioner):
             return mean
         if self.kind.startswith("fedproto"):
             low, high = mean - spread + 1, mean + spread - (2 if self.kind == "fedproto_mnist" else 0)
-            if low > high:
-                raise DataError(f"partition.shots_spread = {spread}: kind fedproto_mnist needs 0, or 2 and more")
             return max(1, int(rng.integers(low, high + 1)))
         return max(1, _around(self.shots, self.shots_spread, self.kind, rng))
 

@@ -393,7 +393,8 @@ def test_nbench_gives_client_i_class_i() -> None:
 
 
 def test_classes_per_client_refusals() -> None:
-    with pytest.raises(DataError, match="multiple of 5 clients"):  # 2K divisible by 10
+    # 2K divisible by 10: K = 5 or 10; 7m divisible by 10: m = 10 alone.
+    with pytest.raises(DataError, match=r"partition\.num_clients=5 or 10, partition\.classes=10, "):
         ClassesPerClient().split(balanced(10, 20), 7, stream(0))
     with pytest.raises(DataError, match="only 3 classes"):
         ClassesPerClient(classes=4).split(balanced(3, 20), 3, stream(0))
