@@ -63,6 +63,10 @@ class TurnRunner:
         self._trainer = trainer or make_trainer(experiment)
         self._forward = Forward(experiment)
         self._server: tuple[Record, Record] = (Record(), Record())
+        setting = experiment.setting
+        # A turn has all of its tensors on one device: methods mix the initial weights with what clients receive.
+        initial = self._there({MODEL: setting.initial})[MODEL]
+        self._setting = setting if initial is setting.initial else replace(setting, initial=initial)
 
     def train(self, place: Place, clients: Sequence[int], server: Record, memories: Memories) -> dict[int, Result]:
         """One leg's turns of a stack of clients.
@@ -122,10 +126,10 @@ class TurnRunner:
         """A client's turn, with the message it is sent."""
         experiment = self.experiment
         config = experiment.config
-        exchange = Exchange(experiment.setting, round_number, leg.name)
+        exchange = Exchange(self._setting, round_number, leg.name)
         inbox = outgoing(experiment.method.broadcast(server, client, exchange), experiment)
         return Turn(
-            setting=experiment.setting,
+            setting=self._setting,
             round=round_number,
             leg=leg.name,
             client=client,

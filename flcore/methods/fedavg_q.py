@@ -112,8 +112,7 @@ class FedAvgQ(FedAvg):
         """The quantised difference with n_k; v and the error are remembered."""
         start, error = self.begin(turn), turn.memory.get(ERROR, _zeros(turn.setting.initial))
         wanted = {
-            name: value - start.params[name].to(value.device) + error.params[name].to(value.device)
-            for name, value in trained.weights.params.items()
+            name: value - start.params[name] + error.params[name] for name, value in trained.weights.params.items()
         }
         sent = quantised_all(wanted, self.bits, turn.stream("quantisation"))
         arrived = restored_all(sent, wanted, self.bits)

@@ -63,7 +63,7 @@ class Setting:
         batch_size: B, of local training.
         image_shape: (channels, height, width).
         pixel_mean: per channel, on the scale 0 to 1; models read (pixel - mean) / std. pixel_std: likewise.
-        initial: the initial weights, the same for every party.
+        initial: the initial weights, the same for every party; in a client's turn on ``device``.
         network: the model's parts as functions of weights, in evaluation mode; for work on the server.
         device: where heavy work belongs; records that a stage is given lie on the CPU.
         aggregation: how the server folds weights and prototypes.

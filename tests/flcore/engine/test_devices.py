@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from flcore.compression import quantised_all
+from flcore.engine.client import TurnRunner
 from flcore.engine.numerics import set_numerics
 from flcore.errors import ConfigError
 from flcore.experiment import Experiment
-from flcore.messages import Weights
+from flcore.messages import Arrays, Weights
 from flcore.models.averaging import average_weights
+from flcore.records import Record
 from flcore.twins import on_the_cpu, pair
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
@@ -50,6 +53,24 @@ def test_a_missing_gpu_is_said_before_data_are_used(lab: Any, monkeypatch: pytes
     config = lab.config(engine__device="cuda")
     with pytest.raises(ConfigError, match=r"engine\.device = cuda: no CUDA device"):
         Experiment.open(config, lab.prepared, lab.partition_folder)
+
+
+def test_a_client_that_is_first_sampled_late_has_all_its_tensors_on_the_device(lab: Any) -> None:
+    """FedAvg in few bits adds the differences that a client missed to the initial model: it has no memory yet.
+
+    The device is PyTorch's `meta`, which every machine has.
+    """
+    experiment = lab.experiment(method__name="fedavg_q", federation__participation=0.5)
+    method, setting = experiment.method, experiment.setting
+    object.__setattr__(experiment.config.engine, "device", "meta")
+    sent = quantised_all(setting.initial.params, 8, torch.Generator())
+    changes = Arrays({f"000001/{name}": value for name, value in sent.items()})
+    [leg] = method.legs(2, setting)
+    server = Record({**method.start_server(setting), "changes": changes})
+    turn = TurnRunner(experiment).receive(2, leg, 3, server, Record())
+    received, own = turn.inbox["changes"].named, turn.setting.initial.values
+    assert received.keys() == changes.named.keys()
+    assert {tensor.device.type for tensor in (*received.values(), *own.values())} == {"meta"}
 
 
 @needs_gpu
