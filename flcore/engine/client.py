@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flcore.engine.client_data import ClientData
 from flcore.engine.energy import Clock
-from flcore.engine.failures import TurnError, turn_part
+from flcore.engine.failures import TurnError, is_the_machines, turn_part
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.serial import Outcome, SerialTrainer, Trainer, Training
 from flcore.engine.local.stacked import StackedTrainer
@@ -78,7 +78,7 @@ class TurnRunner:
             memories: client id to what it kept; empty at its first turn.
 
         Raises:
-            TurnError: an error that cannot be told to be one client's.
+            TurnError: an error that cannot be told to be one client's, or that is the machine's.
         """
         experiment, method = self.experiment, self.experiment.method
         legs = method.legs(place.round, experiment.setting)
@@ -106,6 +106,8 @@ class TurnRunner:
                     result = replace(result[0], seconds=seconds), result[1]
                 results[turn.client] = result
             except TurnError as error:
+                if is_the_machines(error):
+                    raise
                 results[turn.client] = Failure(error.cause, _cost(turn.inbox, experiment), error.part, error.details)
         return results
 

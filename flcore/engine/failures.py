@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from flcore.engine.turns import Failure, Place
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError, listed
 
@@ -92,6 +94,15 @@ def _cause(error: Exception) -> str:
 def _details(error: Exception) -> str:
     inner = error.details if isinstance(error, RunError) else ""
     return inner or "".join(traceback.format_exception(error))
+
+
+def is_the_machines(error: TurnError) -> bool:
+    """Return whether an error in a turn is the machine's and no client's: a full disk, no memory, a broken GPU."""
+    cause = error.__cause__
+    # PyTorch has no type of its own for memory of the CPU.
+    return isinstance(cause, (OSError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)) or (
+        isinstance(cause, RuntimeError) and "can't allocate memory" in str(cause)
+    )
 
 
 def failed(place: Place, leg_name: str, client: int, failure: Failure) -> TurnError:

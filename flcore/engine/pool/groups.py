@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import Memories, TurnRunner, download
-from flcore.engine.failures import LocatedError, TurnError, failed, turn_part
+from flcore.engine.failures import LocatedError, TurnError, failed, is_the_machines, turn_part
 from flcore.engine.replies import Result
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Failure, Reply
@@ -65,7 +65,7 @@ def train_group(
         keep: takes results.
 
     Raises:
-        RunError: a client failed and ``federation.on_client_error`` is ``stop``, or the system refused a file.
+        RunError: a client failed and ``federation.on_client_error`` is ``stop``, or the machine lacks disk or memory.
         StoppedError: nobody waits.
     """
     drop = drops_failures(runner.experiment)
@@ -85,23 +85,22 @@ def train_group(
 def _turns(
     runner: TurnRunner, state: RunState, stack: Sequence[int], memories: Memories
 ) -> dict[int, tuple[Reply, Record] | Failure]:
-    """The turns of a stack. Whoever's turn raises an error has failed, and the others are trained without it."""
+    """The turns of a stack.
+
+    Whose fault an error is cannot be told of a stack: with ``drop`` its clients are then trained one by one, and those
+    fail that fail alone. What comes of the others is what they give alone, in every kind of executor.
+    """
     experiment = runner.experiment
-    results: dict[int, tuple[Reply, Record] | Failure] = {}
-    waiting = list(stack)
-    while waiting:
-        try:
-            with turn_part(state.place, leg_name(experiment, state), waiting, ""):
-                return results | runner.train(state.place, waiting, state.server, memories)
-        except TurnError as error:
-            if not drops_failures(experiment) or isinstance(error.__cause__, OSError):  # a full disk is no client's
-                raise
-            blamed = [client for client in waiting if client in error.clients] or waiting
-            for client in blamed:
-                down = sent_to(state, client, experiment)
-                results[client] = Failure(error.cause, down, error.part, error.details)
-            waiting = [client for client in waiting if client not in blamed]
-    return results
+    try:
+        with turn_part(state.place, leg_name(experiment, state), stack, ""):
+            return runner.train(state.place, stack, state.server, memories)
+    except TurnError as error:
+        if not drops_failures(experiment) or is_the_machines(error):
+            raise
+        if len(stack) == 1:
+            down = sent_to(state, stack[0], experiment)
+            return {stack[0]: Failure(error.cause, down, error.part, error.details)}
+    return {client: _turns(runner, state, [client], memories)[client] for client in stack}
 
 
 def drops_failures(experiment: Experiment) -> bool:

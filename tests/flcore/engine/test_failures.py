@@ -389,12 +389,29 @@ def test_an_error_is_dropped_like_any_failure(lab: Any, stack: bool, tmp_path: P
     assert run.history[-1]["bytes_up"]["model"] == 3 * 3 * model
 
 
-def test_of_a_stack_those_fail_whose_fault_it_may_be(lab: Any, tmp_path: Path) -> None:
-    """Stacks [3, 1] and [2, 0] by their steps, 6, 4, 4, 3: an error in local training costs 1 and 3; 0 and 2 go on."""
+@pytest.mark.parametrize("part", ["broadcast", "context"])
+def test_of_a_stack_those_fail_alone_whose_fault_it_is(lab: Any, part: str, tmp_path: Path) -> None:
+    """Stacks [3, 1] and [2, 0] by their steps, 6, 4, 4, 3: an error of client 3's costs client 3 alone."""
     changes = {"engine": {"stack": True, "stack_size": 2}}
-    run = lab.run(dropping(lab, Erring(part="context", clients=(3,)), **changes), tmp_path / "run")
-    assert [(number, client) for number, client, _ in run.state.failures] == [(n, k) for n in (1, 2, 3) for k in (1, 3)]
-    assert [record["participants"] for record in run.history] == [[0, 2]] * 3
+    run = lab.run(dropping(lab, Erring(part=part, clients=(3,)), **changes), tmp_path / "run")
+    assert [(number, client) for number, client, _ in run.state.failures] == [(n, 3) for n in (1, 2, 3)]
+    assert [record["participants"] for record in run.history] == [[0, 1, 2]] * 3
+    # What the others give is what they give without it, up to what a stack's arithmetic may differ by.
+    serial = lab.run(dropping(lab, Erring(part=part, clients=(3,))), tmp_path / "serial")
+    for name, value in serial.state.server["model"].params.items():
+        torch.testing.assert_close(run.state.server["model"].params[name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
+@pytest.mark.parametrize("part", ["context", "reply"])
+@pytest.mark.parametrize("error", [MemoryError, OSError, torch.OutOfMemoryError])
+def test_what_the_machine_lacks_is_no_clients_failure(
+    lab: Any, error: type[Exception], part: str, stack: bool, tmp_path: Path
+) -> None:
+    """Memory or disk: the run stops, and does not go on without the client."""
+    experiment = dropping(lab, Erring(part=part, error=error), engine__stack=stack)
+    with pytest.raises(RunError, match=rf"^round 1, client.*: {error.__name__}: no {part}$"):
+        lab.run(experiment, tmp_path / "run")
 
 
 def test_who_could_not_even_be_sent_its_message_received_nothing(lab: Any, tmp_path: Path) -> None:
