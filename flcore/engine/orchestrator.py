@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, Protocol, TypeVar
 
 Item = TypeVar("Item")
@@ -54,6 +54,8 @@ class InlineOrchestrator:
             return [function(item) for item in items]
         threads = ThreadPoolExecutor(self._workers)
         try:
-            return list(threads.map(function, items))
+            begun = [threads.submit(function, item) for item in items]
+            ended, _ = wait(begun, return_when=FIRST_EXCEPTION)
+            return [future.result() for future in begun if future in ended]  # all of them, unless one raises
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
