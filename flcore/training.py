@@ -268,7 +268,7 @@ def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, sta
     seconds, joules = _sums(rounds, "seconds"), _sums(rounds, "joules")
     # A leg in which clients only answer takes time too, but none of it for training.
     training = sum(record["seconds"][record["leg"]] for record in rounds if record["steps"])
-    speed = state.steps / training if training else None
+    speed = sum(record["steps"] for record in rounds) / training if training else None
     timing = {"rounds": rounds, "seconds": seconds, "steps_per_second": speed, "joules": joules or None}
     timing["clients"] = _by_client(rounds)
     times = {"began_ms": rounds[0]["began_ms"], "ended_ms": rounds[-1]["ended_ms"]}

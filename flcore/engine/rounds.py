@@ -19,6 +19,7 @@ from flcore.engine.energy import Clock, Meter, Stopwatch, no_meter
 from flcore.engine.failures import located, part_of, turn_part
 from flcore.engine.orchestrator import Orchestrator
 from flcore.engine.pool.executors import Executor
+from flcore.engine.pool.groups import Keeper
 from flcore.engine.pool.workers import worker_count
 from flcore.engine.round_scores import Passed, RoundScorer, passed_through
 from flcore.engine.run_state import RunName, RunState, Traffic, leg_facts, round_facts
@@ -139,7 +140,7 @@ def _run_round(run: _Run, latest: _Latest) -> RoundRecord | None:
     for leg in legs[state.leg :]:
         last = state.leg == len(legs) - 1
         watch, began = Stopwatch(run.observers.clock, run.observers.meter), run.observers.wall_clock()
-        after, replies, in_front = _run_leg(run, state, leg, cohort, watch)
+        after, replies, in_front, steps = _run_leg(run, state, leg, cohort, watch)
         passed = passed_through(run.experiment.method, leg, state, in_front, after)
         _keep_passed(run, number, passed)
         if _is_evaluated(run.experiment, number) and run.experiment.method.score_before():
@@ -157,7 +158,7 @@ def _run_round(run: _Run, latest: _Latest) -> RoundRecord | None:
         if last and number in run.experiment.config.evaluation.snapshots:
             run.checkpoint.keep_round(after)  # before the commit: who is killed in between does it again
         clients = {str(client): reply.seconds for client, reply in replies.items()}
-        timing = {"round": number, "leg": leg.name, "steps": after.steps - state.steps, **watch.record()}
+        timing = {"round": number, "leg": leg.name, "steps": steps, **watch.record()}
         times = {"began_ms": _milliseconds(began), "ended_ms": _milliseconds(run.observers.wall_clock())}
         run.checkpoint.commit(after, record, {**timing, "clients": clients, **times})
         state = latest.state = after
@@ -200,15 +201,18 @@ def _score_on_the_way(run: _Run, number: int, passed: Mapping[str, Passed], afte
 
 def _run_leg(
     run: _Run, state: RunState, leg: Leg, cohort: Cohort, watch: Stopwatch
-) -> tuple[RunState, Mapping[int, Reply], dict[str, Record]]:
+) -> tuple[RunState, Mapping[int, Reply], dict[str, Record], int]:
     """One leg: who takes part is trained, then the server's stages work on the replies.
 
     Returns:
-        The state after it, the replies, and what the server held in front of each stage.
+        The state after it, the replies, what the server held in front of each stage, and the mini-batches that were
+        trained on now: those of replies from before an interruption have taken none of the seconds on ``watch``.
     """
     experiment, place = run.experiment, state.place
     failed = {client for number, client, _ in state.failures if number == place.round}
-    results = _train(run, state, leg, taking_part(experiment, leg, cohort, failed))
+    whole = stacks(experiment, place.round, leg, taking_part(experiment, leg, cohort, failed))
+    missing = {client for stack in Keeper(experiment, run.checkpoint).missing(state, whole) for client in stack}
+    results = _train(run, state, leg, whole)
     replies = {client: result for client, result in results.items() if isinstance(result, Reply)}
     failures = {client: result for client, result in results.items() if isinstance(result, Failure)}
     if failures and not replies:
@@ -246,7 +250,7 @@ def _run_leg(
         failures=(*state.failures, *((place.round, client, _why(leg, found)) for client, found in failures.items())),
         told=told,
     )
-    return after, replies, in_front
+    return after, replies, in_front, sum(reply.steps for client, reply in replies.items() if client in missing)
 
 
 def _remembered(memories: Mapping[int, int], replies: Mapping[int, Reply], leg: int) -> dict[int, int]:
@@ -258,10 +262,9 @@ def _remembered(memories: Mapping[int, int], replies: Mapping[int, Reply], leg: 
     return kept | {client: leg for client, reply in replies.items() if reply.remembers}
 
 
-def _train(run: _Run, state: RunState, leg: Leg, clients: tuple[int, ...]) -> dict[int, Reply | Failure]:
-    """Results of a leg by client, in order of ids."""
-    experiment, engine = run.experiment, run.experiment.config.engine
-    whole = stacks(experiment, state.place.round, leg, clients)
+def _train(run: _Run, state: RunState, leg: Leg, whole: list[list[int]]) -> dict[int, Reply | Failure]:
+    """Results of a leg by client, in order of ids, from its stacks."""
+    engine = run.experiment.config.engine
     handed_out = groups(whole, worker_count(engine), engine.clients_per_task)
     results: dict[int, Reply | Failure] = {}
     for found in run.orchestrator.map(leg.name, partial(run.executor.train, state), handed_out):

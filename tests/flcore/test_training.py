@@ -15,6 +15,7 @@ import pytest
 from flcore import training
 from flcore.config import Config
 from flcore.engine import rounds
+from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.rounds import Observers
 from flcore.errors import DataError, RunError
 from flcore.processor import processor_class
@@ -43,6 +44,35 @@ def test_steps_per_second_count_the_seconds_of_every_leg(lab: Any, tmp_path: Pat
     assert all(record["steps"] for record in timing["rounds"])
     assert timing["steps_per_second"] == steps / 3
     assert sum(timing["seconds"].values()) > 3
+
+
+def test_replies_from_before_an_interruption_are_no_speed(lab: Any, tmp_path: Path) -> None:
+    """Stopped in the first round, after three of four clients: a second is measured for the fourth client's steps.
+
+    The clients have 43, 50, 62 and 85 samples: 3, 4, 4 and 6 batches of 16, 17 steps a round. Of the two rounds 6 and
+    17 steps are measured, in a second each.
+    """
+    config = lab.config(federation__rounds=2, engine__durability="reply", engine__durable_every=0.0)
+    experiment = lab.experiment(federation__rounds=2, engine__durability="reply", engine__durable_every=0.0)
+
+    class Stopping(InlineOrchestrator):
+        def map(self, name: str, function: Any, items: Any) -> list[Any]:
+            (group,) = items
+            function([stack for stack in group if stack != [3]])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, lab.prepared, lab.partition_folder, tmp_path / "run", orchestrator=Stopping())
+    ticks = iter(range(1000))
+    observers = Observers(clock=lambda: float(next(ticks)))
+    train(config, lab.prepared, lab.partition_folder, tmp_path / "run", observers=observers)
+    timing = json.loads((tmp_path / "run" / "timing.json").read_text())
+    sizes = [len(own.train) for own in experiment.partition.clients]
+    steps = [-(-size // config.local.batch_size) for size in sizes]
+    assert [record["steps"] for record in timing["rounds"]] == [steps[3], sum(steps)]
+    assert timing["steps_per_second"] == (steps[3] + sum(steps)) / 2
+    metrics = json.loads((tmp_path / "run" / "history.jsonl").read_text().splitlines()[-1])
+    assert metrics["steps"] == 2 * sum(steps)
 
 
 def test_seconds_and_joules_of_each_client(lab: Any, tmp_path: Path) -> None:
