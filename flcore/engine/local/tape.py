@@ -32,7 +32,8 @@ class Tape:
         augmentation: draws of `flcore.data.augment`, each [S, B, ...]; empty without augmentation.
         draws: of the method, each [S, ...].
         noted_from: first step whose features are averaged by class (:attr:`Phase.note`); S for none.
-        pass_numbers: of which pass over the samples each step is, from 0.
+        pass_numbers: of which pass over the samples each step is; 0 is the pass of the first step, which began in an
+            earlier round where batches are endless.
     """
 
     positions: Tensor
@@ -79,6 +80,7 @@ def record_tape(
     batch_size, device = config.local.batch_size, config.engine.device
     laid_out = list(_laid_out(size, config.local, turn, phase, number))
     a_pass = steps_per_pass(size, config.local)
+    done = _steps_before(config.local, turn, phase) % max(a_pass, 1)
     before = {"none": len(laid_out), "last_pass": max(0, len(laid_out) - a_pass)}.get(phase.note, 0)
     kept = [row.shape[0] > 1 or not skip_single for row in laid_out]
     rows = [row for row, keep in zip(laid_out, kept, strict=True) if keep]
@@ -111,7 +113,7 @@ def record_tape(
         augmentation=augmentation,
         draws=draws,
         noted_from=sum(kept[:before]),
-        pass_numbers=tuple(step // a_pass for step, keep in enumerate(kept) if keep),
+        pass_numbers=tuple((done + step) // a_pass for step, keep in enumerate(kept) if keep),
     )
 
 
@@ -150,14 +152,26 @@ def planned_steps(size: int, local: LocalConfig, phase: Phase) -> int:
 def _laid_out(size: int, local: LocalConfig, turn: Turn, phase: Phase, number: int) -> Iterator[Tensor]:
     epochs, steps = passes(local, phase)
     seed, full = turn.setting.seed, local.batches != "all"
-    if local.batches != "endless" or steps is None:
+    if not _is_endless(local, phase):
         generator = torch_stream(seed, "batches", turn.round, turn.client, number)
         return batch_positions(size, local.batch_size, epochs, steps, generator, full=full)
 
     def generator_of(which: int) -> torch.Generator:
         return torch_stream(seed, "passes", turn.client, number, which)
 
-    return endless_positions(size, local.batch_size, (turn.round - 1) * steps, steps, generator_of)
+    assert steps is not None  # else it is not endless
+    return endless_positions(size, local.batch_size, _steps_before(local, turn, phase), steps, generator_of)
+
+
+def _is_endless(local: LocalConfig, phase: Phase) -> bool:
+    """Whether the passes of a phase go on from round to round."""
+    return local.batches == "endless" and passes(local, phase)[1] is not None
+
+
+def _steps_before(local: LocalConfig, turn: Turn, phase: Phase) -> int:
+    """Return how many mini-batches of a phase's chain of passes lie before its first one in this round."""
+    _, steps = passes(local, phase)
+    return (turn.round - 1) * steps if steps is not None and _is_endless(local, phase) else 0
 
 
 def batch_positions(

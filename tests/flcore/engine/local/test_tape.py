@@ -220,6 +220,22 @@ def tape_of(experiment: Any, client: int = 0, *, number: int = 1, phase: int = 0
     return record_tape(experiment, experiment.new_module(), turn, Phase(), phase, size, skip_single=skip_single)
 
 
+def test_a_pass_of_endless_batches_begins_where_its_order_does(lab: Any) -> None:
+    """20 samples in batches of 8, two full ones a pass; three steps a round: 0a 0b 1a | 1b 2a 2b | 3a 3b 4a.
+
+    Mini-batches of one number within a round are of one pass: no sample stands in two of them.
+    """
+    dataset = lab.toy_dataset([[value] for value in range(20)], [0, 1] * 10, None, None)
+    partition = lab.by_hand(dataset, [list(range(20))])
+    changes: dict[str, Any] = {"local__batches": "endless", "local__steps": 3, "local__batch_size": 8}
+    experiment = lab.experiment(dataset, partition, lab.ToySpec(), **changes)
+    tapes = [tape_of(experiment, number=number) for number in (1, 2, 3)]
+    assert [tape.pass_numbers for tape in tapes] == [(0, 0, 1), (0, 1, 1), (0, 0, 1)]
+    for tape in tapes:
+        of_a_pass = [tape.positions[np.array(tape.pass_numbers) == which].flatten().tolist() for which in (0, 1)]
+        assert all(len(set(rows)) == len(rows) for rows in of_a_pass)
+
+
 RANDOM = {"model": {"name": "fedproto_cnn"}, "data__augmentation": "crop_flip_rot"}
 
 
