@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from flcore import sources
 from flcore.version import VERSION
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "run"]
 
 __version__ = VERSION
+
+sources.install()
 
 _ON_REQUEST = {"run": "flcore.running"}
 """Name → module. `import flcore` stays light: torch is imported by whoever trains."""

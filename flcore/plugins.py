@@ -31,6 +31,7 @@ from flcore.imports import imported_names
 from flcore.methods import METHODS, Method
 from flcore.params import build, declared
 from flcore.plugin_places import located as located
+from flcore.sources import EditedError
 from flcore.wording import brief
 
 PACKAGE = "protofl_plugins"
@@ -80,6 +81,7 @@ def load(path: str | os.PathLike[str], sha256: str | None = None) -> Plugin:
 
     Raises:
         ConfigError: the file is missing or another one, does not run, or has no method that can be used.
+        EditedError: this process has loaded the file as it should be, and it was edited since.
     """
     try:
         place = Path(path).expanduser().absolute()
@@ -92,6 +94,8 @@ def load(path: str | os.PathLike[str], sha256: str | None = None) -> Plugin:
         raise ConfigError(f"plug-in {brief(str(path))}: cannot be read ({error})") from error
     plugin = Plugin(place.stem, place, hashlib.sha256(source).hexdigest(), source)
     if sha256 not in (None, plugin.sha256):
+        if getattr(sys.modules.get(plugin.module), "__plugin__", None) == sha256:
+            raise EditedError.of(place)
         raise ConfigError(
             f"plug-in {place}: is not the file that this configuration names (its SHA-256 is {plugin.sha256[:8]}..., "
             f"not {str(sha256)[:8]}...); put that one back, or begin another run with this one"

@@ -9,14 +9,14 @@ fingerprints of its own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from flcore.config import Config
 from flcore.imports import closure
-
-ROOT = Path(__file__).parent
-"""The folder of `flcore`."""
+from flcore.sources import ROOT as ROOT
+from flcore.sources import SOURCES, EditedError, read_sources, refuse_edited, source_file
 
 _STEP_ENTRIES = tuple(f"flcore.engine.local.{name}" for name in ("step_function", "convolution", "compiler"))
 _ENTRIES = (
@@ -41,13 +41,14 @@ def code_modules(config: Config, root: Path = ROOT, entries: Sequence[str] = _EN
         entries: where the run enters the library.
     """
     plugins = {plugin.module: plugin.source for plugin in config.plugins}
+    sources = _sources(root)
 
     def source_of(module: str) -> bytes | None:
         if module in plugins:
             return plugins[module]
         if module.startswith(_LEFT_OUT):
             return None
-        return _library_source(module, root)
+        return _library_source(module, sources)
 
     named = [type(entry).__module__ for entry in (*config.methods, config.model_spec)]
     found = closure((*entries, *named), source_of)
@@ -76,7 +77,7 @@ def division_fingerprint(config: Config) -> str:
 
 def _fingerprint_of(entries: tuple[str, ...]) -> str:
     def source_of(module: str) -> bytes | None:
-        return None if module in _REGISTRIES else _library_source(module, ROOT)  # these name all there are
+        return None if module in _REGISTRIES else _library_source(module, SOURCES)  # these name all there are
 
     found = closure(entries, source_of)
     return _digest({module: hashlib.sha256(source).hexdigest() for module, source in found.items()})
@@ -84,19 +85,33 @@ def _fingerprint_of(entries: tuple[str, ...]) -> str:
 
 def library_fingerprint(root: Path = ROOT) -> str:
     """SHA-256 over all sources of `flcore`, used or not: the same for all methods of a comparison."""
-    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*.py")}
-    return _digest({name: hashlib.sha256(source).hexdigest() for name, source in files.items()})
+    return _digest({name: hashlib.sha256(source).hexdigest() for name, source in _sources(root).items()})
 
 
-def _library_source(module: str, root: Path) -> bytes | None:
-    package, *parts = module.split(".")
-    if package != "flcore":
-        return None
-    place = root.joinpath(*parts)
-    for path in (place / "__init__.py", place.with_suffix(".py")):
-        if path.is_file():
-            return path.read_bytes()
-    return None
+def refuse_edited_code(config: Config) -> None:
+    """Stop before a run begins where a file that it uses is not the one that this process has imported.
+
+    Args:
+        config: the run.
+
+    Raises:
+        EditedError: names the file, of the package or of a plug-in.
+    """
+    refuse_edited(code_modules(config))
+    for plugin in config.plugins:
+        with suppress(OSError):  # one that is gone is in memory, and workers say that they cannot read it
+            if plugin.path.read_bytes() != plugin.source:
+                raise EditedError.of(plugin.path)
+
+
+def _sources(root: Path) -> Mapping[str, bytes]:
+    """The sources of the package: as this process began, or of a copy of it, as they are now."""
+    return SOURCES if root == ROOT else read_sources(root)
+
+
+def _library_source(module: str, sources: Mapping[str, bytes]) -> bytes | None:
+    name = source_file(module, sources)
+    return None if name is None else sources[name]
 
 
 def _digest(sources: dict[str, str]) -> str:

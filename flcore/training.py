@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,7 +32,7 @@ from flcore.experiment import Experiment
 from flcore.files import make_durable, sealed, sweep, write_tensors
 from flcore.locks import sole_use
 from flcore.processor import processor_class
-from flcore.provenance import code_fingerprint, library_fingerprint
+from flcore.provenance import code_fingerprint, library_fingerprint, refuse_edited_code
 from flcore.records import save_record
 from flcore.run_folder import (
     RunFiles,
@@ -60,6 +61,7 @@ def train(
     restart: bool = False,
     about: Mapping[str, Any] | None = None,
     seat: Seat | None = None,
+    held: bool = False,
 ) -> bool:
     """Run, or go on with, all rounds of one run in ``directory``.
 
@@ -72,19 +74,21 @@ def train(
         restart: throw away a checkpoint that cannot be used.
         about: what ``config.json`` says of machine and code; None: :func:`environment`.
         seat: in a meeting of runs that train in one stack (:func:`flcore.engine.local.meeting.meet`); None: alone.
+        held: the caller holds the folder's lock (:func:`flcore.locks.sole_use`).
 
     Returns:
         False if the run had already finished there and nothing was done.
 
     Raises:
         ConfigError: the directory holds another run and ``replace`` is False.
-        RunError: training failed, or another process is at work in ``directory``.
+        RunError: training failed, another process is at work in ``directory``, or a file of the run's code was edited.
     """
+    refuse_edited_code(config)
     single_thread()
     set_numerics(config.engine.precision)
     experiment = Experiment.open(config, prepared, partition)
     files = RunFiles(directory)
-    with sole_use(directory):
+    with nullcontext() if held else sole_use(directory):
         sweep(directory)
         experiment.dataset.check_content(prepared)  # also for whoever evaluates what has finished
         if is_finished(files.directory, experiment.hash):

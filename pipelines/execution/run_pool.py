@@ -28,6 +28,8 @@ from flcore.engine.pool.child import Child, end_with_parent
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
+from flcore.provenance import refuse_edited_code
+from flcore.sources import EditedError
 from pipelines.execution.one_run import GivenUpError, Hurdles, PlacedRun, carry_out, is_of_the_machine
 from pipelines.execution.progress import Watcher
 from pipelines.runs import memory
@@ -35,7 +37,7 @@ from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 
 _TRIES = 2  # a process that was killed costs nothing but time: the run goes on where it was
-_PLAIN = {kind.__name__: kind for kind in (ConfigError, DataError, GivenUpError)}
+_PLAIN = {kind.__name__: kind for kind in (ConfigError, DataError, EditedError, GivenUpError)}
 _SECONDS_TO_DIE = 5
 _TOLD = ("top1_global", "mean_local", "tasks")
 
@@ -81,6 +83,13 @@ class RunPool:
                 left.remove(label)
                 ended(label, error)
 
+        for one in (run, *run.company):
+            try:
+                refuse_edited_code(one.config)
+            except EditedError as error:
+                told(one.label, error)
+        if not left:
+            return
         worker = self._take(run.label)
         try:
             for _ in range(_TRIES):
@@ -274,7 +283,13 @@ def _work(pipe: Connection, place: int) -> None:
             together, restart = pipe.recv()
         except (EOFError, OSError):
             return
-        runs = [_run_of(values) for values in together]
+        try:
+            runs = [_run_of(values) for values in together]
+        except ProtoflError as raised:  # a plug-in was edited just now
+            for values in together:
+                pipe.send(("ended", values["named"][-1], (type(raised).__name__, str(raised), "", "")))
+            pipe.send(("done",))
+            continue
         works = [partial(_carry_out, _with(runs, run), restart, pipe) for run in runs]
         if len(works) == 1:
             works[0](None)

@@ -209,13 +209,12 @@ def stay_in_this_process() -> None:
 
 
 def remember_what_stays(asked: Iterable[Scenario]) -> None:
-    """Find out once what is the same for thousands of processes and takes longer than a run: sources, versions."""
+    """Find out once what is the same for thousands of processes and takes longer than a run: versions, fingerprints."""
     from flcore import provenance, training
     from flcore.config import Config
     from pipelines.runs import memory
     from pipelines.runs import provenance as ours
 
-    provenance._library_source = cache(provenance._library_source)
     training._version, training.library_fingerprint = cache(training._version), cache(training.library_fingerprint)
     ours.git_commit = cache(ours.git_commit)
     memory.reset_peak = lambda: None  # would look at, and so copy, all that a child shares with its parent

@@ -28,6 +28,7 @@ from flcore.engine.run_state import RunState
 from flcore.engine.turns import Reply
 from flcore.evaluation.scoring import Part, Request, Scorer
 from flcore.experiment import EngineChoice, Experiment
+from flcore.provenance import refuse_edited_code
 from flcore.records import Record
 
 _SECONDS_BETWEEN_LOOKS = 1
@@ -157,6 +158,7 @@ class _Worker:
     @cached_property
     def _experiment(self) -> Experiment:
         config = Config.from_mapping(self._config)
+        refuse_edited_code(config)
         prepare_process(self._place, config.engine.precision)
         return Experiment.open(config, *self._data, choice=self._choice)
 

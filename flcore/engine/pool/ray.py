@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flcore import disk
+from flcore import disk, sources
 from flcore.config import Config
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
@@ -40,6 +40,7 @@ from flcore.errors import ConfigError, RunError
 from flcore.experiment import EngineChoice, Experiment
 from flcore.files import replace_file
 from flcore.plugins import brought
+from flcore.provenance import refuse_edited_code
 from flcore.records import Record
 from flcore.sections import EngineConfig
 
@@ -67,10 +68,10 @@ def ray_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint
     shared = _Shared(ray, checkpoint, {"prepared": prepared, "partition": partition})
     actor = ray.remote(num_cpus=1, num_gpus=engine.gpus_per_worker, max_restarts=0)(RayWorker)
     config, choice = experiment.config.to_mapping(), astuple(experiment.chosen)
-    sources = {plugin.name: plugin.source for plugin in experiment.config.plugins}
+    plugins = {plugin.name: plugin.source for plugin in experiment.config.plugins}
 
     def start(place: int) -> WorkerHandle:
-        return _Actor(ray, actor.remote(place, config, choice, sources), shared)
+        return _Actor(ray, actor.remote(place, config, choice, plugins, sources.digests()), shared)
 
     return PoolExecutor(start, worker_count(engine), experiment, checkpoint)
 
@@ -250,8 +251,16 @@ def _bytes_in(values: bytes) -> Tensor:
 class RayWorker:
     """What runs in an actor: a worker with a checkpoint folder of its own."""
 
-    def __init__(self, place: int, config: Mapping[str, Any], choice: tuple[bool, bool, bool], plugins: Files) -> None:
+    def __init__(
+        self,
+        place: int,
+        config: Mapping[str, Any],
+        choice: tuple[bool, bool, bool],
+        plugins: Files,
+        digests: Mapping[str, str],
+    ) -> None:
         """Keep what it is told; whatever may fail comes later, with a request that can answer."""
+        sources.compare_with_parent(digests)
         self._place, self._config, self._plugins = place, config, plugins
         self._choice = EngineChoice(*choice)
         self._folder = tempfile.TemporaryDirectory(prefix="protofl-ray-")
@@ -311,6 +320,7 @@ class RayWorker:
         if self._runner is None:
             with located("a worker's start"):
                 config = Config.from_mapping(brought(self._config, self._plugins, self._root))
+                refuse_edited_code(config)
                 prepare_process(self._place, config.engine.precision)
                 experiment = Experiment.open(
                     config, self._data["prepared"], self._data["partition"], choice=self._choice
