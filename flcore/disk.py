@@ -13,8 +13,30 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import BinaryIO, cast
+
+
+class LockFile(FileIO):
+    """An open file that processes lock; closing it lets go of the lock.
+
+    Attributes:
+        stand_in: the file that says who holds the lock, and its content, where the file system has no locks.
+    """
+
+    stand_in: tuple[Path, bytes] | None = None
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        held, self.stand_in = self.stand_in, None
+        if held is not None:
+            path, content = held
+            with suppress(OSError):  # its folder may be another one by now
+                if path.read_bytes() == content:
+                    path.unlink()
+        super().close()
+
 
 # ---- one operation each ------------------------------------------------------------------------------------------
 
@@ -34,9 +56,18 @@ def open_end(path: Path) -> BinaryIO:
     return cast(BinaryIO, path.open("ab"))
 
 
-def open_lock(path: Path) -> IO[str]:
+def create_new(path: Path) -> BinaryIO:
+    """Open a new file to be written.
+
+    Raises:
+        FileExistsError: there is one of this name.
+    """
+    return cast(BinaryIO, path.open("xb"))
+
+
+def open_lock(path: Path) -> LockFile:
     """Open a file that is there to be locked (:mod:`flcore.locks`); nothing is ever written to it."""
-    return path.open("w")
+    return LockFile(path, "w")
 
 
 def cut(path: Path, length: int) -> None:

@@ -15,6 +15,7 @@ import math
 import os
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -27,6 +28,7 @@ import numpy as np
 
 from flcore import disk
 from flcore.errors import DataError
+from flcore.host import host_id, is_alive
 from flcore.wording import brief
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ _TYPES = {
     "torch.int64": "I64",
 }
 _RANKS = {dtype: rank for rank, dtype in enumerate(_TYPES)}
+_SECONDS_OF_A_DAY = 24 * 60 * 60
 _CHECK = "check"
 _OURS = "protofl"
 """The one metadata key: safetensors readers keep no order among several."""
@@ -65,7 +68,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bo
     """
     disk.make_folder(path.parent)
     # In the same folder, because a rename is atomic within one file system only.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    temporary = path.with_name(f".{path.name}.{host_id()}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         with disk.named(path), disk.create(temporary) as file:
             write(file)
@@ -108,25 +111,25 @@ def append(path: Path, content: bytes, *, at: int, durable: bool = False) -> int
 def sweep(folder: Path, name: str | None = None) -> None:
     """Remove what processes that were killed have left half written in a folder; in those below it nothing.
 
+    Of a process of another machine, which shares the folder, nobody here knows whether it lives: a file of its is
+    removed when nothing has been written to it for a day.
+
     Args:
         folder: need not be there.
         name: of the file that was to be written; None: of any.
     """
     whose = "*" if name is None else glob.escape(name)
     for path in sorted(folder.glob(f".{whose}.*.*.tmp")):
-        number = path.name.split(".")[-3]
-        if number.isdigit() and not _is_alive(int(number)):
+        host, number = path.name.split(".")[-4:-2]
+        if number.isdigit() and (not is_alive(int(number)) if host == host_id() else _is_old(path)):
             disk.remove(path, missing_ok=True)
 
 
-def _is_alive(process: int) -> bool:
+def _is_old(path: Path) -> bool:
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        return time.time() - path.stat().st_mtime > _SECONDS_OF_A_DAY
+    except FileNotFoundError:
         return False
-    except PermissionError:  # somebody else's
-        return True
-    return True
 
 
 def make_durable(paths: Iterable[Path]) -> None:

@@ -243,6 +243,27 @@ def forget_damaged_results(directory: Path) -> None:
         forget_results(directory)
 
 
+_OWNED = ("checkpoint", "clients", "before", "snapshots", "prepared", "partition", "analyses", "figures", "plugins")
+"""Folders in a run's folder, which the run empties or removes when it needs to."""
+
+
+def refuse_inside_a_run(place: Path) -> None:
+    """Stop before anything is written in a folder that belongs to a run, which may remove it.
+
+    Args:
+        place: where something is to be written.
+
+    Raises:
+        ConfigError: it is inside such a folder.
+    """
+    whole = place.resolve()
+    for folder in (whole, *whole.parents):
+        if folder.name in _OWNED and RunFiles(folder.parent).config.exists():
+            raise ConfigError(
+                f"{place}: lies in {folder.name}, which the run in {folder.parent} may remove; choose another --out"
+            )
+
+
 def refuse_other_run(config: Config, directory: Path, *, by_places: bool = True) -> None:
     """Stop before anything is written where a folder holds a run of another configuration.
 

@@ -17,7 +17,7 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from flcore.evaluation.scoring import Scorer
 from flcore.evaluation.summaries import check_history, summarise
 from flcore.experiment import EngineChoice, Experiment
 from flcore.files import NOT_JSON, finite, read_json, read_lines, sweep
+from flcore.locks import sole_use
 from flcore.provenance import code_fingerprint
 from flcore.records import Record, load_record
 from flcore.run_folder import (
@@ -44,6 +45,7 @@ from flcore.run_folder import (
     forget_damaged_results,
     forget_results,
     on_other_data,
+    refuse_inside_a_run,
     refuse_other_run,
     result_text,
     seal,
@@ -94,11 +96,12 @@ def run(
         RunError: training failed, another process is at work in the folder, or other code finished the run there.
     """
     resolved, files = _resolved(config), RunFiles(Path(folder))
+    refuse_inside_a_run(files.directory)
     refuse_other_run(resolved, files.directory)
-    _refuse_other_code(resolved, files, restart)
-    if restart:
-        forget_damaged_results(files.directory)
-    with alone():
+    with alone(), _for_writing(files, restart):
+        _refuse_other_code(resolved, files, restart)
+        if restart:
+            forget_damaged_results(files.directory)
         if not files.metrics.exists():
             if prepared is None:
                 prepare(resolved, files.prepared)
@@ -108,7 +111,7 @@ def run(
             division = files.partition if partition is None else Path(partition)
             train(
                 resolved, data, division, files.directory,
-                orchestrator=orchestrator, observers=observers, restart=restart,
+                orchestrator=orchestrator, observers=observers, restart=restart, held=True,
             )  # fmt: skip
             evaluate(resolved, data, division, files.directory)
     check_seal(files.directory)
@@ -121,6 +124,11 @@ def run(
     if any(metrics[name] != found for name, found in handed_in.items()):
         raise on_other_data(files.directory)
     return metrics
+
+
+def _for_writing(files: RunFiles, restart: bool) -> AbstractContextManager[None]:
+    """Keep other processes out of a run's folder; a finished run is only read, perhaps where nothing can be written."""
+    return nullcontext() if files.metrics.exists() and not restart else sole_use(files.directory)
 
 
 def _refuse_other_code(config: Config, files: RunFiles, restart: bool) -> None:

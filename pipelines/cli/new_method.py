@@ -9,7 +9,7 @@ from string import Template
 
 from flcore.errors import ConfigError
 from flcore.methods import METHODS
-from flcore.run_folder import write_text
+from flcore.run_folder import refuse_inside_a_run, write_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -25,12 +25,13 @@ def write(name: str, folder: Path) -> tuple[Path, Path]:
         Both files.
 
     Raises:
-        ConfigError: the name cannot be a method's, or a file is there already.
+        ConfigError: the name cannot be a method's, a file is there already, or the folder is one that a run may remove.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ConfigError(f"new method {name}: a name is made of a-z, 0-9 and _, a letter first, and no Python keyword")
     if name in METHODS:
         raise ConfigError(f"new method {name}: there is a method called so already; choose another name")
+    refuse_inside_a_run(folder)
     method, test = folder / f"{name}.py", folder / f"test_{name}.py"
     for file in (method, test):
         if file.exists():

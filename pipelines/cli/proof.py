@@ -72,9 +72,11 @@ def reproduce_options(parser: Parser) -> None:
 
 def archive(arguments: argparse.Namespace) -> int:
     """``protofl archive``: a run or comparison as a file from which anybody repeats it."""
+    from flcore.run_folder import refuse_inside_a_run
     from pipelines.proof.archive import archive as write
 
     out = arguments.out or Path(f"{arguments.directory.resolve().name}.zip")
+    refuse_inside_a_run(out)
     # Folders of one name are many; a file that somebody has named is meant.
     digest = write(arguments.directory, out, licence=arguments.licence, replace=arguments.out is not None)
     print(

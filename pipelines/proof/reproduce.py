@@ -15,7 +15,7 @@ from flcore import disk
 from flcore.errors import ConfigError, DataError, RunError, listed
 from flcore.files import read_json, replace_file, sweep
 from flcore.plugin_places import located
-from flcore.run_folder import RunFiles, write_result
+from flcore.run_folder import RunFiles, refuse_inside_a_run, write_result
 from pipelines.config.params import override
 from pipelines.orchestration.commands import operation
 from pipelines.proof.contents import (
@@ -104,6 +104,7 @@ def reproduce(
 
 def _claim(home: Path, archive: Archive) -> None:
     """Make a folder this archive's own; one that it has begun is gone on with."""
+    refuse_inside_a_run(home)
     proof = home / PROOF
     content = archive.read(PROOF)
     sweep(home, PROOF)  # who was killed while beginning left half a file, which is no reason to refuse the folder

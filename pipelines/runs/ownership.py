@@ -17,6 +17,7 @@ from typing import Literal
 
 from flcore import disk
 from flcore.errors import ConfigError, listed
+from flcore.run_folder import refuse_inside_a_run
 
 Kind = Literal[
     "run", "comparison", "sweep", "study", "paper table", "stages", "prepared", "partition", "partitions", "stage runs"
@@ -85,7 +86,7 @@ _KINDS = {
 }
 _REPRODUCTION = _Kind("what protofl reproduce made", "", frozenset({"proof.json"}))
 
-_UNFINISHED = re.compile(r"\.(running|lock|claims)|\..+\.(tmp|unfinished)")
+_UNFINISHED = re.compile(r"\.(running|lock|claims)|\..+\.(tmp|unfinished|holder)")
 """Locks, and what a killed process has left half written."""
 _OF_OTHERS = frozenset({".gitignore", ".gitkeep", ".DS_Store", ".directory", "lost+found"})
 """What version control, file managers and file systems put into folders that are empty to people."""
@@ -116,8 +117,9 @@ def claim_names(kind: Kind, folder: Path, besides: Collection[str] = ()) -> None
     """As :func:`claim_folder`, of one that a command makes for itself: whether it can be written to shows when it is.
 
     Raises:
-        ConfigError: it is a file, or holds something else.
+        ConfigError: it is a file, holds something else, or lies in a folder that a run may remove.
     """
+    refuse_inside_a_run(folder)
     if os.path.lexists(folder) and not folder.is_dir():
         raise ConfigError(f"{folder}: is not a folder; choose another --out")
     own = _KINDS[kind]

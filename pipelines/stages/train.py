@@ -75,7 +75,7 @@ def train(
         elif run.directory.exists():
             with sole_use(run.directory):  # another process may be about to say whose it is
                 if run.directory.name in known or not _was_begun(run) or run.was_finished_by_other_code:
-                    remove_others(run.directory, [".running"])
+                    remove_others(run.directory, [".running", ".running.holder"])
     if directory.exists():
         remove_others(directory, sorted(own | others))
     failed = carry_out_placed(runs, operation, restart=restart)

@@ -275,7 +275,7 @@ def only_one_process(file: Path, *, wait: bool) -> Iterator[bool]:
         DataError: there is no such file, so its folder is not a run.
     """
     try:
-        handle = file.open("rb")
+        handle = disk.LockFile(file, "r")
     except FileNotFoundError as error:
         raise DataError(f"{file.parent} is not a run: it has no {file.name}") from error
     with handle:

@@ -14,7 +14,7 @@ import json
 import re
 import zlib
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -33,7 +33,7 @@ _BLOCK_BYTES = 1 << 16
 class _FileLock:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: IO[str] | None = None
+        self._file: disk.LockFile | None = None
 
     def acquire(self) -> bool:
         file = disk.open_lock(self._path)

@@ -24,8 +24,19 @@ KINDS = {
     "power": "the process is killed after the operation, and what was not synced is lost: contents, or names",
 }
 OPENED = ("create", "open_end")
-OPERATIONS = (*OPENED, "new_folder", "open_lock", "cut", "sync", "rename", "link", "remove", "remove_folder")
-TAKES_SPACE = {*OPENED, "new_folder", "open_lock", "sync", "link", "write"}
+OPERATIONS = (
+    *OPENED,
+    "new_folder",
+    "create_new",
+    "open_lock",
+    "cut",
+    "sync",
+    "rename",
+    "link",
+    "remove",
+    "remove_folder",
+)
+TAKES_SPACE = {*OPENED, "new_folder", "create_new", "open_lock", "sync", "link", "write"}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from flcore.files import (
     write_json,
     write_tensors,
 )
+from flcore.host import host_id
 
 TENSORS = {
     "images": torch.arange(2 * 3 * 5, dtype=torch.uint8).reshape(5, 3, 2),
@@ -105,8 +107,9 @@ def test_what_a_failed_write_left_behind_the_end_goes_before_the_next_one(tmp_pa
 def test_what_a_killed_process_left_half_written_is_swept_and_nothing_else(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    (tmp_path / f".a.json.{ended.pid}.140.tmp").write_text("{")
-    kept = {f".a.json.{os.getpid()}.140.tmp", f"b.{ended.pid}.140.tmp", ".running", "a.json", ".c.tmp"}
+    (tmp_path / f".a.json.{host_id()}.{ended.pid}.140.tmp").write_text("{")
+    ours = f"{host_id()}.{os.getpid()}.140.tmp"
+    kept = {f".a.json.{ours}", f"b.{host_id()}.{ended.pid}.140.tmp", ".running", "a.json", ".c.tmp"}
     for name in kept:
         (tmp_path / name).write_text("")
     sweep(tmp_path, "b.json")
@@ -116,6 +119,26 @@ def test_what_a_killed_process_left_half_written_is_swept_and_nothing_else(tmp_p
     sweep(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == kept
     sweep(tmp_path / "none")
+
+
+def test_what_another_machine_is_writing_is_swept_when_it_is_a_day_old(tmp_path: Path) -> None:
+    """Two machines share the folder: that a process of this number has ended here says nothing of the other's."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+
+    def write(file: Any) -> None:
+        (name,) = [path.name for path in tmp_path.iterdir()]
+        theirs = tmp_path / name.replace(host_id(), "0123abcd").replace(str(os.getpid()), str(ended.pid))
+        theirs.write_text("half")
+        sweep(tmp_path)
+        assert theirs.exists()
+        two_days_ago = time.time() - 2 * 24 * 60 * 60
+        os.utime(theirs, (two_days_ago, two_days_ago))
+        sweep(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+
+    replace_file(tmp_path / "a.json", write)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_an_error_of_the_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import json
+import os
 import subprocess
 import sys
 import threading
@@ -11,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from flcore import disk, locks
 from flcore.errors import RunError
-from flcore.locks import sole_use
+from flcore.locks import sole_use, take_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = "import sys; from pathlib import Path; from flcore.locks import sole_use\n"
@@ -75,5 +80,81 @@ def test_two_are_never_inside_however_quickly_they_follow_each_other(tmp_path: P
         thread.start()
     for thread in threads:
         thread.join()
-    assert entries > 100
+    assert entries > 20
     assert most == 1
+
+
+# ---- file systems without locks ----------------------------------------------------------------------------------
+
+
+WITHOUT = "import fcntl, errno\ndef none(*_): raise OSError(errno.ENOLCK, 'No locks available')\nfcntl.flock = none\n"
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system as some networks have it."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(locks, "_said_without_locks", [])
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_another_process_is_kept_out_until_it_is_killed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", WITHOUT + HOLD, str(run)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(RunError, match=rf"run: another process .*\(process {other.pid} on "), sole_use(run):
+            pass
+        other.kill()
+        other.wait()
+        with sole_use(run), pytest.raises(RunError, match=f"process {os.getpid()}"), sole_use(run):
+            pass
+    assert list(run.iterdir()) == []
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "has no locks" in caplog.text
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_a_process_of_another_machine_is_named_with_the_file_to_delete(tmp_path: Path) -> None:
+    """Nobody here can know whether it has ended."""
+    with sole_use(tmp_path):
+        (holder,) = [path for path in tmp_path.iterdir() if path.stat().st_size]
+        said = json.loads(holder.read_text())
+    holder.write_text(json.dumps({**said, "host": "farm7", "host_id": "another", "process": 123}))
+    with pytest.raises(RunError) as caught, sole_use(tmp_path):
+        pass
+    assert all(part in str(caught.value) for part in ("farm7", "123", str(holder)))
+    holder.unlink()
+    with sole_use(tmp_path):
+        pass
+    holder.write_text(json.dumps({**said, "began": "1"}))  # another process had this number
+    with sole_use(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_one_waits_for_the_other(tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    def second() -> None:
+        with disk.open_lock(tmp_path / "lock") as file:
+            assert take_lock(file, wait=True)
+            ended.append("second")
+
+    with disk.open_lock(tmp_path / "lock") as first:
+        assert take_lock(first, wait=True)
+        thread = threading.Thread(target=second)
+        thread.start()
+        time.sleep(0.2)
+        ended.append("first")
+    thread.join()
+    assert ended == ["first", "second"]
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]

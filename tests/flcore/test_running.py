@@ -202,6 +202,14 @@ def test_a_finished_folder_of_another_partition_or_other_data_is_refused(finishe
             run(RAW, finished, **{**own, **wrong})
 
 
+@pytest.mark.parametrize("inside", ["checkpoint/b", "prepared", "figures/deep/er"])
+def test_a_folder_that_a_run_may_remove_is_no_place_for_another(finished: Path, inside: str) -> None:
+    with pytest.raises(ConfigError, match="may remove"):
+        run({**RAW, "seed": 1}, finished / inside)
+    assert not (finished / inside).exists() or inside == "prepared"
+    running.refuse_inside_a_run(finished / "notes" / "checkpoint")
+
+
 def test_another_configuration_in_the_folder_is_refused(finished: Path) -> None:
     before = results(finished)
     with pytest.raises(ConfigError, match=r"with another configuration or other files \(seed is 0 there\);"):
@@ -212,6 +220,31 @@ def test_another_configuration_in_the_folder_is_refused(finished: Path) -> None:
 def test_a_folder_at_work_is_refused(tmp_path: Path) -> None:
     with sole_use(tmp_path / "run"), pytest.raises(RunError, match="another process is at work"):
         run(RAW, tmp_path / "run")
+
+
+def test_a_run_has_its_folder_to_itself_from_its_first_file_to_its_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever comes meanwhile is refused: the same run, started a second time, would remove the data of the first."""
+    folder, came = tmp_path / "run", list[str]()
+
+    def come_meanwhile(name: str) -> None:
+        step = getattr(running, name)
+
+        def stepping(*arguments: Any, **keywords: Any) -> Any:
+            with pytest.raises(RunError, match="another process is at work"), sole_use(folder):
+                pass
+            came.append(name)
+            return step(*arguments, **keywords)
+
+        monkeypatch.setattr(running, name, stepping)
+
+    steps = ["prepare", "divide", "train", "evaluate"]
+    for name in steps:
+        come_meanwhile(name)
+    assert run(RAW, folder)["rounds"] == 2
+    assert came == steps
+    assert not (folder / ".running").exists()
 
 
 def test_observers_are_told_and_threads_are_left_as_they_were(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from flcore.engine.rounds import Observers, run_name, run_rounds
 from flcore.engine.run_state import RunName, RunState
 from flcore.engine.turns import Failure, Place, Reply
 from flcore.errors import DataError, RunError
+from flcore.host import host_id
 from flcore.messages import Arrays, Count, Size
 from flcore.methods.fedavg import FedAvg
 from flcore.records import Record, save_record
@@ -160,7 +161,9 @@ def test_what_a_killed_process_left_half_written_aside_is_swept(tmp_path: Path) 
     checkpoint = Checkpoint(tmp_path)
     for folder in ("rounds", "before"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / f".0003.server.safetensors.{ended.pid}.140219336833920.tmp").write_bytes(b"half")
+        (tmp_path / folder / f".0003.server.safetensors.{host_id()}.{ended.pid}.140219336833920.tmp").write_bytes(
+            b"half"
+        )
     checkpoint.aside.keep_round(3, Record(), {})
     checkpoint.aside.keep("before_calibration", Record())
     assert sorted(path.name for path in tmp_path.rglob("*.*") if path.parent != tmp_path) == [
@@ -590,7 +593,9 @@ class Power:
             sync(handle)
             path = Path(f"/proc/self/fd/{handle}").readlink()
             if path.is_file():
-                self.synced[path.with_name(re.sub(r"^\.(.*)\.\d+\.\d+\.tmp$", r"\1", path.name))] = path.read_bytes()
+                self.synced[path.with_name(re.sub(r"^\.(.*)\.[0-9a-f]{8}\.\d+\.\d+\.tmp$", r"\1", path.name))] = (
+                    path.read_bytes()
+                )
             elif path == folder and (folder / "state.json").exists():
                 self.named = (folder / "state.json").read_bytes()
 

@@ -37,6 +37,7 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
+from flcore.disk import LockFile
 from flcore.locks import take_lock
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -384,7 +385,7 @@ class Life(RuleBasedStateMachine):
     def _check_locks(self, folder: Path) -> None:
         locks = [*folder.rglob(".running"), *folder.rglob("*lock"), *folder.rglob(".claims/*")]
         for path in [*locks, *(self.home / "cache").rglob("*.lock")]:
-            with path.open("a") as file:
+            with LockFile(path, "a") as file:
                 assert take_lock(file, wait=False), f"{path} is still locked"
 
     def _bring_back(self) -> None:

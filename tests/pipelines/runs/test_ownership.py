@@ -144,3 +144,16 @@ def test_the_folder_that_one_is_in_is_not_replaced(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(inside)
     assert not may_be_replaced("run", Path("."))
     assert not may_be_replaced("run", tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["run", "comparison", "study"])
+def test_what_a_run_may_remove_is_no_place_for_results(kind: Kind, tmp_path: Path) -> None:
+    """A run that has finished removes its checkpoint, with all that lies in it; also by a link that leads there."""
+    run = filled(tmp_path / "a", "config.json", "checkpoint/state.json")
+    (tmp_path / "link").symlink_to(run / "checkpoint")
+    for inside in (run / "checkpoint" / "b", run / "figures", tmp_path / "link" / "b"):
+        with pytest.raises(ConfigError, match="may remove"):
+            claim_folder(kind, inside)
+        assert not inside.exists()
+    claim_folder(kind, run / "notes" / "b")
+    claim_folder(kind, tmp_path / "checkpoint" / "b")  # of no run
