@@ -85,19 +85,30 @@ class Cache:
             look: at every image too, and make them again where one is damaged; it takes as long as to read them.
 
         Raises:
-            DataError: the source's files are missing or damaged.
+            DataError: the source's files are missing or damaged, or changed while they were read.
         """
+
+        def files() -> str | None:
+            return None if config.data.root is None else state_of(config.source.places(Path(config.data.root)))
+
         section = {key: value for key, value in config.to_mapping()["data"].items() if key not in _NOT_PREPARED}
         request = {
             "data": section,
-            "files": None if config.data.root is None else state_of(config.source.places(Path(config.data.root))),
+            "files": files(),
             "code": preparation_fingerprint(config),
             "packages": package_versions(_PACKAGES),
         }
+
+        def make(folder: Path) -> str:
+            fingerprint = read_source(config, folder).meta.fingerprint
+            if files() != request["files"] and not config.data.download:
+                raise DataError(f"{config.data.root}: files changed while they were read; start the command again")
+            return fingerprint
+
         return self._made(
             "prepared",
             request,
-            lambda folder: read_source(config, folder).meta.fingerprint,
+            make,
             _looked_at if look else lambda folder: Dataset.load(folder).meta.fingerprint,
         )
 
