@@ -2,12 +2,13 @@
 
 ``federated-experiment`` is everything for one configuration, ``federated-training`` the same on given data;
 ``compare``, ``sweep`` and ``tune`` are many runs, and end with their tables, figures and MLflow runs;
-``retrain-on-new-data`` is an experiment that is carried out only where its data are new.
+``retrain-on-new-data`` is an experiment that is carried out only where its data, configuration or code are new.
 What they share is in :mod:`pipelines.orchestration.flow_runs`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,10 +20,12 @@ from prefect.states import Completed
 from pydantic import Field
 
 from flcore.config import Config
-from flcore.data.dataset import Dataset
 from flcore.errors import ConfigError
+from flcore.experiment import Experiment
 from flcore.files import read_json, write_json
 from flcore.files import sweep as sweep_leftovers
+from flcore.provenance import code_fingerprint
+from flcore.run_folder import RunFiles
 from pipelines.config.grid import plan
 from pipelines.config.params import without_tracking
 from pipelines.execution.bodies import comparison, comparison_runs, experiment
@@ -256,12 +259,15 @@ def retrain_on_new_data(
     config: Configuration | None = None,
     limit_hours: Hours | None = None,
 ) -> State[str]:
-    """One experiment on the data that there are now, unless they are those of the last one that has finished.
+    """One experiment on the data that there are now, unless the last one that has finished is this very one.
+
+    It is where configuration, data and code are the same.
 
     Args:
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments.
-        out: folder of the runs, one for each state of the data, and of ``last.json``, which names the last one.
+        out: folder of the runs, one for each state of configuration, data and code, and of ``last.json``, which names
+            the last one.
         restart: throw away a checkpoint that cannot be used, or damaged results; the rest is gone on with.
         config: a configuration instead of a file and overrides.
         limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
@@ -273,21 +279,29 @@ def retrain_on_new_data(
     name, tags = f"retrain {checked.method.name}-s{checked.seed}", ["retrain", checked.method.name, checked.source.name]
     with operation(checked, name, tags, limit_hours=limit_hours, experiment_of=checked) as how:
         prepared = how.steps.call("prepare-data", Cache.here().prepared, checked)
-        now, last = Dataset.load(prepared).meta.fingerprint, home / "last.json"
+        inputs = Inputs(prepared, how.steps.call("partition-data", Cache.here().partition, checked, prepared))
+        asked = Experiment.open(checked, inputs.prepared, inputs.partition)
+        data, last = asked.dataset.meta.fingerprint, home / "last.json"
+        # A run's hash is of configuration and data.
+        name = hashlib.sha256(f"{asked.hash} {code_fingerprint(checked)}".encode()).hexdigest()[:16]
         before = read_json(last, "delete it; the data then count as new") if last.exists() else None
-        if before is not None and before["data_fingerprint"] == now:
+        if before is not None and before["run"] == name and RunFiles(home / name).metrics.exists():
             said = (
-                f"nothing to train: the data ({now[:16]}) are those of {home / before['run']}, the last that finished"
+                f"nothing to train: configuration, data ({data[:16]}) and code are those of {home / name}, the last "
+                "that finished"
             )
             create_markdown_artifact(said, key="data")
-            return Completed(name="Unchanged", message=said, data=str(home / before["run"]))
-        was = "none has finished before" if before is None else f"the last run had {before['data_fingerprint'][:16]}"
-        create_markdown_artifact(f"new data: {now[:16]}; {was}", key="data")
-        outcome = experiment(checked, home / now[:16], how, restart=restart)
+            return Completed(name="Unchanged", message=said, data=str(home / name))
+        was, why = "none has finished before", f"data {data[:16]}"
+        if before is not None:
+            was = f"the last run was {home / before['run']}"
+            why = "changed configuration or code, " * (before["data_fingerprint"] == data) + why
+        create_markdown_artifact(f"{why}; {was}", key="data")
+        outcome = experiment(checked, home / name, how, restart=restart, inputs=inputs)
         sweep_leftovers(home, last.name)
-        write_json(last, {"data_fingerprint": now, "run": outcome.directory.name})
+        write_json(last, {"data_fingerprint": data, "run": outcome.directory.name})
         show_run(outcome)
-    return Completed(message=f"trained on new data ({now[:16]}; {was}): {left(outcome)}", data=str(outcome.directory))
+    return Completed(message=f"trained ({why}; {was}): {left(outcome)}", data=str(outcome.directory))
 
 
 def _one_run(

@@ -381,11 +381,11 @@ def test_it_is_trained_anew_when_the_data_are_new(deployed: Folder) -> None:
     assert [state["type"] for state in states] == ["COMPLETED"] * 3
     assert [state["name"] for state in states] == ["Completed", "Unchanged", "Completed"]
     said = [state["message"] for state in states]
-    assert "none has finished before" in said[0] and "nothing to train" in said[1] and "the last run had" in said[2]
+    assert "none has finished before" in said[0] and "nothing to train" in said[1] and "the last run was" in said[2]
     home = folder.path / "runs" / "retrained"
     runs = sorted(path.parent.name for path in home.glob("*/metrics.json"))
     last = json.loads((home / "last.json").read_text())
-    assert len(runs) == 2 and last["run"] in runs and last["run"] == last["data_fingerprint"][:16]
+    assert len(runs) == 2 and last["run"] in runs
     [first] = [run for run in runs if run != last["run"]]
     assert first in said[1] and first in said[2]
 
