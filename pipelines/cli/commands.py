@@ -34,7 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     """``protofl run``: one configuration, from data to report."""
     from pipelines.orchestration import commands
 
-    metrics = commands.run(_entry(arguments), arguments.out, quiet=arguments.json, **_how(arguments))
+    metrics = commands.run(
+        _entry(arguments), arguments.out, quiet=arguments.json, copies=arguments.copies, **_how(arguments)
+    )
     if arguments.json:
         print(json_text(metrics, indent=2))
     return 0
@@ -57,7 +59,9 @@ def compare(arguments: argparse.Namespace) -> int:
         raw = with_values(raw, {"compare.partition_seeds": list(arguments.partition_seeds)})
     if claims is not None:
         raw = with_values(raw, {"compare.claims": claims})
-    commands.compare(raw, *what, tuned=arguments.tuned, budget=arguments.budget, **_how(arguments))
+    commands.compare(
+        raw, *what, tuned=arguments.tuned, budget=arguments.budget, copies=arguments.copies, **_how(arguments)
+    )
     return 0
 
 

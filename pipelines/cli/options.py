@@ -58,6 +58,16 @@ def orchestration(parser: Parser, *, may_restart: bool = True) -> None:
     )
 
 
+def no_cache(parser: Parser) -> None:
+    """Leave to train what has finished in another folder."""
+    parser.add_argument(
+        "--no-cache",
+        action="store_false",
+        dest="copies",
+        help="train runs again that have finished in another folder, instead of copying their results",
+    )
+
+
 def restart(parser: Parser) -> None:
     """Leave to throw away what cannot be gone on with, is damaged, or was finished by other code."""
     parser.add_argument(

@@ -111,6 +111,7 @@ def _add_runs(add: _Commands) -> None:
     run.add_argument("--seed", type=whole_number(0), metavar="N", help="short for --set seed=N")
     options.out(run, "runs/<method>-s<seed>-<hash>", "run directory")
     options.orchestration(run)
+    options.no_cache(run)
     options.as_json(run, "metrics.json")
 
     compare = add("compare", commands.compare, "Methods × seeds, then one table; finished runs are found again.")
@@ -136,6 +137,7 @@ def _add_runs(add: _Commands) -> None:
     compare.add_argument("--budget", choices=("rounds", "bytes", "steps"), default="rounds", help=about)
     options.out(compare, "runs/comparison")
     options.orchestration(compare)
+    options.no_cache(compare)
 
     about = "One method over a grid of values × seeds: how accuracy and traffic depend on them."
     sweep = add("sweep", commands.sweep, about, _SWEEP_EPILOG)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError, DataError, ProtoflError
 from flcore.experiment import refuse_missing_device
+from flcore.locks import sole_use
 from flcore.run_folder import RunFiles, refuse_other_run
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry
@@ -62,7 +64,7 @@ def experiment(
     cache = Cache.here()
     run = placed(config, inputs or _inputs(config, cache, operation), RUNS, directory=out)
     was_here = RunFiles(run.directory).history.exists()
-    is_done = fetch(run, cache, restart=restart)
+    is_done = fetch(run, cache, restart=restart, copies=operation.copies)
     if is_done and not was_here:  # whoever looks whether a run repeats itself must not compare a copy
         operation.watcher.say(f"{run.directory}: a copy of this run, which has finished before in another folder")
     if not is_done:
@@ -170,9 +172,24 @@ def comparison(
         restart: throw away what cannot be used: checkpoints, and damaged results.
 
     Raises:
-        ConfigError: the folder holds something else. RunError: no run has finished.
+        ConfigError: the folder holds something else.
+        RunError: no run has finished, or another command is at work on the sweep.
     """
     claim_folder(kind, out)
+    # Commands for parts of a paper's table share the folder of a comparison; compare_methods holds its own.
+    with sole_use(out) if kind == "sweep" else nullcontext():
+        return _comparison(kind, config, planned, out, operation, facts, restart)
+
+
+def _comparison(
+    kind: Literal["comparison", "sweep"],
+    config: Mapping[str, Any],
+    planned: Sequence[PlannedRun],
+    out: Path,
+    operation: Operation,
+    facts: Mapping[str, Any],
+    restart: bool,
+) -> Outcome:
     runs, failed = carry_out_all(planned, out / "runs", operation, restart=restart)
     facts = {**facts, "rows": [run.row for run in planned], "draws": [run.draw for run in planned]}
     finished = [run.directory for run in runs if run.label not in failed]
@@ -218,7 +235,7 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
 
     def is_there(run: PlacedRun) -> bool:
         try:
-            return fetch(run, cache, restart=restart)
+            return fetch(run, cache, restart=restart, copies=operation.copies)
         except DataError as error:  # damaged, which is no reason to keep the others waiting; the store has it whole
             failed[run.label] = str(error)
             watcher.say(f"{run.label} failed: {error}")

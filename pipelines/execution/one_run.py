@@ -160,7 +160,7 @@ def in_company(runs: Sequence[PlacedRun]) -> list[PlacedRun]:
     return [replace(first, company=tuple(others)) for first, *others in groups.values()]
 
 
-def fetch(run: PlacedRun, cache: Cache, *, restart: bool = False) -> bool:
+def fetch(run: PlacedRun, cache: Cache, *, restart: bool = False, copies: bool = True) -> bool:
     """Take the results of a run that has finished elsewhere under the same code; False if there are none.
 
     One that has finished here is told where its data lie, if they do not lie where they did.
@@ -168,6 +168,7 @@ def fetch(run: PlacedRun, cache: Cache, *, restart: bool = False) -> bool:
     Args:
         run: which. cache: knows where runs have finished.
         restart: damaged results are none: :func:`carry_out` throws them away.
+        copies: also take results from other folders.
 
     Raises:
         DataError: the run has finished here, and its results are damaged.
@@ -181,7 +182,7 @@ def fetch(run: PlacedRun, cache: Cache, *, restart: bool = False) -> bool:
     if is_here:
         _find_data_again(run)
         return True
-    elsewhere = cache.finished_run(run.hash, run.code)
+    elsewhere = cache.finished_run(run.hash, run.code) if copies else None
     if elsewhere is None or _is_taken(run):
         return False
     is_inside = run.directory.resolve().is_relative_to(elsewhere.resolve())
@@ -237,9 +238,21 @@ def carry_out(
 
     Raises:
         RunError: training failed; or, as a :class:`GivenUpError`, it did not pass a hurdle. Or other code has finished
-            it there.
+            it there, or another process is at work there.
         DataError: data are damaged.
     """
+    with sole_use(run.directory):
+        _carry_out(run, cache, orchestrator, observers, restart, seat)
+
+
+def _carry_out(
+    run: PlacedRun,
+    cache: Cache,
+    orchestrator: Orchestrator | None,
+    observers: Observers | None,
+    restart: bool,
+    seat: Seat | None,
+) -> None:
     files, steps = RunFiles(run.directory), orchestrator or InlineOrchestrator()
     folders = (run.inputs.prepared, run.inputs.partition, run.directory)
     if restart:
@@ -264,6 +277,7 @@ def carry_out(
             restart=restart,
             about=environment(run.config),
             seat=seat,
+            held=True,
         )
         cache.on_whole_data(run.config, run.inputs.prepared, train)
         steps.call("evaluate", _silent(evaluate), run.config, *folders)
@@ -281,13 +295,12 @@ def _throw_away_damaged(directory: Path) -> None:
     config = RunFiles(directory).config
     if not config.exists():
         return
-    with sole_use(directory):  # what another process has just finished there is whole
-        forget_damaged_results(directory)
-        try:
-            described(directory)
-        except DataError:
-            forget_results(directory)  # first: results without a description are taken for somebody else's
-            disk.remove(config, missing_ok=True)
+    forget_damaged_results(directory)
+    try:
+        described(directory)
+    except DataError:
+        forget_results(directory)  # first: results without a description are taken for somebody else's
+        disk.remove(config, missing_ok=True)
 
 
 def _with_hurdles(run: PlacedRun, observers: Observers | None) -> Observers | None:

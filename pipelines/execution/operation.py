@@ -20,6 +20,7 @@ class Operation:
         watcher: is told how far it is.
         recorder: logs, draws and writes pages, in a process of its own.
         wait: whether a body ends only when the recorder has done what it was asked.
+        copies: whether the results of a run that has finished in another folder are copied, instead of training again.
         console: ``width`` of tables in columns, and whether they are for a ``terminal``.
     """
 
@@ -27,4 +28,5 @@ class Operation:
     watcher: Watcher
     recorder: Recorder
     wait: bool = True
+    copies: bool = True
     console: Mapping[str, Any] = field(default_factory=lambda: {"width": 150, "terminal": False})

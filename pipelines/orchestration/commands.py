@@ -35,6 +35,7 @@ def run(
     quiet: bool = False,
     restart: bool = False,
     wait: bool = True,
+    copies: bool = True,
 ) -> dict[str, Any]:
     """``protofl run``: everything for one configuration.
 
@@ -45,11 +46,12 @@ def run(
         quiet: say nothing but errors.
         restart: throw away a checkpoint that cannot be used, or damaged results; the rest is gone on with.
         wait: for the report and for MLflow.
+        copies: copy the results of this run where it has finished in another folder.
 
     Returns:
         The content of ``metrics.json``.
     """
-    with operation(raw, quiet=quiet, wait=wait) as (how, config):
+    with operation(raw, quiet=quiet, wait=wait, copies=copies) as (how, config):
         if uses_prefect(orchestrator, how):
             from pipelines.orchestration import flows
 
@@ -80,6 +82,7 @@ def compare(
     orchestrator: str = "auto",
     restart: bool = False,
     wait: bool = True,
+    copies: bool = True,
 ) -> None:
     """``protofl compare``: methods × seeds, side by side, then their table.
 
@@ -92,12 +95,13 @@ def compare(
         orchestrator: ``auto``, ``inline`` or ``prefect``.
         restart: throw away what cannot be used: checkpoints, and damaged results.
         wait: for tables and for MLflow.
+        copies: copy the results of runs that have finished in other folders.
 
     Raises:
         ConfigError: an entry cannot be run, or a claim is of what is not compared.
         RunError: runs failed; what the others gave is written and printed first.
     """
-    with operation(raw, wait=wait) as (how, _):
+    with operation(raw, wait=wait, copies=copies) as (how, _):
         from pipelines.execution.bodies import comparison_runs
         from pipelines.tuning.comparing import check_claims
 
@@ -183,7 +187,9 @@ def tune(raw: Mapping[str, Any], asked: Asked, out: Path, *, orchestrator: str =
 
 
 @contextmanager
-def operation(raw: Mapping[str, Any], *, quiet: bool = False, wait: bool = True) -> Iterator[tuple[Operation, Config]]:
+def operation(
+    raw: Mapping[str, Any], *, quiet: bool = False, wait: bool = True, copies: bool = True
+) -> Iterator[tuple[Operation, Config]]:
     """How a body is carried out, and the checked configuration.
 
     The recorder's process is started before torch is imported here, which takes as long as its own imports.
@@ -206,7 +212,8 @@ def operation(raw: Mapping[str, Any], *, quiet: bool = False, wait: bool = True)
                 watcher.say(text)
             from flcore.engine.pool.workers import worker_count
 
-            yield Operation(InlineSteps(worker_count(config.engine)), watcher, recorder, wait, _console()), config
+            steps = InlineSteps(worker_count(config.engine))
+            yield Operation(steps, watcher, recorder, wait, copies, _console()), config
             if not wait:
                 recorder.leave()
         finally:

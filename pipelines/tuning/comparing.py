@@ -8,6 +8,7 @@ from typing import Any
 
 from flcore.config import Config
 from flcore.errors import ConfigError
+from flcore.locks import sole_use
 from flcore.methods import Method
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import without_tracking
@@ -72,13 +73,14 @@ def compare_methods(
 
     Raises:
         ConfigError: an entry cannot be run, or differs from the others in its data; or the folder holds something else.
-        RunError: no run has finished.
+        RunError: no run has finished, or another command is at work in the folder.
     """
     claim_folder("comparison", out)  # here, since budget and studies have their places in it
-    if tuned:
+    if tuned:  # several processes may share studies
         from pipelines.tuning.tuned import tuned_comparison  # Optuna, which few comparisons need
 
         return tuned_comparison(raw, methods, seeds, tuned, out, operation, budget=budget, restart=restart)
-    spent, planned = planned_within(budget, raw, comparison_runs(raw, methods, seeds), out, operation)
-    facts = {"name": out.name, "budget": spent.words}
-    return comparison("comparison", without_tracking(raw), planned, out, operation, facts, restart=restart)
+    with sole_use(out):  # a second command would take runs from this one, which would call them failed
+        spent, planned = planned_within(budget, raw, comparison_runs(raw, methods, seeds), out, operation)
+        facts = {"name": out.name, "budget": spent.words}
+        return comparison("comparison", without_tracking(raw), planned, out, operation, facts, restart=restart)

@@ -25,7 +25,12 @@ class Meanwhile:
     """Runs in the order in which they may begin, each once."""
 
     def __init__(
-        self, home: Path, runs: Sequence[Planned] = (), then: Callable[[str], Sequence[Planned]] = lambda name: ()
+        self,
+        home: Path,
+        runs: Sequence[Planned] = (),
+        then: Callable[[str], Sequence[Planned]] = lambda name: (),
+        *,
+        copies: bool = True,
     ) -> None:
         """Have runs wait.
 
@@ -33,7 +38,9 @@ class Meanwhile:
             home: folder of all of them.
             runs: those that depend on no study, with their data.
             then: those that depend on a study, by its name; they go first.
+            copies: as for :class:`~pipelines.execution.operation.Operation`.
         """
+        self._copies = copies
         self._home, self._waiting, self._then = home, list(runs), then
         self._ended: set[str] = set()
         self._seen: set[Path] = set()
@@ -57,7 +64,7 @@ class Meanwhile:
             planned, inputs = self._waiting.pop(0)
             with suppress(ProtoflError):  # likewise
                 run = placed(planned.config, inputs, self._home, label=planned.label)
-                if run.directory not in self._seen and not fetch(run, Cache.here()):
+                if run.directory not in self._seen and not fetch(run, Cache.here(), copies=self._copies):
                     found.append(run)
                 self._seen.add(run.directory)
         return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from optuna.trial import Trial, TrialState
 
@@ -155,7 +155,7 @@ class Search:
         with alone(out), storage_errors():
             sweep(out)
             self._found = Trials(self._problem, self._files, asked.storage, asked.at_once)
-            self._runs = TrialRuns(self._problem, self._files, self._inputs(), Cache.here())
+            self._runs = TrialRuns(self._problem, self._files, self._inputs(), Cache.here(), operation.copies)
             claim(self._problem, self._files)
             self.ended = len(ended_trials(self._found.study))
             self._was_finished = self.ended >= self.wanted
@@ -167,7 +167,7 @@ class Search:
             )
         self.begun = 0
         self._trials: dict[str, tuple[int, Mapping[str, Any]]] = {}
-        self._claims: dict[int, IO[str]] = {}
+        self._claims: dict[int, disk.LockFile] = {}
         self._broken: ProtoflError | None = None
 
     @property

@@ -21,6 +21,7 @@ from flcore.files import read_json, sealed, sweep, unsealed
 from flcore.locks import sole_use
 from flcore.provenance import code_fingerprint
 from flcore.run_folder import RunFiles, described
+from flcore.sources import EditedError
 from pipelines.execution.budget import within_steps
 from pipelines.execution.one_run import GivenUpError, Hurdles, PlacedRun, fetch, is_of_the_machine, placed
 from pipelines.runs.cache import Cache
@@ -62,12 +63,14 @@ class TrialRuns:
     Attributes:
         problem: what is searched. files: of the study.
         inputs: the data. cache: knows where runs have finished.
+        copies: as for :class:`~pipelines.execution.operation.Operation`.
     """
 
     problem: Problem
     files: StudyFiles
     inputs: Inputs
     cache: Cache
+    copies: bool = True
 
     @cached_property
     def code(self) -> str:
@@ -113,7 +116,7 @@ class TrialRuns:
             self._write(number, values, TrialOutcome("fail", error=str(error)))
             return None
         run = replace(run, hurdles=hurdles)
-        if not fetch(run, self.cache, restart=True):
+        if not fetch(run, self.cache, restart=True, copies=self.copies):
             return run
         self.end(number, values, run, None)
         return None
@@ -122,8 +125,8 @@ class TrialRuns:
         """Write how a trial has ended.
 
         Raises:
-            ProtoflError: another process is at work in the trial's folder, the disk is full, or data are damaged:
-                nothing that the values have done. The same command goes on.
+            ProtoflError: another process is at work in the trial's folder, the disk is full, data are damaged, or code
+                was edited: nothing that the values have done. The same command goes on.
         """
         files = RunFiles(run.directory)
         if error is None:
@@ -131,7 +134,7 @@ class TrialRuns:
         elif isinstance(error, GivenUpError):
             history = read_lines(files.checkpoint / files.history.name)
             outcome = TrialOutcome("pruned", self._rounds(history, run.hurdles.failed_at(history)))
-        elif isinstance(error, DataError) or is_of_the_machine(error):
+        elif isinstance(error, DataError | EditedError) or is_of_the_machine(error):
             raise error
         else:  # it has diverged, or was killed again and again
             with sole_use(run.directory):  # raises it again if it is about another process

@@ -106,7 +106,7 @@ def _meanwhile(as_given: Sequence[PlannedRun], budget: Budget, out: Path, operat
         tuned = _with_values([run for run, _ in own], _read(method, out), budget)
         return [(run, inputs) for run, (_, inputs) in zip(tuned, own, strict=True)]
 
-    return Meanwhile(home, runs, then)
+    return Meanwhile(home, runs, then, copies=operation.copies)
 
 
 def _found(method: str, search: Search, out: Path) -> Tuned:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,19 +24,24 @@ from flcore.config import Config
 from flcore.engine.pool import child
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.pool.workers import physical_cores
-from flcore.errors import ConfigError, DataError, RunError
+from flcore.errors import ConfigError, DataError, ProtoflError, RunError
+from flcore.locks import sole_use
 from flcore.run_folder import RunFiles
+from pipelines.config.grid import plan
 from pipelines.config.params import with_variants
 from pipelines.execution import admission, bodies, one_run, run_pool
 from pipelines.execution.bodies import carry_out_all, comparison, comparison_runs, experiment
+from pipelines.execution.one_run import PlacedRun
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
 from pipelines.execution.progress import Lines, Silence
+from pipelines.execution.run_pool import RunPool
 from pipelines.execution.steps import InlineSteps
 from pipelines.runs import memory
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, kind_of
 from pipelines.runs.folder import has_whole_results
-from pipelines.runs.inputs import inputs_of
+from pipelines.runs.inputs import Inputs, inputs_of
+from pipelines.tuning.comparing import compare_methods
 
 SMALL: dict[str, Any] = {
     "data": {"limit_per_class": 20},
@@ -155,6 +161,58 @@ def test_the_same_run_elsewhere_is_taken_from_where_it_is() -> None:
     assert digests(Path("one")) == digests(Path("two"))
     other, _ = operation()
     assert not experiment(Config.from_mapping({**SMALL, "seed": 1}), Path("three"), other).was_finished
+
+
+def test_a_run_is_trained_again_with_workers_where_nothing_is_copied() -> None:
+    """Two rounds of local training and aggregation, as often as asked; the number of workers changes no byte."""
+    experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    steps = Recorded()
+    config = Config.from_mapping({**SMALL, "engine": {"workers": 2}})
+    second = experiment(config, Path("two"), replace(operation(steps)[0], copies=False))
+    assert not second.was_finished and steps.names.count("aggregate") == 2
+    assert digests(Path("one")) == digests(Path("two"))
+    third = experiment(config, Path("two"), replace(operation()[0], copies=False))
+    assert third.was_finished  # in its own folder it has
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_what_is_edited_while_a_command_runs_fails_the_runs_that_have_not_begun(plugin: Path) -> None:
+    """Two seeds; the plug-in is edited when the first has ended."""
+    raw = {**SMALL, "plugins": [str(plugin)], "compare": {"methods": ["mine"], "seeds": [0, 1], "baseline": "mine"}}
+    how, told = operation()
+    original = told.finish
+
+    def edit(directory: Path) -> Any:
+        plugin.write_text(plugin.read_text() + "# a remark\n")
+        return original(directory)
+
+    told.finish = edit  # type: ignore[method-assign]
+    runs, failed = carry_out_all(comparison_runs(raw, None, None), Path("all"), how)
+    assert [run.is_finished for run in runs] == [True, False]
+    assert list(failed) == ["mine seed 1"] and "mine.py was edited" in failed["mine seed 1"]
+
+
+def test_no_worker_begins_with_what_was_edited(plugin: Path) -> None:
+    raw = {**SMALL, "plugins": [str(plugin)], "method": {"name": "mine"}}
+    inputs = Inputs(Path("prepared"), Path("partition"))
+    run = PlacedRun(Config.from_mapping(raw), inputs, Path("run"), "hash", "code", "mine")
+    plugin.write_text(plugin.read_text() + "# a remark\n")
+    ended: list[tuple[str, ProtoflError | None]] = []
+    with RunPool(1, Silence()) as pool:
+        pool.carry_out(run, lambda label, error: ended.append((label, error)))
+        assert pool.held_idle() == 0  # no process was started
+    [(label, error)] = ended
+    assert label == "mine" and isinstance(error, RunError) and "mine.py was edited" in str(error)
+
+
+def test_two_commands_for_one_comparison_are_not_at_work_at_once() -> None:
+    steps = Recorded()
+    with sole_use(Path("all")), pytest.raises(RunError, match="all: another process is at work"):
+        compare_methods(SMALL, None, None, Path("all"), operation(steps)[0])
+    planned = plan(SMALL, ["local.lr=0.1,0.2"], None).runs
+    with sole_use(Path("grid")), pytest.raises(RunError, match="grid: another process is at work"):
+        comparison("sweep", SMALL, planned, Path("grid"), operation(steps)[0], {})
+    assert steps.names == []
 
 
 def test_a_run_that_has_its_page_is_logged_again_and_not_drawn() -> None:

@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
+from flcore import training
 from flcore.config import Config
 from flcore.errors import RunError
 from flcore.locks import sole_use
 from flcore.run_folder import described
+from pipelines.execution import one_run
 from pipelines.execution.bodies import experiment
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
 from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps
-from pipelines.runs.cache import ENVIRONMENT_VARIABLE
+from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
 from pipelines.runs.inputs import inputs_of
 
 
@@ -90,6 +92,29 @@ def test_a_flipped_bit_in_the_cache_costs_time_and_no_run() -> None:
     images.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     assert not carried_out(config(rounds=2), "two").was_finished
     assert images.read_bytes() == whole
+
+
+def test_a_run_has_its_folder_to_itself_until_it_has_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command, typed once more at any of these moments, is refused."""
+    came: list[str] = []
+
+    def come_meanwhile(place: Any, name: str) -> None:
+        step = getattr(place, name)
+
+        def stepping(*arguments: Any, **keywords: Any) -> Any:
+            with pytest.raises(RunError, match="another process is at work"), sole_use(Path("one")):
+                pass
+            came.append(name)
+            return step(*arguments, **keywords)
+
+        monkeypatch.setattr(place, name, stepping)
+
+    steps = [(one_run, "write_inputs"), (training, "train"), (one_run, "evaluate"), (Cache, "note_run")]
+    for place, name in steps:
+        come_meanwhile(place, name)
+    carried_out(config(), "one")
+    assert came == [name for _, name in steps]
+    assert not Path("one/.running").exists()
 
 
 def test_a_run_that_another_process_has_just_begun_is_not_replaced() -> None:

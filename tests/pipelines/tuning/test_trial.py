@@ -18,6 +18,7 @@ from flcore.errors import RunError
 from flcore.files import sealed, unsealed
 from flcore.params import Search as Range
 from flcore.run_folder import RunFiles
+from flcore.sources import EditedError
 from pipelines.execution import one_run
 from pipelines.execution.one_run import NO_HURDLES, Hurdles
 from pipelines.runs.folder import read_lines
@@ -154,6 +155,20 @@ def test_what_the_machine_refuses_is_no_failure_of_a_trial(
         threading.Timer(1.5, file.close).start()
         search(config_with(), 2, tmp_path / "study")
     assert (tmp_path / "study" / "study.json").read_bytes() == (finished / "study.json").read_bytes()
+
+
+def test_an_edited_file_stops_the_study_and_is_no_failure_of_a_trial(
+    tmp_path: Path, config_with: Configure, search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*arguments: Any, **keywords: Any) -> None:
+        raise EditedError.of("flcore/methods/fedavg.py")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "train", refused)
+        with pytest.raises(RunError, match=r"fedavg\.py was edited"):
+            search(config_with(), 1, tmp_path)
+    search(config_with(), 1, tmp_path)
+    assert states_of(tmp_path) == [("complete", None)]
 
 
 def all_but_the_first(trials: Trials, number: int) -> Hurdles:
