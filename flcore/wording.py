@@ -14,6 +14,9 @@ from typing import Any
 _LINES, _LINE = 6, 2000
 """What a message may take, whatever is quoted in it; characters of a line."""
 
+_DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Overrides of the direction of writing, by which a text can be shown as another."""
+
 _LONGEST_WORD = 100  # for which a similar one is looked for: that takes time with its length
 
 
@@ -39,9 +42,16 @@ def escaped(text: str) -> str:
     return "".join(sign.encode("unicode_escape").decode() if is_control(sign) else sign for sign in text)
 
 
+def printable(text: str) -> str:
+    """Text as :func:`escaped` has it, with its line breaks and tabs."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign in "\n\t" else escaped(sign) for sign in text)
+
+
 def is_control(sign: str) -> bool:
-    """Whether a character is a control character, a line break among them, or half of a surrogate pair."""
-    return unicodedata.category(sign) in ("Cc", "Cs")
+    """Whether a character steers what shows it (controls, line breaks, direction overrides), or is a lone surrogate."""
+    return unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp") or sign in _DIRECTIONS
 
 
 def fit_to_print(message: str) -> str:

@@ -3,19 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
+import time
+from types import FrameType
+
+_INTERRUPTED = 130
+_SECONDS_TO_STOP = 2.0
 
 
 def main() -> int:
     """Carry out the command line of this process; the exit code is that of :func:`pipelines.cli.app.main`."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started this wants none
+        signal.signal(signal.SIGINT, _Interrupts())
     try:
         from pipelines.cli import app
 
-        return app.main()
+        code = app.main()
     except KeyboardInterrupt:  # one that comes later is the command's, which knows what it leaves behind
         with contextlib.suppress(OSError):
             print("protofl: interrupted before it had begun", file=sys.stderr)
-        return 130
+        code = _INTERRUPTED
+    if code == _INTERRUPTED:  # Python's own exit would print a traceback
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return code
+
+
+class _Interrupts:
+    """Ctrl-C: the first stops the command; the next, of a key held down, are ignored while it does so, and then end it.
+
+    A second exception would come out of what the first one makes: as a traceback, and instead of its message.
+    """
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._first is None:
+            self._first = time.monotonic()
+            raise KeyboardInterrupt
+        if time.monotonic() - self._first > _SECONDS_TO_STOP:
+            with contextlib.suppress(OSError):
+                os.write(2, b"protofl: interrupted; the same command goes on where it stopped\n")
+            os._exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import os
 import select
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime
@@ -24,7 +25,7 @@ from flcore.wording import fit_to_print
 from pipelines.cli.arguments import USAGE
 from pipelines.cli.parser import make_parser
 from pipelines.config.files import dated
-from pipelines.runs.standard_error import let_go, tell
+from pipelines.runs.standard_error import STANDARD_OUTPUT, let_go, safe_streams, tell
 
 EXIT_CODES = {ConfigError: USAGE, DataError: 3, ProtoflError: 4}
 FAULT = 1
@@ -47,7 +48,11 @@ def main(arguments: Sequence[str] | None = None, today: date | None = None) -> i
     Returns:
         The exit code.
     """
-    given = sys.argv[1:] if arguments is None else arguments
+    with safe_streams():
+        return _main(sys.argv[1:] if arguments is None else arguments, today)
+
+
+def _main(given: Sequence[str], today: date | None) -> int:
     parser = make_parser()
     if not given:
         parser.print_help(sys.stderr)
@@ -80,14 +85,12 @@ def main(arguments: Sequence[str] | None = None, today: date | None = None) -> i
 
 def _all_written(code: int) -> int:
     """The exit code when all that was printed has been written, as far as somebody reads it."""
-    if sys.stdout is None:  # closed by whoever called us
-        return code
     try:
         sys.stdout.flush()
     except OSError as error:
         let_go(sys.stdout)
         if code == 0 and not isinstance(error, BrokenPipeError):
-            message, code = _told(OSError(error.errno, error.strerror, "standard output"))
+            message, code = _told(error)
             tell(f"protofl: {message}")
     return code
 
@@ -101,6 +104,10 @@ def _has_no_reader(stream: TextIO) -> bool:
 
 def _set_environment(debug: bool) -> None:
     """Before anything heavy is imported: one thread per process, quiet libraries, nothing sent anywhere."""
+    os.environ["MPLBACKEND"] = "agg"  # figures go to files; another one may not even be there
+    if any(option.startswith("error") for option in sys.warnoptions):
+        os.environ["PYTHONWARNINGS"] = "default"  # what libraries warn of is no reason to stop
+        warnings.simplefilter("default")
     for key, value in {
         "OMP_NUM_THREADS": "1",
         "PREFECT_LOGGING_LEVEL": "WARNING" if debug else "CRITICAL",
@@ -131,6 +138,8 @@ def _about_file(error: OSError) -> tuple[str, int] | None:
         return f"{place}: the disk is full; make room, and the same command goes on", EXIT_CODES[ProtoflError]
     if error.filename is None:
         return None
+    if error.filename == STANDARD_OUTPUT:
+        return f"{STANDARD_OUTPUT}: cannot be written ({error.strerror})", EXIT_CODES[ProtoflError]
     path = Path(os.fsdecode(error.filename))
     if error.errno in _DEFECTIVE:
         what = f"the disk, or the way to it, fails ({error.strerror})"

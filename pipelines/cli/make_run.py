@@ -10,6 +10,7 @@ from typing import Any
 
 from pipelines.config.files import read_params
 from pipelines.orchestration.pages import runs_page
+from pipelines.runs.standard_error import console, safe_streams
 
 _ARTIFACTS = Path("artifacts")
 _WIDTH_OF_A_LOG = 150
@@ -35,8 +36,6 @@ def main() -> int:
 
 def _print_table(parameters: Mapping[str, Any]) -> None:
     """Read the runs, which may have come by DVC, and print for this terminal; what draws figures is not loaded."""
-    from rich.console import Console
-
     from flcore.params import build
     from flcore.sections import CompareConfig
     from pipelines.reporting.claims import claims_of
@@ -48,8 +47,9 @@ def _print_table(parameters: Mapping[str, Any]) -> None:
     folders = [_ARTIFACTS / "runs" / f"{method}-s{seed}" for method in asked.methods for seed in asked.seeds]
     runs, claims = [load_run(folder) for folder in folders], claims_of(asked.claims)
     found = compare(runs, asked.baseline, target_fraction=asked.target_fraction, claims=claims)
-    print_table(found, Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_LOG))
+    print_table(found, console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_LOG))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with safe_streams():
+        sys.exit(main())

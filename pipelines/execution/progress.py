@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipelines.reporting.formats import plural
-from pipelines.runs.standard_error import tell
+from pipelines.runs.standard_error import console, tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -187,6 +187,4 @@ def watcher_for_standard_error(*, quiet: bool = False) -> Watcher:
         return Silence()
     if not sys.stderr.isatty():
         return Lines()
-    from rich.console import Console
-
-    return Bars(Console(stderr=True))
+    return Bars(console(stderr=True))

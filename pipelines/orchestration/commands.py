@@ -16,7 +16,7 @@ from pipelines.execution.progress import watcher_for_standard_error
 from pipelines.execution.recorder import Recorder
 from pipelines.orchestration.as_flow import as_flow, uses_prefect
 from pipelines.reporting.formats import plural
-from pipelines.runs.standard_error import tell
+from pipelines.runs.standard_error import print_drawn, tell
 
 if TYPE_CHECKING:
     from flcore.config import Config
@@ -178,7 +178,7 @@ def tune(raw: Mapping[str, Any], asked: Asked, out: Path, *, orchestrator: str =
             outcome = as_flow(how, flows.tune, **parameters, out=str(out), config=stored, hidden=asked.storage)
         else:
             outcome = study(config, asked, out, how)
-    print(outcome.table, end="")
+    print_drawn(outcome.table)
     if outcome.store is not None:
         print(f"study in MLflow: {outcome.store}")
 
@@ -251,7 +251,7 @@ def say_table(outcome: Outcome, runs: int) -> None:
     """
     try:
         if outcome.table:
-            print(outcome.table, end="")
+            print_drawn(outcome.table)
         _say_places(outcome)
     finally:  # they failed though nobody may read the table
         if outcome.failed:

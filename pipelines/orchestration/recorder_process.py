@@ -22,6 +22,7 @@ from typing import Any
 
 from flcore.errors import ProtoflError
 from flcore.run_folder import RunFiles
+from pipelines.runs.standard_error import console
 
 _LIVE_EVERY_SECONDS = 15.0
 _PRIORITY = 5
@@ -273,10 +274,8 @@ def _has_begun(run: str) -> bool:
 
 def _on_console(facts: Mapping[str, Any], show: Callable[[Any], None]) -> str:
     """What a table looks like on the client's terminal, or in its log."""
-    from rich.console import Console
-
     text = io.StringIO()
-    show(Console(file=text, width=facts["width"], force_terminal=facts["terminal"], soft_wrap=False))
+    show(console(file=text, width=facts["width"], force_terminal=facts["terminal"], soft_wrap=False))
     return text.getvalue()
 
 

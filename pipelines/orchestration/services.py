@@ -26,7 +26,7 @@ from pipelines.orchestration.address import configured, problem_with, started_he
 from pipelines.orchestration.background import Service
 from pipelines.orchestration.gpus import limit_name, visible_gpus
 from pipelines.orchestration.plans import HOST, Plan
-from pipelines.runs.standard_error import tell
+from pipelines.runs.standard_error import console, tell
 from pipelines.tracking.addresses import without_password
 
 _PORTS = {"prefect": 4200, "mlflow": 5000, "dashboard": 8080, "worker": 8090}
@@ -316,7 +316,5 @@ def _waiting(what: str) -> Iterator[None]:
         tell(f"starting {what} ...")
         yield
         return
-    from rich.console import Console
-
-    with Console(stderr=True).status(f"starting {what} ..."):
+    with console(stderr=True).status(f"starting {what} ..."):
         yield

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from flcore.errors import ConfigError, DataError, RunError
 from flcore.run_folder import RunFiles, described
 from pipelines.config.grid import PlannedRun
@@ -28,6 +26,7 @@ from pipelines.reporting.tables import print_tables
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.ownership import claim_folder
+from pipelines.runs.standard_error import console
 
 HOME = Path("runs/papers")
 """Where tables go that nobody gives a place."""
@@ -94,7 +93,7 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
     said = verdicts(found)
     # On a terminal what was measured alone; the page has what else is printed.
     shown = [*paper_tables(found, measured=True), *([said] if said else [])]
-    print_tables(shown, Console(file=text, width=width, force_terminal=terminal))
+    print_tables(shown, console(file=text, width=width, force_terminal=terminal))
     markdown = (out / "table.md").read_text(encoding="utf-8")
     return Outcome(out, page, store, table=text.getvalue(), markdown=markdown, failed={**found.failed, **failed})
 

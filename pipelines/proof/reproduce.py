@@ -37,6 +37,7 @@ from pipelines.proof.results import (
 )
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
+from pipelines.runs.standard_error import print_drawn
 
 if TYPE_CHECKING:
     from flcore.config import Config
@@ -225,7 +226,7 @@ def _compare(comparison: ArchivedComparison, home: Path, how: Operation) -> None
         failed=dict(comparison.failed),
         **how.console,
     )
-    print(asked.result()["table"], end="")
+    print_drawn(asked.result()["table"])
 
 
 def _unpack(archive: Archive, name: str, place: Path) -> None:

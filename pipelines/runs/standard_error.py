@@ -1,10 +1,133 @@
-"""Lines on standard error, whose reader may have had enough, or whose disk is full: that is no reason to end a run."""
+"""What a command prints: on streams that may be closed, full, without a reader, or of another encoding than UTF-8.
+
+Text comes from outside, too: archives, names of folders, libraries. Whatever control characters are in it, they are
+written out, so that none of them reaches a terminal.
+"""
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
-from typing import TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+from flcore.wording import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STANDARD_OUTPUT = "standard output"
+"""What an error says of it in place of a file's name."""
+
+
+class PrintedStream:
+    """A text stream that writes control characters out, but for line breaks and tabs."""
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        """Write to ``stream``; ``name`` is what an error says of it."""
+        self.rich_proxied_file = stream  # what rich writes to: its own control characters are meant
+        self._name = name
+
+    def write(self, text: str) -> int:
+        """Write text without control characters."""
+        return self.write_drawn(printable(text))
+
+    def write_drawn(self, text: str) -> int:
+        """Write text as it is, such as a table that :func:`console` has drawn."""
+        try:
+            return self.rich_proxied_file.write(text)
+        except OSError as error:
+            error.filename = error.filename or self._name
+            raise
+
+    def flush(self) -> None:
+        """Write out what is buffered."""
+        try:
+            self.rich_proxied_file.flush()
+        except OSError as error:
+            error.filename = error.filename or self._name
+            raise
+
+    def writelines(self, lines: Iterator[str]) -> None:
+        """Write lines without control characters."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer everything else as the stream does."""
+        return getattr(self.rich_proxied_file, name)
+
+
+@contextmanager
+def safe_streams() -> Iterator[None]:
+    """Let a command print anything to its standard streams; afterwards they are what they were."""
+    _open_closed()
+    before = sys.stdout, sys.stderr
+    sys.stdout = PrintedStream(_usable(sys.stdout, 1), STANDARD_OUTPUT)
+    sys.stderr = PrintedStream(_usable(sys.stderr, 2), "standard error")
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _open_closed() -> None:
+    """Lead standard streams that whoever called has closed to nowhere: files opened later would take their places."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+
+
+def _usable(stream: TextIO | None, number: int) -> TextIO:
+    """A stream that is there, and writes out what its encoding lacks."""
+    if stream is None:
+        return open(number, "w", encoding="utf-8", closefd=False)
+    if hasattr(stream, "reconfigure"):
+        codecs.register_error("protofl", _in_plain_letters)
+        stream.reconfigure(errors="protofl")
+    return stream
+
+
+# What tables are made of, for terminals and logs that have ASCII or Latin-1 alone; other signs are written out.
+_PLAIN = {"−": "-", "–": "-", "—": "-", "±": "+-", "×": "x", "→": "->", "≈": "~", "…": "...", "Δ": "delta", "\u202f": " "}
+_PLAIN |= dict.fromkeys("─━╌╍┄┅", "-") | dict.fromkeys("│┃", "|")
+
+
+def _in_plain_letters(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    signs = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(sign) or ("+" if "─" <= sign <= "╿" else _written_out(sign)) for sign in signs), error.end
+
+
+def _written_out(sign: str) -> str:
+    return sign.encode("ascii", "backslashreplace").decode()
+
+
+def console(*, stderr: bool = False, **keywords: Any) -> Console:
+    """A console of rich that writes out the control characters of what it is given; its own are meant."""
+    from rich.console import Console
+
+    class PrintedConsole(Console):
+        def render(self, *given: Any, **named: Any) -> Any:
+            for part in super().render(*given, **named):
+                yield part if part.control else part._replace(text=printable(part.text))
+
+    # While bars move, rich puts a stream of its own before standard error, and looks behind that one alone.
+    if stderr:
+        keywords["file"] = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+    return PrintedConsole(**keywords)
+
+
+def print_drawn(text: str) -> None:
+    """Print text with the colours that :func:`console` has given it."""
+    if isinstance(sys.stdout, PrintedStream):
+        sys.stdout.write_drawn(text)
+    else:
+        sys.stdout.write(text)
 
 
 def tell(text: str) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
-from rich.console import Console
 
 from flcore.files import json_text
 from flcore.wording import shown
@@ -30,6 +29,7 @@ from pipelines.reporting.tables import (
     records,
 )
 from pipelines.runs.layout import write_json, write_text
+from pipelines.runs.standard_error import console
 from pipelines.tuning.folder import StudyFiles, write_params
 from pipelines.tuning.problem import Problem
 from pipelines.tuning.study import SAMPLER, best_trials, ended_trials, front
@@ -69,7 +69,7 @@ def printed(problem: Problem, study: Study, files: StudyFiles, *, width: int, te
     best = best_trials(problem, study)
     tables = [_trials(problem, best[:_PRINTED_TRIALS], best, with_values=False), _searched(problem, best)]
     text = io.StringIO()
-    print_tables(tables, Console(file=text, width=width, force_terminal=terminal))
+    print_tables(tables, console(file=text, width=width, force_terminal=terminal))
     # What can be copied stands alone on a line, unbroken.
     lines = [
         f"{problem.name}: {plural(len(best), 'finished trial')}, scored on validation data",

@@ -244,8 +244,11 @@ def test_whoever_reads_our_output_may_have_enough(empty_folder: Path) -> None:
     ("words", "code", "said"),
     [
         ("list methods > /dev/full", 4, "the disk is full"),
+        ("list methods < /dev/null 1<&0", 4, "standard output: cannot be written"),
         ("list methods >&-", 0, ""),
+        ("list methods <&- >&- 2>&-", 0, ""),
         ("run --set nope=1 2> /dev/full", 2, ""),
+        ("run --set nope=1 2>&-", 2, ""),
     ],
 )
 def test_output_that_cannot_be_written_is_told(words: str, code: int, said: str, empty_folder: Path) -> None:
@@ -274,6 +277,81 @@ SMALL = (
     "--set data.limit_per_class=20 --set partition.num_clients=3 --set partition.min_size=5 --set federation.rounds=2 "
     "--set tracking.enabled=false"
 )
+
+
+def test_neither_a_closed_stream_nor_ascii_nor_variables_of_libraries_end_a_comparison(empty_folder: Path) -> None:
+    """Standard error is closed, output is ASCII, warnings are errors, and matplotlib is to use what is not there."""
+    words = f"compare {SMALL.removesuffix('--set tracking.enabled=false')} --methods fedavg,local --seeds 0 --out all"
+    variables = {"PYTHONIOENCODING": "ascii", "PYTHONWARNINGS": "error", "MPLBACKEND": "nope"}
+    done = subprocess.run(
+        f"exec {sys.executable} -m pipelines.cli {words} --orchestrator inline 2>&-",
+        env=os.environ | variables,
+        shell=True,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    table = done.stdout.decode("ascii")
+    assert "| fedavg |" in table and "mean +- std" in table
+    assert (empty_folder / "all" / "report.html").exists()
+    assert (empty_folder / "mlruns" / "mlflow.db").exists()
+
+
+def test_ctrl_c_held_down_is_a_line_and_an_exit_code(empty_folder: Path) -> None:
+    """While the first stops the command, and while Python exits; each would print a traceback."""
+    code = """
+import os, signal, sys, threading, time
+from pipelines.cli import app
+from pipelines.cli.__main__ import main
+
+def keep_pressing():
+    while True:
+        time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+def work(arguments):
+    threading.Thread(target=keep_pressing, daemon=True).start()
+    try:
+        time.sleep(60)
+    finally:
+        time.sleep(0.3)  # what it leaves behind
+        open("stopped", "w").close()
+
+import pipelines.cli.commands as commands
+commands.doctor = work
+sys.argv = ["protofl", "doctor"]
+code = main()
+time.sleep(0.1)
+sys.exit(code)
+"""
+    done = python("-c", code)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "protofl: interrupted; the same command goes on where it stopped\n"
+    assert (empty_folder / "stopped").exists()
+
+
+def test_ctrl_c_that_still_comes_after_seconds_ends_what_does_not_stop(empty_folder: Path) -> None:
+    code = """
+import os, signal, sys, time
+import pipelines.cli.__main__ as entry
+import pipelines.cli.commands as commands
+
+def work(arguments):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    finally:
+        time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+entry._SECONDS_TO_STOP = 0.01
+commands.doctor = work
+sys.argv = ["protofl", "doctor"]
+sys.exit(entry.main())
+"""
+    done = python("-c", code)
+    assert (done.returncode, done.stderr.count("\n")) == (130, 1)
 
 
 def test_a_log_that_nobody_reads_any_more_ends_no_run(empty_folder: Path) -> None:
