@@ -19,7 +19,7 @@ help:  ## show this
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 run: $(READY)  ## run the comparison of params.yaml (dvc repro) and show where its results are
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pipelines.cli.make_run
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -P -m pipelines.cli.make_run
 
 test: $(READY)  ## the default test suite
 	@$(BIN)/python -m pytest -q
@@ -53,7 +53,7 @@ life: $(READY)  ## LIFE sequences of what may be done to run folders, at random 
 	@LIFE=$(LIFE) SEED=$(SEED) $(BIN)/python -m pytest -q -n 0 -m slow tests/pipelines/life
 
 golden: $(READY)  ## every method on digits, against the hashes kept with the code (about a minute)
-	@$(BIN)/python -m pipelines.cli reproduce --golden
+	@$(BIN)/python -P -m pipelines.cli reproduce --golden
 
 test-team: $(READY) .venv-team/.ready .venv-store/.ready  ## the topology of infra/compose.yaml without containers; needs PostgreSQL
 	@$(BIN)/python -m pytest -q -m services -n 0 tests/services/test_team.py

@@ -81,6 +81,7 @@ LIBRARY = House(
             "wording",
             "processor",
             "user_cache",
+            "interpreter",
         ),
         # Values: how parameters are declared, arrays written, records kept and counted, weights moved by a step.
         ("params", "files", "messages", "records", "optim", "compression"),

@@ -23,6 +23,7 @@ from flcore.config import Config
 from flcore.data.dataset import Dataset, Meta, Split
 from flcore.data.dividing import make_partition
 from flcore.errors import ConfigError, RunError
+from flcore.interpreter import python
 from flcore.processor import processor_class
 from pipelines.bench.work import CLASSES, MEAN, STD
 from pipelines.bench.workload import make_images
@@ -217,7 +218,7 @@ class Federation:
     def command(self, *assignments: str) -> list[str]:
         """What trains into :attr:`out`."""
         places = [str(place) for place in (self._folder / "params.yaml", self.prepared, self._partition, self.out)]
-        return [sys.executable, "-m", "pipelines.bench.training", *places, *assignments]
+        return python("-m", "pipelines.bench.training", *places, *assignments)
 
 
 def read_rounds(run: Path) -> list[Mapping[str, float]]:
@@ -227,7 +228,7 @@ def read_rounds(run: Path) -> list[Mapping[str, float]]:
 
 def protofl(*arguments: str) -> list[str]:
     """The command line of ``protofl`` with this interpreter."""
-    return [sys.executable, "-m", "pipelines.cli", *arguments]
+    return python("-m", "pipelines.cli", *arguments)
 
 
 def synthetic_dataset(name: str, shape: tuple[int, int, int], train_size: int, test_size: int) -> Dataset:

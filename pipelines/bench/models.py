@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from flcore.errors import ConfigError, RunError
+from flcore.interpreter import python
 from flcore.models import MODELS
 from pipelines.bench.common import (
     Bench,
@@ -187,7 +187,7 @@ class ModelCases:
         """The plain loop."""
         case = f"{self._name}, bare"
         arguments = [self._name, json.dumps(self._paper.shape), json.dumps(dataclasses.asdict(self._work))]
-        done = self._bench.execute(case, [sys.executable, "-m", "pipelines.bench.model_loop", *arguments])
+        done = self._bench.execute(case, python("-m", "pipelines.bench.model_loop", *arguments))
         return {case: Timing(steady(done.printed["rounds"]), self._work.total_steps, done.peak_mb)}
 
     def ours(self, engine: str, workers: int) -> dict[str, Timing]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -26,6 +25,7 @@ from typing import Any
 
 from flcore import disk
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
+from flcore.interpreter import python
 
 _KINDS: Mapping[str, type[ProtoflError]] = {"ConfigError": ConfigError, "DataError": DataError, "RunError": RunError}
 _LOG = Path(".protofl") / "logs" / "recorder.log"
@@ -150,12 +150,9 @@ class Recorder:
 
     def _start(self) -> None:
         disk.make_folder(_LOG.parent)
-        arguments = [
-            sys.executable,
-            "-m",
-            "pipelines.orchestration.recorder_process",
-            *(["--tracking"] if self._tracking else []),
-        ]
+        arguments = python(
+            "-m", "pipelines.orchestration.recorder_process", *(["--tracking"] if self._tracking else [])
+        )
         with _LOG.open("ab") as log:
             # A session of its own: Ctrl-C is for the process that trains, which says what is to become of the runs.
             self._process = subprocess.Popen(

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from flcore import sources
+from flcore.interpreter import python
 
 _BEGIN = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from flcore.engine.pool.child import begin; begin()"
 _SECONDS_TO_DIE = 5
@@ -42,7 +43,7 @@ class Child:
         self.pipe: Connection
         self.pipe, theirs = Pipe()
         place = f"{function.__module__}:{function.__qualname__}"
-        command = [sys.executable, "-c", _BEGIN, json.dumps(sys.path), place, str(theirs.fileno())]
+        command = python("-c", _BEGIN, json.dumps(sys.path), place, str(theirs.fileno()))
         with theirs, _deaf_children():
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self.pid = self._process.pid

@@ -43,6 +43,7 @@ from flcore.plugins import brought
 from flcore.provenance import refuse_edited_code
 from flcore.records import Record
 from flcore.sections import EngineConfig
+from flcore.wording import brief
 
 logger = logging.getLogger(__name__)
 
@@ -81,19 +82,31 @@ def _connect(config: Config) -> Any:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
+        from ray.job_config import JobConfig
     except ImportError as error:
         raise ConfigError("engine.name = ray: Ray is not installed; pip install 'protofl[ray]'") from error
+    # Else Ray puts the working folder first in the search path of its actors, and what lies there is imported. What
+    # answers "yes" here can be pickled.
+    job = JobConfig()
+    job._runtime_env_has_working_dir = object  # type: ignore[method-assign]
     engine = config.engine
     if not ray.is_initialized():
         try:
             if engine.ray_address is None:
                 cpus = max(worker_count(engine), os.cpu_count() or 1)
-                ray.init(num_cpus=cpus, include_dashboard=False, logging_level=logging.ERROR)
+                ray.init(num_cpus=cpus, include_dashboard=False, logging_level=logging.ERROR, job_config=job)
             else:
-                ray.init(address=engine.ray_address, logging_level=logging.ERROR)
+                ray.init(address=engine.ray_address, logging_level=logging.ERROR, job_config=job)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"engine.ray_address = {engine.ray_address}: no Ray cluster answers there ({error})"
+            ) from error
+        except OSError as error:
+            if "AF_UNIX" not in str(error):
+                raise
+            raise ConfigError(
+                f"TMPDIR = {brief(tempfile.gettempdir())}: too long a path for Ray's sockets; set TMPDIR to a shorter "
+                "one, such as /tmp"
             ) from error
     return ray
 

@@ -75,3 +75,19 @@ def test_a_recorder_that_dies_with_nothing_to_do_is_there_when_it_has(
         kill(recorder)
         with pytest.raises(RunError, match=r"the recorder ended \(signal 9\): results are on disk, the same command"):
             recorder.finish(Path("run")).result(PATIENCE_SECONDS)
+
+
+def test_a_file_of_the_working_folder_is_not_taken_for_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page of a run is made, whatever lies beside it, and nothing of it is carried out."""
+    monkeypatch.chdir(tmp_path)
+    marker = tmp_path / "marker"
+    text = f"open({str(marker)!r}, 'a').write(__name__); raise RuntimeError(__name__)"
+    for name in ("json.py", "queue.py", "random.py", "pipelines.py", "flcore.py"):
+        (tmp_path / name).write_text(text)
+    run(TINY, "run")
+    with Recorder(False, print) as recorder:
+        recorder.configure({"enabled": False})
+        found = recorder.finish(tmp_path / "run").result(PATIENCE_SECONDS)
+    assert Path(found["report"]).exists() and not marker.exists()

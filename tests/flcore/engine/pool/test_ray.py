@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -318,3 +320,39 @@ def test_ray_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, lab: Any, tmp
     experiment = lab.experiment(engine__name="ray")
     with pytest.raises(ConfigError, match=r"^engine\.name = ray: Ray is not installed; pip install 'protofl\[ray\]'"):
         ray_pool(experiment, lab.prepared, lab.partition_folder, Checkpoint(tmp_path))
+
+
+ON_RAY = """
+import flcore
+
+TINY = {"data": {"limit_per_class": 4}, "partition": {"num_clients": 2, "alpha": 1.0, "min_size": 1}}
+flcore.run({**TINY, "federation": {"rounds": 1}, "engine": {"name": "ray", "workers": 1}}, "run")
+"""
+
+
+def on_ray(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A run on a Ray of its own, started from a folder."""
+    command = [sys.executable, "-P", "-c", ON_RAY]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+
+
+@pytest.mark.slow
+def test_an_actor_imports_nothing_of_the_working_folder(cluster: Any, tmp_path: Path) -> None:
+    for name in ("flcore", "random"):
+        (tmp_path / f"{name}.py").write_text("open('marker', 'a').write(__name__); raise RuntimeError(__name__)")
+    done = on_ray(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "metrics.json").exists() and not (tmp_path / "marker").exists()
+
+
+@pytest.mark.slow
+def test_a_path_that_is_too_long_for_sockets_is_named(cluster: Any, tmp_path: Path) -> None:
+    """Sockets have paths of at most 107 bytes, and Ray's lie below TMPDIR."""
+    long = tmp_path / ("x" * 110)
+    long.mkdir()
+    done = on_ray(tmp_path, TMPDIR=str(long))
+    [last] = done.stderr.strip().splitlines()[-1:]
+    assert done.returncode != 0 and "ConfigError" in last and "TMPDIR" in last
