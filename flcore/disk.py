@@ -51,6 +51,11 @@ def create(path: Path) -> BinaryIO:
     return cast(BinaryIO, path.open("wb"))
 
 
+def create_private(path: Path) -> BinaryIO:
+    """Open a file to be written that is not there yet and that nobody but this user can read."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
 def open_end(path: Path) -> BinaryIO:
     """Open a file to be written behind its end; made where there is none."""
     return cast(BinaryIO, path.open("ab"))

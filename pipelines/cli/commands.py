@@ -298,7 +298,7 @@ def deploy(arguments: argparse.Namespace) -> int:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """``protofl status``: which servers run."""
+    """``protofl status``: which servers run; 4 where none does, or one does not answer."""
     from pipelines.orchestration import services
 
     return 0 if services.status(as_json=arguments.json) else 4
@@ -313,11 +313,12 @@ def down(arguments: argparse.Namespace) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """``protofl doctor``: what this machine offers."""
-    from pipelines.cli.doctor import examine
+    """``protofl doctor``: what this machine offers; 3 where something that is asked for is missing."""
+    from pipelines.cli.doctor import examine, is_missing
 
-    print("\n".join(examine()))
-    return 0
+    lines = examine()
+    print("\n".join(lines))
+    return 3 if any(map(is_missing, lines)) else 0
 
 
 def bench(arguments: argparse.Namespace) -> int:

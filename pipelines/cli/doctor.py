@@ -30,6 +30,7 @@ from pipelines.runs.provenance import LOCK, ROOT, git_commit
 from pipelines.tracking.store import resolve_uri, ui_command
 
 _PATIENCE_SECONDS = 2.0
+_MISS = "miss "
 _OLDEST_PYTHON, _TOO_NEW_PYTHON = (3, 11), (3, 13)
 _LITTLE_MEMORY = 2 * 2**30
 _LITTLE_DISK = 2**30
@@ -77,7 +78,12 @@ def _note(text: str) -> str:
 
 
 def _miss(text: str, cure: str) -> str:
-    return f"miss {text}: {cure}"
+    return f"{_MISS}{text}: {cure}"
+
+
+def is_missing(line: str) -> bool:
+    """Return whether a line is about something that is asked for and cannot be had."""
+    return line.startswith(_MISS)
 
 
 def _read_params() -> tuple[Config, str]:
@@ -234,7 +240,7 @@ def _git_and_dvc() -> Iterator[str]:
         yield _ok(f"git: the code is on {branch}, " + (f"{changed} changed files" if changed else "nothing changed"))
     home = next((folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / ".dvc").is_dir()), None)
     if home is None:
-        yield _miss("dvc: no repository here, so `dvc repro` does not work", "change to the project, or run `dvc init`")
+        yield _note("dvc: no repository here, and `dvc repro` needs one: change to the project, or run `dvc init`")
     elif not (home / "dvc.yaml").exists():
         yield _miss("dvc: a repository without stages", "get dvc.yaml from the project")
     else:

@@ -40,6 +40,8 @@ and its model for serving   protofl track best --metric mean_local --promote
 
 Trials of a study are not among the runs: they are scored on validation data.
 """
+_STATUS_EPILOG = "Ends with 0 where all answer; with 4 where none was started, or one has ended or does not answer."
+_DOCTOR_EPILOG = "Ends with 0; with 3 where a line begins with `miss`: what is asked for there cannot be had."
 _STAGES = {
     "prepare": ("Files of the dataset to tensors of one form.", ()),
     "partition": ("Which client holds what, for each seed.", ("seed",)),
@@ -288,10 +290,10 @@ def _add_machine(add: _Commands) -> None:
     for command in (up, deploy):
         about = "flows that share a GPU of this machine (default: 1)"
         command.add_argument("--flows-per-gpu", type=whole_number(1), default=1, metavar="N", help=about)
-    status = add("status", commands.status, "Which of these servers run, and where.")
+    status = add("status", commands.status, "Which of these servers run, and where.", _STATUS_EPILOG)
     options.as_json(status, "a list of objects")
     add("down", commands.down, "Stop exactly the servers that `up` started.")
-    add("doctor", commands.doctor, "What this machine offers, and what to do about what is missing.")
+    add("doctor", commands.doctor, "What this machine offers, and what to do about what is missing.", _DOCTOR_EPILOG)
 
     epilog = "benchmarks:\n" + "\n".join(f"  {name}: {summary}" for name, summary in BENCHMARKS.items())
     bench = add("bench", commands.bench, "Measure; medians of several alternating repetitions.", epilog)

@@ -19,7 +19,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from flcore.errors import ConfigError
-from pipelines.orchestration.background import STATE, is_running, recorded
+from pipelines.orchestration.background import STATE, is_running, known_password, recorded
+from pipelines.orchestration.serving import HOST
 from pipelines.tracking.addresses import without_password, without_secrets
 
 _PATIENCE_SECONDS = 2.0  # the first question to a server that was just started takes it most of a second
@@ -71,6 +72,8 @@ class Choice:
         """Set what Prefect needs in this process; before Prefect is imported. The rest it reads as it always does."""
         if self.address is not None:
             os.environ["PREFECT_API_URL"] = self.address.url
+            if _is_own(self.address.url):
+                os.environ |= _own_password()
             os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
             os.environ.setdefault("DO_NOT_TRACK", "true")
 
@@ -112,14 +115,8 @@ def _runs_here(address: Address) -> bool:
 
 
 def started_here(url: str) -> Address:
-    """The server that ``protofl up`` has started, whatever else is configured; it may ask for a password.
-
-    Raises:
-        ConfigError: ``prefect.toml`` or ``pyproject.toml`` is not valid.
-    """
-    name = "PREFECT_API_AUTH_STRING"  # beside PREFECT_SERVER_API_AUTH_STRING, where it is asked for
-    password = _value(list(_layers()), name)[0]
-    return Address(url, _OWN, {name: password} if password else {})
+    """Return the server that ``protofl up`` has started, with its password, whatever else is configured."""
+    return Address(url, _OWN, _own_password())
 
 
 def configured() -> Address | None:
@@ -138,11 +135,24 @@ def configured() -> Address | None:
     names = ("KEY", "AUTH_STRING", "SSL_CERT_FILE", "TLS_INSECURE_SKIP_VERIFY")
     found = {name: _value(layers, name)[0] for name in (*(f"PREFECT_API_{name}" for name in names), _HEADERS)}
     settings = {name: text for name, text in found.items() if text}
+    if _is_own(url):
+        settings |= _own_password()
     if _HEADERS in settings and not _are_headers(settings[_HEADERS]):
         raise ConfigError(
             f'{_HEADERS} in {_value(layers, _HEADERS)[1]}: not a JSON object of texts; {{"Name": "value"}}'
         )
     return Address(url.rstrip("/"), source, settings)
+
+
+def _is_own(url: str) -> bool:
+    """Whether an address is that of the server that ``protofl up`` has started here, by either name of the machine."""
+    plain = url.rstrip("/").replace("//localhost:", f"//{HOST}:", 1)
+    return any((service.name, service.url) == ("prefect", plain) for service in recorded())
+
+
+def _own_password() -> dict[str, str]:
+    found = known_password()
+    return {} if found is None else {"PREFECT_API_AUTH_STRING": found}
 
 
 def problem_with(address: Address, patience_seconds: float) -> str | None:

@@ -1,14 +1,16 @@
 """Processes that go on when the command that started them has ended, and how they are found again and stopped.
 
-``.protofl/services.json`` says what was started here. A process is ours only if it began when that file says and still
-carries the mark that it was given in its environment. Whatever it starts inherits the mark, so that stopping finds a
-server's helpers and a worker's flows too, also those whose parent has died, and nothing else.
+``.protofl/services.json`` says what was started here. A process is ours only if it began when that file says, counted
+from the start of the machine, whose clock may be set meanwhile, and if it still carries the mark that it was given in
+its environment. Whatever it starts inherits the mark, so that stopping finds a server's helpers and a worker's flows
+too, also those whose parent has died, and nothing else.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import re
+import secrets
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from flcore import disk
 from flcore.files import write_json
+from flcore.interpreter import environment as environment_of
 from flcore.locks import take_lock
 
 if TYPE_CHECKING:
@@ -28,9 +31,11 @@ HOME = Path(".protofl")
 """Seen from the folder in which commands are typed."""
 STATE = HOME / "services.json"
 LOGS = HOME / "logs"
+PASSWORD = HOME / "prefect-password"
+"""What Prefect's server here asks for; only this user can read it."""
 
 _MARK = "PROTOFL_SERVICE"
-_CLOCK_SECONDS = 2.0  # by which a process's start may seem to move when the machine's clock is set
+_SECONDS_TO_SHOW = 2.0  # until a process shows its environment
 _SECONDS_TO_END = 15.0
 
 
@@ -45,6 +50,8 @@ class Service:
         started: seconds since 1970, as the operating system tells it of the process.
         log: where it writes what it has to say.
         shows: what it was started on, where that is not the same for all: of MLflow the store, without a password.
+        ticks: clock ticks from the start of the machine to its own. None: an earlier version started it, whose servers
+            answer any web page.
     """
 
     name: str
@@ -53,6 +60,7 @@ class Service:
     started: float
     log: str
     shows: str = ""
+    ticks: int | None = None
 
 
 def recorded() -> list[Service]:
@@ -80,6 +88,30 @@ def one_command_at_a_time() -> Iterator[None]:
         yield
 
 
+def password() -> str:
+    """Return what Prefect's server here asks for; made at the first call.
+
+    A file that others could read gets another one.
+    """
+    found = known_password()
+    if found is None or PASSWORD.stat().st_mode & 0o077:
+        found = secrets.token_urlsafe(24)
+        disk.make_folder(HOME)
+        disk.remove(PASSWORD, missing_ok=True)
+        with disk.create_private(PASSWORD) as file:
+            file.write(found.encode() + b"\n")
+    return found
+
+
+def known_password() -> str | None:
+    """Return what Prefect's server here asks for; None where none was started, or the file is damaged."""
+    try:
+        text = PASSWORD.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if re.fullmatch(r"[\w-]{16,}", text) else None
+
+
 def start(name: str, url: str, command: Sequence[str], environment: Mapping[str, str], shows: str = "") -> Service:
     """Start a process that outlives this one: its own session, no terminal, its output in a log of its own."""
     import psutil
@@ -92,16 +124,16 @@ def start(name: str, url: str, command: Sequence[str], environment: Mapping[str,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment, _MARK: _mark(name)},
+            env=environment_of({**environment, _MARK: _mark(name)}),
             start_new_session=True,
         )
     try:
         started = psutil.Process(process.pid).create_time()
     except psutil.NoSuchProcess:  # ended at once; whoever waits for its health will see
         started = time.time()
-    service = Service(name, url, process.pid, started, str(log), shows)
+    service = Service(name, url, process.pid, started, str(log), shows, _ticks(process.pid) or 0)
     # A process shows its environment a moment after it has begun; without it, it is not told from somebody else's.
-    deadline = time.monotonic() + _CLOCK_SECONDS
+    deadline = time.monotonic() + _SECONDS_TO_SHOW
     while process.poll() is None and not is_running(service) and time.monotonic() < deadline:
         time.sleep(0.01)
     return service
@@ -121,8 +153,7 @@ def is_running(service: Service) -> bool:
 
     try:
         process = psutil.Process(service.pid)
-        same_start = abs(process.create_time() - service.started) < _CLOCK_SECONDS
-        return same_start and process.environ().get(_MARK) == _mark(service.name)
+        return service.ticks in (None, _ticks(service.pid)) and process.environ().get(_MARK) == _mark(service.name)
     except psutil.Error:  # no such process, one that has ended and waits for its parent, or somebody else's
         return False
 
@@ -156,6 +187,22 @@ def _family(name: str) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def _ticks(pid: int) -> int | None:
+    """Return when a process began, in clock ticks since the machine did; None where it is gone.
+
+    The time of day at which it began, which `psutil` gives, moves whenever the clock of a Linux machine is set.
+    """
+    if not Path("/proc/self/stat").exists():
+        import psutil
+
+        return int(psutil.Process(pid).create_time()) if psutil.pid_exists(pid) else None
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return int(text.rpartition(")")[2].split()[19])  # the 22nd field; the name before it may hold anything
 
 
 def _mark(name: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 import urllib.error
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,9 @@ from typing import Any
 import yaml
 
 from flcore import disk
-from flcore.errors import RunError
+from flcore.errors import ConfigError, RunError
+from flcore.interpreter import environment as environment_of
+from flcore.interpreter import python
 from pipelines.orchestration.address import Address, opened
 
 POOL = "protofl-process"
@@ -52,6 +53,35 @@ def file(name: Path = _FILE) -> Path | None:
     """The deployments of this folder, else those that come with the project; None where there are none."""
     places = (name, Path(__file__).resolve().parents[2] / name)
     return next((place for place in places if place.exists()), None)
+
+
+def declared() -> list[dict[str, Any]]:
+    """Return what the file of this folder declares; nothing where there is no file.
+
+    Raises:
+        ConfigError: it cannot be read, or declares no deployments.
+    """
+    found = file()
+    if found is None:
+        return []
+    try:
+        content = yaml.safe_load(found.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{found}: is not UTF-8 text; write it again") from error
+    except yaml.MarkedYAMLError as error:
+        where = "" if error.problem_mark is None else f" (line {error.problem_mark.line + 1})"
+        raise ConfigError(f"{found}: is not valid YAML: {error.problem}{where}; correct it") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{found}: is not valid YAML; correct it") from error
+    listed = content.get("deployments") if isinstance(content, dict) else None
+    if (
+        not isinstance(listed, list)
+        or not listed
+        or not all(isinstance(each, dict) and each.get("name") for each in listed)
+    ):
+        cure = "list at least one, each with a name, or leave out the worker (--no-worker)"
+        raise ConfigError(f"{found}: deployments: expected a list of them; {cure}")
+    return listed
 
 
 def changed_after(moment: float) -> bool:
@@ -94,9 +124,9 @@ def _carry_out(address: Address, module: Sequence[str], log: Path, problem: str)
     try:
         with disk.create(log) as output:
             subprocess.run(
-                [sys.executable, "-m", *module],
+                python("-m", *module),
                 # Its settings may be those of a profile in another home than the one that it is given here.
-                env={**os.environ, **environment(address.url), **address.settings},
+                env=environment_of({**environment(address.url), **address.settings}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -138,9 +168,7 @@ def schedules(address: Address) -> list[str]:
         address: of the server.
     """
     lines, flows = [], {flow["id"]: flow["name"] for flow in _ask(address, "POST", "/flows/filter", {})}
-    deployed = file()
-    known = yaml.safe_load(deployed.read_text(encoding="utf-8"))["deployments"] if deployed is not None else []
-    names = {each["name"] for each in known}
+    names = {each["name"] for each in declared()}
     # On a server that others use too, what they have is theirs.
     asked = {"work_pools": {"name": {"any_": [POOL]}}, "sort": "NAME_ASC"}
     for deployment in _ask(address, "POST", "/deployments/filter", asked):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +11,8 @@ from pathlib import Path
 from flcore import disk
 from pipelines.orchestration import background, deployments
 from pipelines.orchestration.gpus import VISIBLE
+from pipelines.orchestration.serving import HOST
 from pipelines.tracking.addresses import without_password
-
-HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,13 @@ class Plan:
 
 def prefect(port: int) -> Plan:
     """Prefect's server."""
+    asked = background.password()
     environment = {
-        "PREFECT_HOME": os.environ.get("PREFECT_HOME") or str((background.HOME / "prefect").absolute()),
+        # What it is asked by: its own pages, at either name, and programs that know the password.
+        "PREFECT_SERVER_API_AUTH_STRING": asked,
+        "PREFECT_API_AUTH_STRING": asked,
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port},http://localhost:{port}",
+        "PREFECT_UI_API_URL": "/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # Where training takes all cores, an answer may take longer than the default of 10 s.
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
@@ -50,8 +53,8 @@ def prefect(port: int) -> Plan:
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }
     api = f"http://{HOST}:{port}/api"
-    arguments = ["-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
-    return Plan(api, arguments, {**environment, **deployments.environment(api)})
+    arguments = ["-m", "pipelines.orchestration.serving", "prefect", str(port)]
+    return Plan(api, arguments, {**deployments.environment(api), **environment})
 
 
 def workers(api: str, gpus: Sequence[str], flows_per_gpu: int) -> dict[str, Callable[[int], Plan]]:
@@ -72,6 +75,7 @@ def workers(api: str, gpus: Sequence[str], flows_per_gpu: int) -> dict[str, Call
 
 def _worker(api: str, queues: Sequence[str], flows: int, environment: Mapping[str, str], port: int) -> Plan:
     address = {"PREFECT_WORKER_WEBSERVER_HOST": HOST, "PREFECT_WORKER_WEBSERVER_PORT": str(port)}
+    address |= {"PREFECT_API_AUTH_STRING": background.password()}
     device = f"gpu-{environment[VISIBLE]}" if environment.get(VISIBLE) else "cpu"
     arguments = ["-m", "prefect", "worker", "start", "--pool", deployments.POOL, "--type", "process"]
     # Its name is what Prefect's pages show: which machine, and which device.
@@ -93,10 +97,10 @@ def mlflow(port: int, address: str) -> Plan:
     database = sqlite_file(address)
     home = Path("mlruns").absolute() if database is None else database.parent
     disk.make_folder(home)
-    arguments = ["-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    arguments = ["-m", "pipelines.orchestration.serving", "mlflow", str(port)]
     environment = {
         "MLFLOW_BACKEND_STORE_URI": address,  # an argument would show everybody a password in it
-        "MLFLOW_ARTIFACTS_DESTINATION": str(home / "artifacts"),
+        "MLFLOW_ARTIFACTS_DESTINATION": (home / "artifacts").as_uri(),  # which quotes what an address must not hold
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # processes for features that nothing here uses
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",

@@ -1,14 +1,15 @@
 """``protofl up``, ``deploy``, ``status``, ``down``: Prefect with a worker, MLflow and Optuna's dashboard, on loopback.
 
-Prefect is started by ``prefect server start`` and not by its ``--background``, which remembers a process id alone:
-after a restart of the machine it may stop somebody else's process with it, or refuse to start. What runs is kept in
-``.protofl/services.json``, see :mod:`pipelines.orchestration.background`.
+Each server checks where a request comes from (:mod:`pipelines.same_origin`), and Prefect's asks for a password besides,
+since who may ask it may have programs run. What runs is kept in ``.protofl/services.json``, see
+:mod:`pipelines.orchestration.background`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import sys
 import time
@@ -21,11 +22,13 @@ from functools import partial
 from pathlib import Path
 
 from flcore.errors import ConfigError, RunError
+from flcore.interpreter import python
 from pipelines.orchestration import background, deployments, plans
 from pipelines.orchestration.address import configured, problem_with, started_here
 from pipelines.orchestration.background import Service
 from pipelines.orchestration.gpus import limit_name, visible_gpus
-from pipelines.orchestration.plans import HOST, Plan
+from pipelines.orchestration.plans import Plan
+from pipelines.orchestration.serving import HOST
 from pipelines.runs.standard_error import console, tell
 from pipelines.tracking.addresses import without_password
 
@@ -41,6 +44,7 @@ _WHAT = {
     "worker": "carries out what is scheduled",
 }
 _HEALTHY = "healthy"
+_OLD = "made by an earlier version: `protofl up` starts it again"
 _EXPORT = "export PREFECT_API_URL="
 _HEALTH = {"prefect": "/health", "mlflow": "/health", "dashboard": "/api/meta", "worker": "/health"}
 
@@ -61,10 +65,12 @@ def up(
         flows_per_gpu: how many flows share a GPU, whoever starts them.
 
     Raises:
-        ConfigError: no free port, or settings that cannot be read.
+        ConfigError: no free port, or settings or deployments that cannot be read; nothing is started then.
         RunError: a service did not start; the others go on.
     """
     wanted = {"prefect": prefect, "mlflow": mlflow, "dashboard": dashboard, "worker": worker and prefect}
+    if wanted["worker"]:
+        deployments.declared()
     with background.one_command_at_a_time():
         running = _forget_what_has_ended()
         notes = []
@@ -105,6 +111,7 @@ def deploy(*, flows_per_gpu: int = 1) -> None:
     Raises:
         ConfigError: no server is configured. RunError: it does not answer, or does not take something.
     """
+    deployments.declared()
     address = configured()
     if address is None:
         raise ConfigError("no Prefect server is configured: set PREFECT_API_URL, or start one with `protofl up`")
@@ -124,7 +131,7 @@ def status(*, as_json: bool = False) -> bool:
         as_json: a list of objects, and nothing else.
 
     Returns:
-        Whether all of it does.
+        Whether anything was started, and all of it does.
     """
     services = background.recorded()
     found = [
@@ -138,7 +145,7 @@ def status(*, as_json: bool = False) -> bool:
         }
         for service in services
     ]
-    is_well = all(service["state"] == _HEALTHY for service in found)
+    is_well = bool(found) and all(service["state"] == _HEALTHY for service in found)
     if as_json:
         print(json.dumps(found, indent=2))
         return is_well
@@ -186,8 +193,11 @@ def _settle(services: Sequence[Service]) -> None:
 def _forget_what_has_ended() -> dict[str, Service]:
     running = {}
     for service in background.recorded():
-        if background.is_running(service):
+        if background.is_running(service) and service.ticks is not None:
             running[service.name] = service
+        elif background.is_running(service):
+            tell(f"{service.name}: starting it again: an earlier version did, and it answers any web page")
+            background.stop(service.name)
         else:
             background.stop(service.name)  # helpers that it may have left
             kept = background.set_log_aside(service)
@@ -204,8 +214,7 @@ def _start(wanted: dict[str, Callable[[int], Plan]], running: dict[str, Service]
         port = _free_port(name, taken)
         taken.add(port)
         plan = plan_at(port)
-        command = [sys.executable, *plan.arguments]
-        started[name] = background.start(name, plan.url, command, plan.environment, plan.shows)
+        started[name] = background.start(name, plan.url, python(*plan.arguments), plan.environment, plan.shows)
         background.record([*running.values(), *started.values()])  # so that `down` finds it whatever happens here
     if not started:
         return {}
@@ -274,6 +283,8 @@ def _answers(service: Service) -> bool:
 def _state(service: Service) -> str:
     if not background.is_running(service):
         return "ended"
+    if service.ticks is None:
+        return _OLD
     return _HEALTHY if _answers(service) else "no answer"
 
 
@@ -303,10 +314,13 @@ def _hint(running: Mapping[str, Service]) -> list[str]:
 
 
 def _export(server: Service) -> list[str]:
-    """Prefect's own commands do not know what was started here."""
-    if os.environ.get("PREFECT_API_URL") == server.url:
-        return []
-    return ["Prefect's own commands, such as `prefect deployment run`, need this line first:", _EXPORT + server.url]
+    """Return how a person and Prefect's own commands get in; they know nothing of this folder. It has no password."""
+    password = f'"$(cat {shlex.quote(str(background.PASSWORD.absolute()))})"'
+    lines = [f"Prefect's pages ask for a password once; to see it: cat {background.PASSWORD}"]
+    if os.environ.get("PREFECT_API_URL") != server.url or "PREFECT_API_AUTH_STRING" not in os.environ:
+        lines += ["Prefect's own commands, such as `prefect deployment run`, need these lines first:"]
+        lines += [_EXPORT + server.url, f"export PREFECT_API_AUTH_STRING={password}"]
+    return lines
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from flcore.errors import DataError
+from pipelines.same_origin import LOOPBACK, checked_wsgi
 from pipelines.tuning.journal import open_journal
 
 _FILES = 100_000
@@ -194,10 +195,12 @@ def main() -> None:
     about = "a database with the studies to show, such as PROTOFL_STORAGE of workers (default: those of this folder)"
     parser.add_argument("--storage", metavar="URL", help=about)
     given = parser.parse_args()
-    from optuna_dashboard import run_server  # type: ignore[import-untyped]
+    import bottle  # type: ignore[import-untyped]
+    from optuna_dashboard import wsgi  # type: ignore[import-untyped]
 
     # Optuna's own command ends where a database has no tables, that is until the first study.
-    run_server(RDBStorage(given.storage) if given.storage else Studies(), host=given.host, port=given.port)
+    pages = wsgi(RDBStorage(given.storage) if given.storage else Studies())
+    bottle.run(checked_wsgi(pages, any_host=given.host not in LOOPBACK), host=given.host, port=given.port)
 
 
 if __name__ == "__main__":

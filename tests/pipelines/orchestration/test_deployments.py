@@ -95,13 +95,20 @@ def test_what_is_there_already_is_not_made_and_a_refusal_is_one_line(api: Addres
 
 
 def test_who_may_use_a_server_may_deploy_to_it(api: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a key of a profile, which Prefect's own process would not find in the home that it is given."""
+    """By a key of a profile, which Prefect's own process would not find in the home that it is given.
+
+    A module of the working folder is never taken for Prefect.
+    """
     monkeypatch.delenv("PREFECT_API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "infra").mkdir()
     (tmp_path / "infra" / "prefect.yaml").write_text("deployments: []")
     names = ("PREFECT_API_URL", "PREFECT_API_KEY")
-    (tmp_path / "prefect.py").write_text(f"import os; print(*(os.environ.get(name) for name in {names}))")
+    stand_in = tmp_path / "elsewhere" / "prefect.py"
+    stand_in.parent.mkdir()
+    stand_in.write_text(f"import os; print(*(os.environ.get(name) for name in {names}))")
+    monkeypatch.setenv("PYTHONPATH", str(stand_in.parent))
+    (tmp_path / "prefect.py").write_text("raise RuntimeError('of the working folder')")
     deployments.register(api, tmp_path / "logs", {})
     assert (tmp_path / "logs" / "deployments.log").read_text() == f"{api.url} a key\n"
     with pytest.raises(RunError, match=r"^the Prefect server at http\S* does not take a request \(\S*: HTTP 401\)$"):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from flcore.errors import RunError
+from flcore.errors import ConfigError, RunError
 from pipelines.orchestration import background, plans, services
 from pipelines.orchestration.background import Service
 
@@ -77,7 +78,7 @@ def test_up_status_again_down(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(first) == {"prefect", "mlflow", "dashboard"}
     shown = capsys.readouterr().out
     assert all(service.url in shown for service in first.values())
-    assert shown.endswith(f"\nexport PREFECT_API_URL={first['prefect'].url}\n")
+    assert f"\nexport PREFECT_API_URL={first['prefect'].url}\n" in shown
     helpers = [helper_of(name) for name in first]
 
     assert services.status(as_json=True)
@@ -101,7 +102,7 @@ def test_up_status_again_down(capsys: pytest.CaptureFixture[str]) -> None:
     assert not any(background.is_running(service) for service in again.values())
     services.down()
     assert "nothing" in capsys.readouterr().out
-    assert services.status()  # nothing was started
+    assert not services.status()  # nothing was started, which a script wants to know
 
 
 def test_where_commands_report_to_is_told_as_it_is(
@@ -162,8 +163,8 @@ def test_only_what_was_started_here_is_ours(tmp_path: Path, monkeypatch: pytest.
     other = tmp_path / "other"
     other.mkdir()
     try:
-        started = psutil.Process(stranger.pid).create_time()
-        recycled = Service("sleeper", "http://x", stranger.pid, started, "log")
+        begun = int(Path(f"/proc/{stranger.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        recycled = Service("sleeper", "http://x", stranger.pid, time.time(), "log", ticks=begun)
         assert not background.is_running(recycled)
         background.record([recycled])
         services.up(prefect=False, mlflow=False, dashboard=False, worker=False)
@@ -171,7 +172,8 @@ def test_only_what_was_started_here_is_ours(tmp_path: Path, monkeypatch: pytest.
 
         mine = sleeper()
         assert background.is_running(mine)
-        assert not background.is_running(Service(mine.name, mine.url, mine.pid, mine.started - 60, mine.log))
+        assert mine.ticks is not None
+        assert not background.is_running(replace(mine, ticks=mine.ticks - 1))  # one that had its number before
         monkeypatch.chdir(other)
         background.stop("sleeper")
         assert psutil.Process(mine.pid).is_running()
@@ -250,3 +252,94 @@ def test_a_worker_for_the_cpu_and_one_for_each_gpu_that_sees_no_other() -> None:
 
 def words_after(option: str, arguments: Sequence[str]) -> list[str]:
     return [word for before, word in pairwise(arguments) if before == option]
+
+
+@pytest.mark.parametrize("seconds", [5.0, -5.0, 3600.0])
+def test_a_clock_that_is_set_ends_no_service(seconds: float, capsys: pytest.CaptureFixture[str]) -> None:
+    """A process's start in seconds since 1970 moves with the machine's clock."""
+    services.up(prefect=False, mlflow=False, worker=False)
+    [service] = background.recorded()
+    background.record([replace(service, started=service.started - seconds)])
+    assert services.status(as_json=True)
+    services.up(prefect=False, mlflow=False, worker=False)
+    assert [again.pid for again in background.recorded()] == [service.pid]
+    assert "ended" not in capsys.readouterr().err
+
+
+def test_what_an_earlier_version_started_is_started_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its servers answer any web page."""
+    services.up(prefect=False, mlflow=False, worker=False)
+    [service] = background.recorded()
+    entry = json.loads(background.STATE.read_text())["services"][0]
+    del entry["ticks"]
+    background.STATE.write_text(json.dumps({"services": [entry]}))
+    assert not services.status()
+    assert "`protofl up`" in capsys.readouterr().out
+    services.up(prefect=False, mlflow=False, worker=False)
+    [again] = background.recorded()
+    assert again.pid != service.pid and background.is_running(again) and not background.is_running(service)
+
+
+def test_prefect_asks_for_a_password_that_only_this_user_can_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is in one file and in what the processes are given, and in nothing that is shown, kept or seen by others."""
+    os.umask(os.umask(0o000))
+    password = background.password()
+    assert background.PASSWORD.stat().st_mode & 0o777 == 0o600
+    assert background.password() == background.known_password() == password and len(password) >= 16
+    services.up(mlflow=False, dashboard=False, worker=False)
+    services.status()
+    services.status(as_json=True)
+    shown = "".join(capsys.readouterr())
+    assert str(background.PASSWORD) in shown and password not in shown
+    assert password not in background.STATE.read_text()
+    background.PASSWORD.chmod(0o644)
+    changed = background.password()
+    assert changed != password and background.PASSWORD.stat().st_mode & 0o777 == 0o600
+    background.PASSWORD.write_text("")
+    assert background.known_password() is None and len(background.password()) >= 16
+
+
+def test_server_and_workers_are_given_the_password_and_not_as_an_argument(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    password = background.password()
+    server = plans.prefect(4200)
+    assert server.environment["PREFECT_SERVER_API_AUTH_STRING"] == password
+    origins = server.environment["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"].split(",")
+    assert set(origins) == {"http://127.0.0.1:4200", "http://localhost:4200"}
+    workers = [plan(8090) for plan in plans.workers(server.url, ["0"], 1).values()]
+    assert {worker.environment["PREFECT_API_AUTH_STRING"] for worker in workers} == {password}
+    assert not [plan for plan in (server, *workers) if password in " ".join(plan.arguments)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "name: mine\n",
+        "deployments:\n",
+        "deployments: []\n",
+        "deployments: {a: 1}\n",
+        "- a\n",
+        "deployments: [1]\n",
+        "deployments: [\n",
+        "deployments: [{entrypoint: a.b}]\n",
+        "\x00",
+    ],
+)
+def test_deployments_that_are_none_are_refused_before_anything_starts(text: str) -> None:
+    Path("infra").mkdir()
+    (Path("infra") / "prefect.yaml").write_text(text)
+    for command in (services.up, services.deploy):
+        with pytest.raises(ConfigError, match=r"infra/prefect\.yaml"):
+            command()
+    assert background.recorded() == []
+
+
+def test_deployments_that_are_no_text_are_refused() -> None:
+    Path("infra").mkdir()
+    (Path("infra") / "prefect.yaml").write_bytes(b"deployments: [{name: \xff}]")
+    with pytest.raises(ConfigError, match=r"infra/prefect\.yaml"):
+        services.up()

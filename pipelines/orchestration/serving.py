@@ -1,0 +1,61 @@
+"""The servers of ``protofl up`` that are ASGI applications: as their makers make them, behind one check.
+
+    python -P -m pipelines.orchestration.serving prefect|mlflow PORT
+
+:mod:`pipelines.same_origin` says what is checked. Optuna's dashboard is in :mod:`pipelines.tuning.dashboard`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from pipelines.same_origin import Checked
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+HOST = "127.0.0.1"
+
+
+def _prefect() -> ASGIApp:
+    """Return Prefect's server, as ``prefect server start`` makes it."""
+    from prefect.server.api.server import create_app
+
+    return create_app(final=True)
+
+
+def _mlflow() -> ASGIApp:
+    """Return MLflow's server, as ``mlflow server`` makes it: in this process, instead of one that it starts."""
+    from mlflow.environment_variables import _MLFLOW_IN_JOB_EXECUTOR, _MLFLOW_SGI_NAME
+    from mlflow.server import constants
+    from mlflow.server.handlers import initialize_backend_stores
+
+    store, root = os.environ["MLFLOW_BACKEND_STORE_URI"], "mlflow-artifacts:/"
+    os.environ |= {
+        constants.BACKEND_STORE_URI_ENV_VAR: store,
+        constants.REGISTRY_STORE_URI_ENV_VAR: store,
+        constants.ARTIFACT_ROOT_ENV_VAR: root,
+        constants.ARTIFACTS_DESTINATION_ENV_VAR: os.environ["MLFLOW_ARTIFACTS_DESTINATION"],
+        constants.SERVE_ARTIFACTS_ENV_VAR: "true",
+        _MLFLOW_SGI_NAME.name: "uvicorn",
+        _MLFLOW_IN_JOB_EXECUTOR.name: "false",
+    }
+    initialize_backend_stores(store, store, root)
+    from mlflow.server.fastapi_app import app  # reads what is set above
+
+    return app
+
+
+def main() -> None:
+    """Serve until the process is ended."""
+    name, port = sys.argv[1], int(sys.argv[2])
+    import uvicorn
+
+    app = {"prefect": _prefect, "mlflow": _mlflow}[name]()
+    uvicorn.run(Checked(app), host=HOST, port=port, timeout_keep_alive=5)
+
+
+if __name__ == "__main__":
+    main()
