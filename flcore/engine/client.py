@@ -28,7 +28,8 @@ from flcore.errors import listed
 from flcore.evaluation.forward import Forward, stacked_part
 from flcore.experiment import Experiment
 from flcore.messages import Payload, Prototypes, Size, Weights, all_finite
-from flcore.methods.vocabulary import BATCHNORM, MODEL, PRIVATE, Exchange, Leg, Turn
+from flcore.methods.base import Method
+from flcore.methods.vocabulary import BATCHNORM, MODEL, PRIVATE, Exchange, Leg, Setting, Turn
 from flcore.poisoning import poisoned_message
 from flcore.records import Payloads, Record, measure, on_device
 
@@ -36,6 +37,12 @@ Memories = Callable[[int], Record]
 
 Result = tuple[Reply, Record] | Failure
 """A client's reply and what it remembers; or why there is none."""
+
+
+def exchange_in(method: Method, setting: Setting, round_number: int, leg: Leg) -> Exchange:
+    """Return a leg of a round as all parties know it."""
+    first = method.legs(round_number, setting)[0]
+    return Exchange(setting, round_number, leg.name, is_later_leg=leg.name != first.name)
 
 
 def make_trainer(experiment: Experiment) -> Trainer:
@@ -128,12 +135,13 @@ class TurnRunner:
         """A client's turn, with the message it is sent."""
         experiment = self.experiment
         config = experiment.config
-        exchange = Exchange(self._setting, round_number, leg.name)
+        exchange = exchange_in(experiment.method, self._setting, round_number, leg)
         inbox = outgoing(experiment.method.broadcast(server, client, exchange), experiment)
         return Turn(
             setting=self._setting,
             round=round_number,
             leg=leg.name,
+            is_later_leg=exchange.is_later_leg,
             client=client,
             counts=experiment.label_counts(client, round_number),
             inbox=self._there(inbox),
@@ -357,7 +365,7 @@ def outgoing(message: Payloads, experiment: Experiment) -> Record:
 def download(server: Record, client: int, experiment: Experiment, place: Place) -> dict[str, Size]:
     """What a client's broadcast costs, whether or not it ever answers."""
     leg = experiment.method.legs(place.round, experiment.setting)[place.leg]
-    exchange = Exchange(experiment.setting, place.round, leg.name)
+    exchange = exchange_in(experiment.method, experiment.setting, place.round, leg)
     return _cost(outgoing(experiment.method.broadcast(server, client, exchange), experiment), experiment)
 
 

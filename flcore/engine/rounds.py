@@ -7,13 +7,14 @@ which may simply call it, or show it as a task; records of evaluated rounds go t
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.client import download
+from flcore.engine.client import download, exchange_in
 from flcore.engine.cohort import Cohort, groups, select_cohort, stacks, taking_part
 from flcore.engine.energy import Clock, Meter, Stopwatch, no_meter
 from flcore.engine.failures import located, part_of, turn_part
@@ -125,7 +126,11 @@ def run_name(experiment: Experiment) -> RunName:
 def _pieces(experiment: Experiment, number: int, done: int) -> list[str]:
     """Names of what is left of a round, of whose legs so many are done."""
     names: list[str] = []
-    for leg in experiment.method.legs(number, experiment.setting)[done:]:
+    legs = experiment.method.legs(number, experiment.setting)
+    twice = [name for name, count in Counter(leg.name for leg in legs).items() if count > 1]
+    if twice:
+        raise RunError(f"round {number}: {experiment.method.name} has two legs called {twice[0]}; names must differ")
+    for leg in legs[done:]:
         names += [leg.name, *(experiment.method.stages() if leg.stages is None else leg.stages)]
     return [*names, "evaluate"] if _is_evaluated(experiment, number) else names
 
@@ -221,7 +226,7 @@ def _run_leg(
     watch.lap(leg.name)
 
     server, facts = state.server, dict[str, dict[str, float]]()
-    exchange = Exchange(experiment.setting, place.round, leg.name)
+    exchange = exchange_in(experiment.method, experiment.setting, place.round, leg)
     messages = Replies({client: reply.message for client, reply in replies.items()})
     stages = experiment.method.stages()
     in_front: dict[str, Record] = {}

@@ -181,8 +181,8 @@ class PatchSums(Method):
         """
         if not self.noise_multiplier:
             return 0.0
-        # A stream is of a round and a client, which sends one message in each leg.
-        stream = turn.stream(f"{purpose}, {turn.leg}")
+        # One message leaves in each leg; the noise of a first leg has the name of the leg in its key, too.
+        stream = turn.stream(purpose if turn.is_later_leg else f"{purpose}, {turn.leg}")
         drawn = torch.randn(shape, generator=stream, dtype=torch.float64)
         share = 1.0 if self.noise_of == "message" else 1 / math.sqrt(turn.setting.cohort_size)
         return drawn * self.noise_multiplier * moved * share

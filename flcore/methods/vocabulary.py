@@ -94,11 +94,14 @@ class Exchange:
         setting: common knowledge.
         round: 1-based.
         leg: name of the leg.
+        is_later_leg: whether the round has another leg before it. Its streams are its own: noise that is drawn for one
+            purpose in two legs must not be the same.
     """
 
     setting: Setting
     round: int
     leg: str = "train-clients"
+    is_later_leg: bool = False
 
     @property
     def passed(self) -> int:
@@ -106,12 +109,15 @@ class Exchange:
         return self.round - 1
 
     def stream(self, purpose: str, *keys: int) -> torch.Generator:
-        """A torch generator of this round's own, for one purpose of the method."""
-        return torch_stream(self.setting.seed, purpose, self.round, *keys)
+        """A torch generator of this round's and leg's own, for one purpose of the method."""
+        return torch_stream(self.setting.seed, self._of_leg(purpose), self.round, *keys)
 
     def numpy_stream(self, purpose: str, *keys: int) -> np.random.Generator:
         """Likewise a numpy generator."""
-        return numpy_stream(self.setting.seed, purpose, self.round, *keys)
+        return numpy_stream(self.setting.seed, self._of_leg(purpose), self.round, *keys)
+
+    def _of_leg(self, purpose: str) -> str:
+        return f"{purpose}, {self.leg}" if self.is_later_leg else purpose
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,7 @@ class Turn(Exchange):
     steps_per_pass: int = 0
 
     def stream(self, purpose: str, *keys: int) -> torch.Generator:
-        """A torch generator of this client's and round's own, for one purpose of the method."""
+        """A torch generator of this client's own in this leg, for one purpose of the method."""
         return super().stream(purpose, self.client, *keys)
 
     def numpy_stream(self, purpose: str, *keys: int) -> np.random.Generator:

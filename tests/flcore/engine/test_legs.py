@@ -23,6 +23,7 @@ from flcore.methods.vocabulary import MODEL, Context, Exchange, Leg, Phase, Repl
 from flcore.prototypes.class_means import class_means
 from flcore.prototypes.fusion import average_prototypes
 from flcore.records import Record, Slot, serialise
+from flcore.rng import torch_stream
 
 MEANS = Slot("means", Prototypes)
 
@@ -211,6 +212,46 @@ def test_no_leg_of_a_round_hides_another(lab: Any, tmp_path: Path) -> None:
         assert record[key].keys() == {"cross_entropy", "again.cross_entropy"}
         assert record[key]["cross_entropy"] == plain[key]["cross_entropy"] != record[key]["again.cross_entropy"]
     assert record["server"] == {"heard": 4, "again.heard": 4, "train-clients.heard": 2}
+
+
+@dataclass(frozen=True)
+class NoisyTwice(FedAvg):
+    """In both legs clients say noise that is drawn for one purpose, and the server draws its own."""
+
+    name = "noisy-twice"
+    second: str = "again"
+
+    def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
+        legs = (Leg("noise", phases=(), stages=("draw",)), Leg(self.second, phases=(), stages=("draw",)))
+        return legs if round_number == 1 else legs[1:]
+
+    def reply(self, turn: Turn, trained: Any) -> tuple[Record, Record]:
+        drawn = torch.rand(1, generator=turn.stream("noise"))
+        return {"said": Prototypes(drawn.reshape(1, 1), torch.tensor([True]))}, {}
+
+    def stages(self) -> Any:
+        def draw(server: Record, replies: Replies, exchange: Exchange) -> Any:
+            means = [float(message["said"].means[0, 0]) for message in replies.values()]
+            own = float(torch.rand(1, generator=exchange.stream("noise")))
+            return server, {"noise": sum(means), "own": own, "numpy": exchange.numpy_stream("noise").random()}
+
+        return {**super().stages(), "draw": draw}
+
+
+def test_noise_of_two_legs_is_not_the_same(lab: Any, tmp_path: Path) -> None:
+    """A round's first leg has the streams that a round of one leg has; the second one draws others, in every round."""
+    setting = lab.experiment().setting
+    run = lab.run(lab.experiment(algorithm=NoisyTwice(), federation__rounds=2), tmp_path / "run")
+    first, second = (record["server"] for record in run.history)
+    for name in ("noise", "own", "numpy"):
+        assert len({first[name], first[f"noise.{name}"], second[name]}) == 3
+    plain = float(torch.rand(1, generator=torch_stream(setting.seed, "noise", 1)))
+    assert first["noise.own"] == pytest.approx(plain)
+
+
+def test_two_legs_of_a_round_have_two_names(lab: Any, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"^round 1: noisy-twice has two legs called noise"):
+        lab.run(lab.experiment(algorithm=NoisyTwice(second="noise")), tmp_path / "run")
 
 
 @pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"])
