@@ -150,6 +150,7 @@ class TurnRunner:
             stretch=experiment.stream.stretch(round_number),
             task_counts=experiment.task_counts(client),
             learning_rate=learning_rate(config.local, round_number, config.federation.rounds),
+            momentum=config.local.momentum,
         )
 
     def local_training(

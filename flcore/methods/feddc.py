@@ -2,9 +2,16 @@
 
 Client k keeps its drift h_k and its last change g_k, both 0 before its first turn, and minimises from w = w_g
 
-    CE + (α/2)·‖h_k + w − w_g‖² + 1/(η·T_k)·⟨w, g_k − g⟩,
+    CE + (α/2)·‖h_k + w − w_g‖² + 1/(η·S_k)·⟨w, g_k − g⟩,
 
-η the learning rate of the round, T_k the number of its steps. With Δ = w_k − w_g it ends with h_k ← h_k + Δ, g_k ← Δ.
+η the learning rate of the round. η·S_k is how far a constant gradient of 1 moves a weight in the T_k steps of a turn:
+the correction moves it by g − g_k in all. S_k = T_k for plain SGD (the paper's), and with momentum m
+
+    S_k = Σ_{t=1..T_k} (1 − m^t)/(1 − m) = (T_k − m·(1 − m^T_k)/(1 − m))/(1 − m).
+
+A deviation: the authors divide by η·T_k whatever the momentum, which with m = 0.9 and many steps is a correction ten
+times too strong. Adam's steps do not add up like this; it is refused. With Δ = w_k − w_g it ends with h_k ← h_k + Δ
+and g_k ← Δ.
 
 Server, over the S clients of the round and all K clients, those absent with what they had:
 
@@ -15,7 +22,7 @@ Down go w_g and g, up w_k and the change of g_k: 2P each way, as the paper count
 server knows. Only trainable parameters have a drift; BatchNorm statistics are averaged.
 
 Clients count alike, whatever their samples. ``correction: recursive`` is the authors' code: their state s_k ← s_k − s −
-Δ/(η·T_k) enters the loss as ⟨w, s − s_k⟩ and takes g_k's place everywhere else. Both are the same but for what s_k
+Δ/(η·S_k) enters the loss as ⟨w, s − s_k⟩ and takes g_k's place everywhere else. Both are the same but for what s_k
 remembers of earlier rounds. That code also multiplies α and s by n_k / mean(n), which is left out here as clients count
 alike. Examples of the authors clip gradients at norm 10 and let the rate fall by 0.998 a round.
 """
@@ -70,6 +77,7 @@ class FedDC(AuthorsPreset, FedAvg):
     summary: ClassVar[str] = "FedAvg with a learned drift per client, decoupled from its weights and corrected"
     citation: ClassVar[str] = "Gao et al., CVPR 2022"
     AUTHORS: ClassVar[Mapping[str, Any]] = {"correction": "recursive"}
+    needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {"local.optimizer": ("sgd",)}
 
     alpha: float = param(
         0.01,
@@ -110,10 +118,10 @@ class FedDC(AuthorsPreset, FedAvg):
         return context
 
     def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        """What the correction is multiplied with in each step: 1/(η·T_k), which s_k has in it already."""
+        """What the correction is multiplied with in each step: 1/(η·S_k), which s_k has in it already."""
         if not self.use_correction:
             return {}
-        factor = 1 / (turn.learning_rate * max(steps, 1)) if self.correction == "last" else 1.0
+        factor = 1 / response(turn, steps) if self.correction == "last" else 1.0
         return {"correction": torch.full((steps,), factor)}
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
@@ -138,10 +146,10 @@ class FedDC(AuthorsPreset, FedAvg):
         return message, memory
 
     def next_change(self, turn: Turn, before: Weights, moved: Weights, steps: int) -> Weights:
-        """New g_k = Δ, or s_k ← s_k − s − Δ/(η·T_k)."""
+        """New g_k = Δ, or s_k ← s_k − s − Δ/(η·S_k)."""
         if self.correction == "last":
             return moved
-        return sums(differences(before, turn.inbox[CHANGE]), moved, -1 / (turn.learning_rate * max(steps, 1)))
+        return sums(differences(before, turn.inbox[CHANGE]), moved, -1 / response(turn, steps))
 
     @property
     def sends(self) -> frozenset[Kind]:
@@ -152,6 +160,12 @@ class FedDC(AuthorsPreset, FedAvg):
         """The means over all clients, then the model."""
         tracks = self.use_drift or self.use_correction
         return {**({"track-drift": track_drift} if tracks else {}), "aggregate": aggregate}
+
+
+def response(turn: Turn, steps: int) -> float:
+    """Return η·S_k, how far a constant gradient of 1 moves a weight in so many steps; of none as of one."""
+    count, kept = max(steps, 1), turn.momentum
+    return turn.learning_rate * ((count - kept * (1 - kept**count) / (1 - kept)) / (1 - kept))
 
 
 def track_drift(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:

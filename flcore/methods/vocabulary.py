@@ -134,7 +134,7 @@ class Turn(Exchange):
             task under a blocked one; 0 throughout where data do not change.
         task_counts: int64 [T, C], its training samples per task of the whole stream and class; one row, that of
             ``counts``, where data do not change.
-        learning_rate: of local training in this round.
+        learning_rate: of local training in this round. momentum: of its SGD.
         steps_per_pass: mini-batches that one pass over the data has in the phase under way, those that BatchNorm skips
             left out; for :meth:`flcore.methods.base.Method.draws`, 0 elsewhere.
     """
@@ -147,6 +147,7 @@ class Turn(Exchange):
     stretch: int = 0
     task_counts: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     learning_rate: float = 0.0
+    momentum: float = 0.0
     steps_per_pass: int = 0
 
     def stream(self, purpose: str, *keys: int) -> torch.Generator:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from flcore.errors import ConfigError
 from flcore.losses.basic import inner_product, proximal
 from flcore.messages import Weights
-from flcore.methods.feddc import CHANGE, DRIFT, STEP, aggregate, differences, track_drift
+from flcore.methods.feddc import CHANGE, DRIFT, STEP, FedDC, aggregate, differences, track_drift
 from flcore.methods.vocabulary import MODEL, Replies
 from flcore.models.averaging import average_weights
 from flcore.records import Record, serialise
@@ -99,6 +101,50 @@ def test_a_turn_by_hand(lab: Any, correction: str, bias: float, after: float) ->
     assert reply.message[STEP].params["head.bias"][0].item() == pytest.approx(after - 0.3)
     assert reply.losses["drift"] == pytest.approx(0.5 * 0.2**2)
     assert reply.losses["correction"] == 0  # ⟨w, v⟩ at w = 0
+
+
+@dataclass(frozen=True)
+class CorrectionAlone(FedDC):
+    """No gradient but the correction's."""
+
+    name = "correction-alone"
+
+    def loss(self, model: Any, batch: Any, context: Any) -> dict[str, torch.Tensor]:
+        return {"correction": super().loss(model, batch, context)["correction"]}
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("correction", "bias", "after"), [("last", -0.2, -0.2), ("recursive", None, 0.0)])
+def test_a_correction_is_as_strong_with_momentum_as_without(
+    lab: Any, correction: str, bias: float | None, after: float, momentum: float
+) -> None:
+    """40 steps; b_0 of g_k (s_k) and g is 0.3 and 0.1: the correction moves b_0 by g - g_k = -0.2 in all.
+
+    A state s_k is an average gradient: the gradient is s - s_k = -0.2 in every step, so that s_k - s - Δ/(η·S) =
+    0.3 - 0.1 - 0.2 = 0. With a divisor η·T, and momentum, b_0 would be -0.2·S/T = -1.56: S = (40 - 9·(1 - 0.9⁴⁰))/0.1.
+    """
+    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
+    experiment = lab.experiment(
+        dataset,
+        lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2),
+        lab.ToySpec(),
+        CorrectionAlone(correction=correction, use_drift=False),  # type: ignore[arg-type]
+        local={"lr": 0.1, "batch_size": 100, "steps": 40, "momentum": momentum},
+    )
+
+    def of_bias(value: float) -> Weights:
+        return Weights({"head.weight": torch.zeros(2, 2), "head.bias": torch.tensor([value, 0.0])})
+
+    server = Record({MODEL: experiment.setting.initial, CHANGE: of_bias(0.1)})
+    reply, memory = lab.train(experiment, server=server, memory={CHANGE: of_bias(0.3)})
+    if bias is not None:
+        assert reply.message[MODEL].params["head.bias"].tolist() == pytest.approx([bias, 0], abs=1e-5)
+    assert memory[CHANGE].params["head.bias"].tolist() == pytest.approx([after, 0], abs=1e-5)
+
+
+def test_adam_is_refused(lab: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^local\.optimizer = adam: feddc works with sgd alone"):
+        lab.config(method__name="feddc", local__optimizer="adam")
 
 
 def test_off_it_is_fedavg_with_uniform_weights(lab: Any, tmp_path: Any) -> None:
