@@ -85,6 +85,11 @@ class Dataset:
             write_tensors(directory / f"{part}.safetensors", split.tensors())
         write_json(directory / "meta.json", dataclasses.asdict(self.meta))
 
+    def repeated_test_images(self) -> int:
+        """Return how many test images are training images too, pixel for pixel: they measure memory."""
+        trained = {hashlib.blake2b(image).digest() for image in self.train.images.numpy()}
+        return sum(hashlib.blake2b(image).digest() in trained for image in self.test.images.numpy())
+
     def check_content(self, directory: Path) -> None:
         """Hash every image and label and compare with the fingerprint, as once per run: a flipped bit changes results.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from flcore.data.dataset import Dataset
 from flcore.data.partition import Partition
 from flcore.data.skew import skew
 from flcore.data.tasks import new_classes
@@ -37,6 +38,15 @@ def summarise(partition: Partition) -> list[tuple[str, str]]:
     if partition.retries:
         rows.append(("attempts thrown away", str(partition.retries)))
     return rows + [("note", note) for note in partition.notes]
+
+
+def repeated_images(dataset: Dataset) -> str | None:
+    """Return what is to be said of test images that are training images too; None where there are none."""
+    count = dataset.repeated_test_images()
+    if count == 0:
+        return None
+    which = "test image is a training image" if count == 1 else "test images are training images"
+    return f"{dataset.meta.name}: {count} {which} too, pixel for pixel"
 
 
 def _long_tail_rows(partition: Partition) -> list[tuple[str, str]]:

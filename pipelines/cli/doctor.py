@@ -26,7 +26,7 @@ from flcore.processor import processor_class
 from pipelines.config.files import DEFAULT_FILE, read_params
 from pipelines.config.params import for_entry
 from pipelines.orchestration.address import configured, problem_with
-from pipelines.runs.provenance import LOCK, ROOT, git_commit
+from pipelines.runs.provenance import GIT, LOCK, ROOT, git_commit
 from pipelines.tracking.store import resolve_uri, ui_command
 
 _PATIENCE_SECONDS = 2.0
@@ -252,7 +252,7 @@ def _git(*arguments: str) -> str | None:
     """What git says of the code; None where it fails or is not there."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False
+            [*GIT, *arguments], capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

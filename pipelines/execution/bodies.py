@@ -5,7 +5,7 @@ Nothing here knows whether a step is a plain call or a task (:class:`Operation`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flcore.config import Config
+from flcore.data.dataset import Dataset
+from flcore.data.summary import repeated_images
 from flcore.engine.energy import machine_meter
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
@@ -62,7 +64,10 @@ def experiment(
         claim_folder("run", out)
         refuse_other_run(config, out, by_places=False)
     cache = Cache.here()
-    run = placed(config, inputs or _inputs(config, cache, operation), RUNS, directory=out)
+    if inputs is None:
+        inputs = _inputs(config, cache, operation)
+        _tell_of_repeated_images([inputs], operation)
+    run = placed(config, inputs, RUNS, directory=out)
     was_here = RunFiles(run.directory).history.exists()
     is_done = fetch(run, cache, restart=restart, copies=operation.copies)
     if is_done and not was_here:  # whoever looks whether a run repeats itself must not compare a copy
@@ -104,6 +109,13 @@ def _inputs(config: Config, cache: Cache, operation: Operation) -> Inputs:
     prepared = operation.steps.call("prepare-data", cache.prepared, config)
     operation.watcher.step(f"partition (seed {config.partition_seed})")
     return Inputs(prepared, operation.steps.call("partition-data", cache.partition, config, prepared))
+
+
+def _tell_of_repeated_images(inputs: Iterable[Inputs], operation: Operation) -> None:
+    for prepared in dict.fromkeys(own.prepared for own in inputs):
+        said = repeated_images(Dataset.load(prepared))
+        if said is not None:
+            operation.watcher.say(said)
 
 
 # ---- many runs ---------------------------------------------------------------------------------------------------
@@ -288,4 +300,5 @@ def inputs_of_runs(planned: Sequence[PlannedRun], operation: Operation) -> list[
         keys.append(repr((mapping["data"], mapping["partition"], run.config.partition_seed)))
         if keys[-1] not in known:
             known[keys[-1]] = _inputs(run.config, cache, operation)
+    _tell_of_repeated_images(known.values(), operation)
     return [known[key] for key in keys]

@@ -22,6 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "infra" / "requirements.lock"
 """The lock of all packages; not there where the code was installed by itself."""
 
+# The code is run already: git need not refuse a checkout that is another user's, as in a container.
+GIT = ("git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT))
+"""The beginning of a command to git about the code."""
+
 _PACKAGES = ("prefect", "mlflow", "dvc", "optuna")
 
 
@@ -70,7 +74,7 @@ def git_commit() -> str | None:
     """
     said = os.environ.get("PROTOFL_COMMIT") or None
     try:
-        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        command = [*GIT, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return said

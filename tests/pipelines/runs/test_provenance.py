@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flcore.config import Config
-from pipelines.runs.provenance import ROOT, environment, source
+from pipelines.runs.provenance import ROOT, environment, git_commit, source
 
 
 @pytest.mark.parametrize(
@@ -49,3 +50,16 @@ def test_without_git_and_a_checkout_the_commit_is_that_of_the_image(tmp_path: Pa
     variables = {"PYTHONPATH": str(tmp_path), "PATH": str(tmp_path), "PROTOFL_COMMIT": "c0ffee"}
     done = subprocess.run([sys.executable, "-P", "-c", script], env=variables, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["c0ffee", environment(Config())["lock_hash"]]
+
+
+def test_the_commit_is_known_in_a_checkout_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user is not the owner of the mounted project: git calls that dubious and says nothing."""
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):  # which may allow this folder
+        monkeypatch.setenv(name, os.devnull)
+    expected = git_commit()
+    if expected is None:
+        pytest.skip("the code is no checkout")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    refused = subprocess.run(["git", "-C", str(ROOT), "describe", "--always"], capture_output=True, text=True, check=False)
+    assert "dubious ownership" in refused.stderr
+    assert git_commit() == expected
