@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
+
+
+class Cure(StrEnum):
+    """What helps against an error, as a caller in Python does it; a command line has words of its own for each."""
+
+    START_OVER = "it cannot be resumed: pass restart=True, which throws it away and begins with the first round"
+    TRAIN_AGAIN = "run it again with restart=True, which throws its results away, or delete its folder"
+    TRAIN_FIRST = "train it first"
+    OTHER_FOLDER = "choose another folder, or pass restart=True, which trains it again"
+    PREPARE = "prepare the data there, or name another folder"
+    PREPARE_AGAIN = "prepare the data again, or name another folder"
+    DIVIDE = "divide the data there, or name another folder"
+    DIVIDE_AGAIN = "divide the data again, or name another folder"
+    NAME_PLUGIN = "add it to plugins"
 
 
 class ProtoflError(Exception):

@@ -1,4 +1,4 @@
-"""Methods of one's own, in files outside the package: ``--plugin my_method.py``, or ``plugins:`` in params.yaml.
+"""Methods of one's own, in files outside the package: named under ``plugins`` in a configuration.
 
 A plug-in is one Python file. Every public subclass of :class:`~flcore.methods.base.Method` in it is checked and
 registered beside the package's own methods. In a run's identity it stands by its content, not by its place: a
@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flcore.errors import ConfigError
+from flcore.errors import ConfigError, Cure
 from flcore.files import replace_file
 from flcore.imports import imported_names
 from flcore.methods import METHODS, Method
@@ -170,7 +170,7 @@ def used(plugins: Iterable[Plugin], methods: Iterable[Method]) -> tuple[Plugin, 
             continue
         if module not in by_module:
             file = getattr(sys.modules.get(module), "__file__", module)
-            raise ConfigError(f"plugins: {file} is needed and not named; add it to plugins, or name it by --plugin")
+            raise ConfigError(f"plugins: {file} is needed and not named; {Cure.NAME_PLUGIN}")
         found.add(module)
         waiting += imported_names(by_module[module].source)
     return tuple(plugin for module, plugin in by_module.items() if module in found)

@@ -195,7 +195,7 @@ def save_record(path: Path, record: Payloads, extra: Mapping[str, Any] | None = 
     write_tensors(path, arrays, {**header, _CHECK: check_sum(arrays, header)})
 
 
-def load_record(path: Path, cure: str = "run the stage that makes it again") -> tuple[Record, dict[str, Any]]:
+def load_record(path: Path, cure: str = "make it again") -> tuple[Record, dict[str, Any]]:
     """Read a record and the JSON values stored with it.
 
     Raises:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from flcore import disk
-from flcore.errors import ConfigError, DataError
+from flcore.errors import ConfigError, Cure, DataError
 from flcore.files import json_text, read_json, replace_file, unsealed
 from flcore.plugin_places import located
 from flcore.wording import shown
@@ -136,7 +136,6 @@ class RunFiles:
 
 
 _CURE = "no run was begun there, or its folder is damaged: delete that, and begin it again"
-_TRAIN_AGAIN = "run it again with --restart, which throws its results away, or delete its folder"
 
 
 def described(directory: Path) -> dict[str, Any]:
@@ -181,11 +180,11 @@ def check_seal(directory: Path) -> None:
     files = RunFiles(directory)
     if not files.seal.exists() or not files.metrics.exists():
         return
-    stated = read_json(files.seal, _TRAIN_AGAIN)
+    stated = read_json(files.seal, Cure.TRAIN_AGAIN)
     for path in (files.history, files.metrics):
         content = path.read_bytes() if path.is_file() else b""
         if stated.get(path.name) != hashlib.sha256(content).hexdigest():
-            raise DataError(f"{path}: damaged, its content is not what was written; {_TRAIN_AGAIN}")
+            raise DataError(f"{path}: damaged, its content is not what was written; {Cure.TRAIN_AGAIN}")
 
 
 def stored_mapping(directory: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from flcore.data.partition import Partition
 from flcore.engine.numerics import alone, single_thread
 from flcore.engine.orchestrator import Orchestrator
 from flcore.engine.rounds import Observers
-from flcore.errors import ConfigError, DataError, RunError
+from flcore.errors import ConfigError, Cure, DataError, RunError
 from flcore.evaluation.scoring import Scorer
 from flcore.evaluation.summaries import check_history, summarise
 from flcore.experiment import EngineChoice, Experiment
@@ -135,10 +135,7 @@ def _refuse_other_code(config: Config, files: RunFiles, restart: bool) -> None:
     if not finished_by_other_code(files.directory, code_fingerprint(config)):
         return
     if not restart:
-        raise RunError(
-            f"{files.directory}: holds this run as other code finished it; choose another folder, or restart=True, "
-            "which trains it again"
-        )
+        raise RunError(f"{files.directory}: holds this run as other code finished it; {Cure.OTHER_FOLDER}")
     forget_results(files.directory)
 
 
@@ -237,7 +234,7 @@ def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -
     single_thread()
     files = RunFiles(directory)
     if not files.history.exists():
-        raise DataError(f"{directory}: no finished run there (history.jsonl is missing); run the train stage first")
+        raise DataError(f"{directory}: no finished run there (history.jsonl is missing); {Cure.TRAIN_FIRST}")
     history = read_lines(files.history, _CURE)
     experiment = Experiment.open(
         config, prepared, partition, choice=EngineChoice(False, False)

@@ -236,7 +236,7 @@ class EvaluationConfig:
             "tsne_generated", "virtual_images", "generator_distances", "inversion", "inversion_search", "gradcam",
         ],
         ...,
-    ] = param((), "analyses of the finished run, for its report; see protofl analyse --help")  # fmt: skip
+    ] = param((), "analyses of the finished run, by name, for its report")  # fmt: skip
     snapshots: tuple[int, ...] = param(
         (),
         "rounds (0: before the first) of which the folder keeps what server and clients held then; every analysis is "
@@ -336,9 +336,6 @@ DEFAULT_NAMES: Mapping[str, str] = {
     "method": "fedavg",
 }
 """The entry of each that a configuration means which names none."""
-
-OWN_MODELS: Mapping[str, str] = {"protolda": "patch_dictionary", "protolda_blocks": "patch_dictionary"}
-"""Methods that work with one model alone, as their ``needs`` say; here as well, so that nobody imports them to ask."""
 
 PLAIN: Mapping[str, type] = {
     "federation": FederationConfig,

@@ -19,12 +19,12 @@ from flcore import disk
 from flcore.data.images import channel_statistics, convert_channels, resize
 from flcore.data.normalisation import Normalisation, Values, of_channels
 from flcore.data.sources.base import RawDataset, RawSplit, Source
-from flcore.errors import DataError
+from flcore.errors import Cure, DataError
 from flcore.files import Blocks, content_bytes, read_json, read_tensors, write_json, write_tensors
 from flcore.params import LARGEST
 from flcore.wording import brief
 
-_CURE = "run the prepare stage again, or name another folder"
+_CURE = Cure.PREPARE_AGAIN
 _BLOCK_BYTES = 32 * 2**20  # of images that are decoded and converted at a time
 _SMALLEST_STD = 1e-4  # a constant channel must not divide by zero
 
@@ -116,7 +116,7 @@ class Dataset:
         """
         path = directory / "meta.json"
         if not path.exists():  # it may be a folder of anything
-            raise DataError(f"{directory}: no prepared data there (meta.json); name another folder, or run the stage")
+            raise DataError(f"{directory}: no prepared data there (meta.json); {Cure.PREPARE}")
         try:
             meta = _meta_from_json(path, read_json(path, _CURE))
         except (TypeError, ValueError, OverflowError) as error:

@@ -16,11 +16,11 @@ from flcore import disk
 from flcore.data.dataset import Dataset
 from flcore.data.imbalance import minority_classes
 from flcore.data.partitioners.base import Indices
-from flcore.errors import DataError
+from flcore.errors import Cure, DataError
 from flcore.files import content_bytes, read_json, read_tensors, write_json, write_tensors
 from flcore.wording import brief
 
-_CURE = "run the partition stage again, or name another folder"
+_CURE = Cure.DIVIDE_AGAIN
 _PARTS = ("train", "val", "test")
 
 
@@ -114,7 +114,7 @@ class Partition:
         if self.source_fingerprint != dataset.meta.fingerprint:
             raise DataError(
                 f"partition: made for other data ({self.source_fingerprint[:8]}) than the prepared {dataset.meta.name} "
-                f"({dataset.meta.fingerprint[:8]}); run the partition stage again"
+                f"({dataset.meta.fingerprint[:8]}); {_CURE}"
             )
         tested = len(dataset.test if self.test_source == "test" else dataset.train)
         fits = self.num_classes == dataset.meta.num_classes
@@ -141,7 +141,7 @@ class Partition:
         """
         path = directory / "manifest.json"
         if not path.exists():  # it may be a folder of anything
-            raise DataError(f"{directory}: no partition there (manifest.json); name another folder, or run the stage")
+            raise DataError(f"{directory}: no partition there (manifest.json); {Cure.DIVIDE}")
         manifest = read_json(path, _CURE)
         arrays, _ = read_tensors(directory / "indices.safetensors", _CURE)
         try:

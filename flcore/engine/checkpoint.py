@@ -41,12 +41,12 @@ from flcore.engine.owned import load_owned, save_owned
 from flcore.engine.record_lines import RecordLines
 from flcore.engine.run_state import RunName, RunState
 from flcore.engine.turn_results import TurnResults
-from flcore.errors import DataError, RunError
+from flcore.errors import Cure, DataError, RunError
 from flcore.files import json_text, make_durable, read_json, replace_file, sealed, unsealed
 from flcore.messages import Payload, Size
 from flcore.records import Record, load_record, save_record
 
-CURE = "what is there cannot be gone on with: --restart throws it away and begins with the first round"
+CURE = Cure.START_OVER
 
 
 class Checkpoint:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from flcore.errors import ConfigError
 from flcore.files import json_text
 from flcore.wording import brief, unknown_key
+from pipelines.runs.standard_error import tell
 
 if TYPE_CHECKING:
     from pipelines.config.params import Given
@@ -155,7 +155,7 @@ def _say_models(arguments: argparse.Namespace, raw: Mapping[str, Any], rows: Seq
     from pipelines.config.params import brought_models
 
     for line in brought_models(raw, rows, arguments.assignments):
-        print(line, file=sys.stderr)
+        tell(line)
 
 
 def stage(arguments: argparse.Namespace) -> int:

@@ -13,12 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flcore.errors import ConfigError
-from flcore.sections import DEFAULT_NAMES, OWN_MODELS, SECTIONS, own_keys
+from flcore.sections import DEFAULT_NAMES, SECTIONS, own_keys
 from flcore.wording import brief, unknown_key
 from pipelines.config import yaml_text
 
 Given = tuple[str, tuple[str, ...], Any]
 """An option as it is written, the key that it sets in parts, and the value."""
+
+OWN_MODELS: Mapping[str, str] = {"protolda": "patch_dictionary", "protolda_blocks": "patch_dictionary"}
+"""Methods that work with one model alone, as their ``needs`` say; here as well, since asking them imports torch."""
 
 
 def override(raw: Mapping[str, Any], assignments: Iterable[str], options: Sequence[Given] = ()) -> dict[str, Any]:

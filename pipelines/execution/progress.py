@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipelines.reporting.formats import plural
-from pipelines.runs.standard_error import console, tell
+from pipelines.runs.standard_error import console, in_commands, tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -158,7 +158,7 @@ class Bars(Silence):
 
     def say(self, text: str) -> None:
         """Lines above the bars."""
-        self._progress.console.print(f"protofl: {text}", markup=False, highlight=False, soft_wrap=True)
+        self._progress.console.print(f"protofl: {in_commands(text)}", markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the bars as they are."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from flcore.errors import Cure
 from flcore.wording import printable
 
 if TYPE_CHECKING:
@@ -128,12 +129,31 @@ def print_drawn(text: str) -> None:
         sys.stdout.write_drawn(text)
     else:
         sys.stdout.write(text)
+COMMANDS: Mapping[Cure, str] = {
+    Cure.START_OVER: "it cannot be resumed: --restart throws it away and begins with the first round",
+    Cure.TRAIN_AGAIN: "run it again with --restart, which throws its results away, or delete its folder",
+    Cure.TRAIN_FIRST: "run the train stage first",
+    Cure.OTHER_FOLDER: "choose another folder, or --restart, which trains it again",
+    Cure.PREPARE: "run the prepare stage, or name another folder",
+    Cure.PREPARE_AGAIN: "run the prepare stage again, or name another folder",
+    Cure.DIVIDE: "run the partition stage, or name another folder",
+    Cure.DIVIDE_AGAIN: "run the partition stage again, or name another folder",
+    Cure.NAME_PLUGIN: "add it to plugins, or name it by --plugin",
+}
+"""What the library advises a caller in Python, as a command line does it."""
+
+
+def in_commands(text: str) -> str:
+    """Return a message of the library with its advice for people who type commands."""
+    for cure, command in COMMANDS.items():
+        text = text.replace(cure, command)
+    return text
 
 
 def tell(text: str) -> None:
     """Write a line or more; from the moment nobody reads them, or they find no room, to nowhere."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(in_commands(text), file=sys.stderr, flush=True)
     except OSError:
         let_go(sys.stderr)
 

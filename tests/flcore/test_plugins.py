@@ -154,9 +154,7 @@ def test_a_plug_in_that_another_one_imports_counts_too(write: Write) -> None:
 def test_a_method_of_a_plug_in_that_is_not_named_is_refused(write: Write) -> None:
     path = write()
     load(path)
-    assert refusal({"method": {"name": "mine"}}) == (
-        f"plugins: {path} is needed and not named; add it to plugins, or name it by --plugin"
-    )
+    assert refusal({"method": {"name": "mine"}}) == (f"plugins: {path} is needed and not named; add it to plugins")
 
 
 def test_another_content_than_the_mapping_names_is_refused(write: Write) -> None:

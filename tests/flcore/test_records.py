@@ -264,7 +264,7 @@ def test_any_record(shapes: Any, buffers: Any, present: Any, dim: int, count: in
 
 
 def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"none: not found; run the stage that makes it"):
+    with pytest.raises(DataError, match=r"none: not found; make it again"):
         load_record(tmp_path / "none")
 
 
@@ -272,7 +272,7 @@ def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
 def test_a_truncated_file_is_refused(length: int, tmp_path: Path) -> None:
     save_record(tmp_path / "r", EVERYTHING)
     (tmp_path / "r").write_bytes((tmp_path / "r").read_bytes()[:length])
-    with pytest.raises(DataError, match=r"r: damaged .*; run the stage that makes it again"):
+    with pytest.raises(DataError, match=r"r: damaged .*; make it again"):
         load_record(tmp_path / "r")
 
 

@@ -285,7 +285,7 @@ def test_a_checkpoint_that_cannot_be_used_is_kept_until_restart_is_said(tmp_path
         run(RAW, tmp_path, observers=Observers(on_round=stop))
     for path in RunFiles(tmp_path).checkpoint.glob("*.json"):  # the newest state and the last safe one
         path.write_bytes(b"{")
-    with pytest.raises((DataError, RunError), match="--restart"):
+    with pytest.raises((DataError, RunError), match="pass restart=True"):
         run(RAW, tmp_path)
     assert RunFiles(tmp_path).checkpoint.exists()
     run(RAW, tmp_path, restart=True)
@@ -344,7 +344,7 @@ def test_damaged_results_are_refused_until_restart_is_said(name: str, tmp_path: 
     shutil.copytree(finished, tmp_path / "run")
     with (tmp_path / "run" / name).open("ab") as file:
         file.write(b"x")
-    with pytest.raises(DataError, match=rf"^\S+{name}: .*; run it again with --restart"):
+    with pytest.raises(DataError, match=rf"^\S+{name}: .*; run it again with restart=True"):
         run(RAW, tmp_path / "run")
     run(RAW, tmp_path / "run", restart=True)
     assert results(tmp_path / "run") == results(finished)

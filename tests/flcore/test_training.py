@@ -139,7 +139,7 @@ def test_a_refused_start_leaves_what_is_said_of_the_run(
     with monkeypatch.context() as patch:
         edited = {**rounds.code_modules(config), "flcore/rng.py": "edited since"}
         patch.setattr(rounds, "code_modules", lambda config: edited)
-        with pytest.raises(RunError, match=r"--restart throws it away"):
+        with pytest.raises(RunError, match="pass restart=True"):
             train(config, lab.prepared, lab.partition_folder, folder, about=here)
     assert (folder / "config.json").read_bytes() == before
     assert train(config, lab.prepared, lab.partition_folder, folder, about=here)
@@ -184,7 +184,7 @@ def test_a_flipped_bit_of_an_image_stops_the_run_before_it_trains(lab: Any, tmp_
     shutil.copytree(lab.prepared, tmp_path / "prepared")
     images = tmp_path / "prepared" / "train.safetensors"
     images.write_bytes(images.read_bytes()[:-1] + bytes([images.read_bytes()[-1] ^ 1]))
-    with pytest.raises(DataError, match=r"content differs from the fingerprint .*run the prepare stage again"):
+    with pytest.raises(DataError, match=r"content differs from the fingerprint .*prepare the data again"):
         train(lab.config(), tmp_path / "prepared", lab.partition_folder, tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint").exists()
 

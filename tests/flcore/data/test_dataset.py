@@ -201,16 +201,14 @@ def drop_key(folder: Path) -> None:
 def test_damage_is_noticed_and_the_file_named(harm: Callable[[Path], None], file: str, tmp_path: Path) -> None:
     prepare(Made()).save(tmp_path)
     harm(tmp_path)
-    with pytest.raises(DataError, match=rf"{file}: .*run the prepare stage again, or name another folder"):
+    with pytest.raises(DataError, match=rf"{file}: .*prepare the data again, or name another folder"):
         Dataset.load(tmp_path)
 
 
 def test_a_folder_of_something_else_is_not_damaged_and_nobody_is_told_to_delete_it(tmp_path: Path) -> None:
     (tmp_path / "ch1.tex").write_text("mine")
     for place in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(
-            DataError, match=r"no prepared data there \(meta.json\); name another folder, or run"
-        ) as told:
+        with pytest.raises(DataError, match=r"no prepared data there \(meta.json\); prepare the data there") as told:
             Dataset.load(place)
         assert str(told.value).startswith(f"{place}: ") and "delete" not in str(told.value)
 

@@ -389,16 +389,14 @@ def drop_key(folder: Path) -> None:
 def test_damage_is_noticed_and_the_file_named(harm: Callable[[Path], None], file: str, tmp_path: Path) -> None:
     make_partition(toy(), Iid(), num_clients=3, seed=0).save(tmp_path)
     harm(tmp_path)
-    with pytest.raises(DataError, match=rf"{file}: .*run the partition stage again"):
+    with pytest.raises(DataError, match=rf"{file}: .*divide the data again"):
         Partition.load(tmp_path)
 
 
 def test_a_folder_of_something_else_is_not_damaged_and_nobody_is_told_to_delete_it(tmp_path: Path) -> None:
     (tmp_path / "ch1.tex").write_text("mine")
     for place in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(
-            DataError, match=r"no partition there \(manifest.json\); name another folder, or run"
-        ) as told:
+        with pytest.raises(DataError, match=r"no partition there \(manifest.json\); divide the data there") as told:
             Partition.load(place)
         assert str(told.value).startswith(f"{place}: ") and "delete" not in str(told.value)
 
@@ -406,7 +404,7 @@ def test_a_folder_of_something_else_is_not_damaged_and_nobody_is_told_to_delete_
 def test_a_partition_of_other_data_is_refused() -> None:
     made = make_partition(toy(), Iid(), num_clients=3, seed=0)
     made.check_matches(toy())
-    with pytest.raises(DataError, match="run the partition stage again"):
+    with pytest.raises(DataError, match="divide the data again"):
         made.check_matches(toy(name="other"))
 
 

@@ -315,14 +315,14 @@ def test_a_damaged_checkpoint_is_refused_with_the_cure(
     path.unlink() if content is None else path.write_bytes(content)
     said = refused(lab, experiment, tmp_path / "run", DataError)
     assert said.startswith(f"{path}: ")
-    assert "--restart throws it away" in said
+    assert "pass restart=True" in said
 
 
 def test_a_checkpoint_of_another_run_is_refused(lab: Any, tmp_path: Path) -> None:
     lab.run(lab.experiment(method__name="fedproto"), tmp_path / "run")
     said = refused(lab, lab.experiment(), tmp_path / "run", RunError)
     assert said.startswith(f"{tmp_path / 'run'}: holds another run: its configuration, data or partition differ; ")
-    assert "--restart throws it away" in said
+    assert "pass restart=True" in said
 
 
 def test_a_checkpoint_of_other_code_is_refused_and_what_changed_is_named(
@@ -388,7 +388,7 @@ def test_nothing_is_begun_over_a_run(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.start(RunState(0, Record({"n": Count(5)}), run=RunName("run")))
     checkpoint.start(RunState(0, Record({"n": Count(6)}), run=RunName("run")), replace=True)
-    with pytest.raises(RunError, match=r"holds the checkpoint of a run; .* --restart throws it away"):
+    with pytest.raises(RunError, match=r"holds the checkpoint of a run; .* pass restart=True"):
         checkpoint.start(RunState(0, Record({"n": Count(7)}), run=RunName("run")))
     assert checkpoint.read_state().server == {"n": Count(6)}
 

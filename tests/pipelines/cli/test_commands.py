@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 import flcore
+from flcore.errors import Cure, DataError
 from flcore.methods import METHODS
-from flcore.sections import OWN_MODELS
 from pipelines.cli.app import main
-from pipelines.config.params import with_values
+from pipelines.config.params import OWN_MODELS, with_values
 from pipelines.execution.bodies import comparison_runs
 from pipelines.orchestration import commands as orchestration
 from pipelines.orchestration import services
+from pipelines.runs.standard_error import COMMANDS
 from pipelines.stages import commands as stages
 from pipelines.tuning.asked import Asked
 
@@ -184,6 +186,36 @@ def test_methods_that_bring_a_model_are_those_that_work_with_one_alone() -> None
     needs = {name: getattr(METHODS[name], "needs", None) for name in METHODS}
     models = {name: own["model.name"] for name, own in needs.items() if isinstance(own, dict) and "model.name" in own}
     assert models == {name: (model,) for name, model in OWN_MODELS.items()}
+
+
+def test_test_images_that_are_training_images_are_told(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two of the three test images; the same pixels in files of another name, and of another class."""
+    pixels = {"train/a/1": 10, "train/a/2": 20, "train/b/1": 30, "test/a/9": 20, "test/a/3": 40, "test/b/9": 10}
+    for name, value in pixels.items():
+        path = empty_folder / "images" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4), value).save(path)
+    named = ["data.name=imagefolder", "data.root=images", "tracking.enabled=false"]
+    command = ["stage", "prepare", "--out", "staged", *(part for value in named for part in ("--set", value))]
+    assert main(command) == 0
+    assert "2 test images are training images too" in capsys.readouterr().out
+    Image.new("L", (4, 4), 50).save(empty_folder / "images/test/a/9.png")
+    Image.new("L", (4, 4), 60).save(empty_folder / "images/test/b/9.png")
+    assert main(command) == 0
+    assert "too" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("cure", list(Cure))
+def test_advice_of_the_library_is_printed_in_terms_of_commands(
+    cure: Cure, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise DataError(f"there: damaged; {cure}")
+
+    monkeypatch.setattr(orchestration, "run", refuse)
+    assert main(["run"]) == 3
+    assert capsys.readouterr().err == f"protofl: there: damaged; {COMMANDS[cure]}\n"
+    assert "restart=True" not in COMMANDS[cure] and ("restart=True" not in cure or "--restart" in COMMANDS[cure])
 
 
 def test_parameters_are_handed_on_unchecked(asked: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]) -> None:

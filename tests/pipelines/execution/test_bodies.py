@@ -363,7 +363,7 @@ def test_damaged_results_are_refused_until_restart_is_said() -> None:
     with Path("one/history.jsonl").open("ab") as file:
         file.write(b"x")
     before = every_result(Path("one"))
-    with pytest.raises(DataError, match=r"^one/history\.jsonl: damaged, .*; run it again with --restart"):
+    with pytest.raises(DataError, match=r"^one/history\.jsonl: damaged, .*; run it again with restart=True"):
         experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
     assert every_result(Path("one")) == before
     assert not experiment(Config.from_mapping(SMALL), Path("one"), operation()[0], restart=True).was_finished
@@ -503,7 +503,7 @@ def test_a_damaged_run_is_one_failure_beside_the_others_until_restart_is_said(na
     before = every_result(damaged)
     outcome, told = compared(raw=raw)
     assert outcome.failed is not None and list(outcome.failed) == ["local seed 0"]
-    cure = "delete that, and begin it again" if name == "config.json" else "run it again with --restart.*"
+    cure = "delete that, and begin it again" if name == "config.json" else "run it again with restart=True.*"
     assert re.fullmatch(rf"{damaged / name}: .*; (no run was .*: )?{cure}", outcome.failed["local seed 0"])
     assert (told.watched, told.finished, told.stopped) == ([gone.name], [gone.name], {})
     assert every_result(gone) == expected[gone] and every_result(damaged) == before
