@@ -220,12 +220,12 @@ class _Form:
     @classmethod
     def of(cls, raw: RawSplit, size: int | None, channels: int | None, limit: int | None) -> _Form:
         found = raw.images.shape
-        return cls(
-            raw,
-            keep=_first_of_each_class(raw.labels, limit),
-            channels=channels or (1 if len(found) == 3 else found[3]),
-            size=(found[1], found[2]) if size is None else (size, size),
-        )
+        channels = channels or (1 if len(found) == 3 else found[3])
+        square = None if size is None else (size, size)
+        if not isinstance(raw.images, np.ndarray):  # decoded to what is asked for: a size between would lose detail
+            raw = dataclasses.replace(raw, images=raw.images.in_form(square, channels))
+        keep = _first_of_each_class(raw.labels, limit)
+        return cls(raw, keep=keep, channels=channels, size=square or (found[1], found[2]))
 
     def prepared(self, path: Path | None) -> Split:
         """The split in memory or, given a path, written there and mapped."""

@@ -28,6 +28,9 @@ class Encoded(Protocol):
     def take(self, positions: np.ndarray) -> Self:
         """The images at ``positions``, int64 [M]."""
 
+    def in_form(self, size: tuple[int, int] | None, channels: int) -> Self:
+        """The same, to be decoded to this height and width (None: as before) and so many channels."""
+
     def decode(self) -> np.ndarray:
         """All images, uint8 NxHxW for one channel, else NxHxWx3.
 

@@ -33,7 +33,7 @@ class CelebA(Source):
     num_classes: ClassVar[int | None] = 2
     channels: ClassVar[int | None] = 3
 
-    image_size: int = param(84, "height and width in pixels", low=8, high=218)
+    image_size: int = param(84, "height and width in pixels where data.size is null", low=8, high=218)
     min_images: int = param(5, "persons with fewer images are dropped (LEAF)", low=2)
     users: int | None = param(None, "draw so many persons; null takes all", low=1)
     test_fraction: float = param(0.2, "share of each person's images to test on", above=0, below=1)

@@ -71,7 +71,7 @@ class Femnist(Source):
         if root is None:
             raise missing(self.name, root, _LAYOUT, can_download=False)
         folder = root / "femnist"
-        files = {part: sorted((folder / part).glob("*.json")) for part in ("train", "test", "all_data")}
+        files = {part: sorted((folder / part).glob("[!.]*.json")) for part in ("train", "test", "all_data")}
         if files["train"] and files["test"]:
             (train, train_writers), (test, test_writers) = _read(files["train"]), _read(files["test"])
             names = np.unique(np.concatenate([train_writers, test_writers]))

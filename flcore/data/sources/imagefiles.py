@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import PurePosixPath
+from threading import Lock
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from flcore.data.images import resize
@@ -48,7 +52,10 @@ LARGEST_FILE = 2**28
 _MOST_PIXELS = 2**26
 """Of an image: what its file unpacks to is bounded before it is unpacked."""
 
-_BITS, _TILE_WIDTH, _TILE_HEIGHT = 258, 322, 323  # numbers of TIFF's tags
+_BITS, _INTERPRETATION, _TILE_WIDTH, _TILE_HEIGHT = 258, 262, 322, 323  # numbers of TIFF's tags
+_UNKNOWN_EXIF = (SyntaxError, ValueError, TypeError, KeyError, IndexError, OverflowError, struct.error)
+_DEPTHS = (8, 10, 12, 14, 16)
+"""Bits that cameras and scanners give; the fewest that hold all values of a collection are what it has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +67,18 @@ class ImageFiles:
         read: the bytes of a file by its name; called from several threads.
         size: height and width.
         channels: 1 or 3.
-        shorter_side: scale this side to so many pixels and cut ``size`` out of the middle; None stretches to ``size``.
+        margin: scale the shorter side to so many times ``size`` and cut that out of the middle; None stretches.
+        sized_by: the image whose size this is: one of another size is refused. None: any size is brought to ``size``.
+        depth: the bits in use where 16 are stored; asked for once there is such an image.
     """
 
     names: tuple[str, ...]
     read: Reader
     size: tuple[int, int]
     channels: int
-    shorter_side: int | None = None
+    margin: float | None = None
+    sized_by: str | None = None
+    depth: Callable[[], int] = lambda: 16
 
     def __len__(self) -> int:
         """Number of images."""
@@ -81,6 +92,12 @@ class ImageFiles:
     def take(self, positions: np.ndarray) -> ImageFiles:
         """The images at ``positions``, int64 [M]."""
         return replace(self, names=tuple(self.names[position] for position in positions))
+
+    def in_form(self, size: tuple[int, int] | None, channels: int) -> ImageFiles:
+        """The same, to be decoded to this height and width (None: as before) and so many channels."""
+        if size is None:
+            return replace(self, channels=channels)
+        return replace(self, size=size, channels=channels, sized_by=None)
 
     def decode(self) -> np.ndarray:
         """All images, uint8 NxHxW for one channel, else NxHxWx3.
@@ -99,19 +116,20 @@ class ImageFiles:
         return decoded
 
     def _decode_one(self, name: str) -> np.ndarray:
-        try:
-            with _opened(name, self.read) as image:
-                values = _pixels(image, self.channels)
-        except DataError:
-            raise
-        except Exception as error:
-            raise damaged(name, _reason(name, error)) from error
+        with _damage_named(name), _opened(name, self.read) as image:
+            values = _pixels(image, self.channels, self.depth)
+        if self.sized_by is not None and values.shape[:2] != self.size:
+            (height, width), (own_height, own_width) = self.size, values.shape[:2]
+            raise DataError(
+                f"{name} has {own_width} x {own_height} pixels, {self.sized_by} has {width} x {height}: set data.size "
+                "to bring all images to one size"
+            )
         return self._fitted(values)
 
     def _fitted(self, values: np.ndarray) -> np.ndarray:
         size = self.size
-        if self.shorter_side is not None:
-            scale = self.shorter_side / min(values.shape[:2])
+        if self.margin is not None:
+            scale = round(min(size) * self.margin) / min(values.shape[:2])
             size = (round(values.shape[0] * scale), round(values.shape[1] * scale))
         if values.shape[:2] != size:
             values = _resized(values, size)
@@ -119,16 +137,73 @@ class ImageFiles:
         return values[top : top + self.size[0], left : left + self.size[1]]
 
 
-def image_form(name: str, read: Reader) -> tuple[int, int, int]:
-    """Height, width and channels (1 for gray, 3 for any other) of an image, from the head of its file.
+def size_of(name: str, read: Reader) -> tuple[int, int]:
+    """Height and width of an image, upright.
 
     Raises:
         DataError: the file cannot be read.
     """
+    with _damage_named(name), _opened(name, read) as image:
+        _turn_upright(image)
+        return image.height, image.width
+
+
+def is_gray(name: str, read: Reader) -> bool:
+    """Whether an image is gray, with or without transparency, from the head of its file.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    with _damage_named(name), _opened(name, read) as image:
+        return image.mode in _GRAY_MODES or image.mode.startswith("I")
+
+
+def depth_of(names: Sequence[str], read: Reader) -> Callable[[], int]:
+    """A function that says how many bits the images among these use that are stored with 16; it looks once.
+
+    12 bits are often stored as 0 to 4095 of 65535. No single image says so: it may be dark. Together they do.
+
+    Raises:
+        DataError: by the function: colours use fewer than 15, of which Pillow gives the upper 8 of 16.
+    """
+    lock = Lock()
+
+    @cache
+    def found() -> tuple[int, str | None]:
+        gray, colour, first = 0, 0, None
+        for name in names:
+            # What cannot be read is told when it is decoded.
+            with suppress(DataError), _damage_named(name), _opened(name, read) as image:
+                if _is_deep_colour(image):
+                    first = first or name
+                    colour = max(colour, int(np.asarray(image.convert("RGB")).max()))
+                elif image.mode.startswith("I;16"):
+                    gray = max(gray, int(np.asarray(image).max()))
+        depth = next(depth for depth in _DEPTHS if gray < 1 << depth)
+        return depth, first if colour < 1 << 6 else None  # the upper bytes of 14 bits
+
+    def asked() -> int:
+        with lock:
+            depth, too_dark = found()
+        if too_dark is not None:
+            raise DataError(
+                f"{too_dark}: colours of 16 bits, of which no image uses the upper two; store them with 8 bits, or "
+                "scaled to 65535"
+            )
+        return depth
+
+    return asked
+
+
+@contextmanager
+def _damage_named(name: str) -> Iterator[None]:
+    """Take any exception for a damaged file: decoders raise what a wrong byte makes them trip over.
+
+    A broken PNG gives a SyntaxError, others IndexError, struct.error, MemoryError; a zip of an unknown kind a
+    RuntimeError.
+    """
     try:
-        with _opened(name, read) as image:
-            is_gray = image.mode in _GRAY_MODES or image.mode.startswith("I")
-            return image.height, image.width, 1 if is_gray else 3
+        yield
     except DataError:
         raise
     except Exception as error:
@@ -138,9 +213,6 @@ def image_form(name: str, read: Reader) -> tuple[int, int, int]:
 def _opened(name: str, read: Reader) -> Image.Image:
     """An image whose head is read.
 
-    Whoever uses it takes any exception for a damaged file: decoders raise what a wrong byte makes them trip over, of a
-    broken PNG a SyntaxError, of others IndexError, struct.error, MemoryError; a zip of an unknown kind RuntimeError.
-
     Raises:
         DataError: it would be too large, or its pixels are of a kind whose scale nobody knows.
     """
@@ -148,15 +220,20 @@ def _opened(name: str, read: Reader) -> Image.Image:
         image = Image.open(io.BytesIO(read(name)), formats=_decoders(name))
     _refuse_large(name, "", image.width, image.height)
     bits: tuple[int, ...] = ()
+    is_negative = False
     if isinstance(image, TiffImageFile):
         # libtiff makes room for a whole tile, which may be larger than the image: 900 MB of a file of 200 bytes.
         _refuse_large(name, "tiles of ", image.tag_v2.get(_TILE_WIDTH, 1), image.tag_v2.get(_TILE_HEIGHT, 1))
         bits = image.tag_v2.get(_BITS, ())
+        is_negative = image.mode.startswith("I;16") and image.tag_v2.get(_INTERPRETATION) == 0  # which Pillow leaves so
     # Pillow brings a PPM's whole numbers to 16 bits; of a TIFF's 12, 32 and floating ones none knows what is white.
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM") or 12 in bits:
         raise DataError(
             f"{name}: pixels of {_kind(image, bits)}, whose scale is not known; store them with 8 or 16 bits"
         )
+    if is_negative or image.mode == "LAB":
+        kind = "16 bits whose 0 is white" if is_negative else "Lab colour"
+        raise DataError(f"{name}: pixels of {kind} are not read; store them as RGB, or as gray whose 0 is black")
     return image
 
 
@@ -173,11 +250,34 @@ def _kind(image: Image.Image, bits: tuple[int, ...]) -> str:
     return "floating point" if image.mode == "F" else "12 bits" if 12 in bits else "signed or 32 bit numbers"
 
 
-def _pixels(image: Image.Image, channels: int) -> np.ndarray:
-    """uint8 HxW or HxWx3; gray is repeated, colour is weighted as in ITU-R 601, transparency is dropped."""
+def _pixels(image: Image.Image, channels: int, depth: Callable[[], int]) -> np.ndarray:
+    """uint8 HxW or HxWx3, upright; gray is repeated, colour is weighted as in ITU-R 601, transparency shows white."""
+    if _is_deep_colour(image):
+        depth()  # refuses what would be a few shades
+    is_portable = image.format == "PPM"  # which says what white is, and Pillow has brought to 16 bits
+    _turn_upright(image)
     if image.mode.startswith("I"):  # gray of 16 bits; Pillow's own conversion would clip it at 255
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        values = np.asarray(image)
+        shown = (values >> (8 if is_portable else depth() - 8)).astype(np.uint8)
+        shown[values == image.info.get("transparency", -1)] = 255
+        image = Image.fromarray(shown)
+    elif image.has_transparency_data:
+        page = Image.new("RGBA", image.size, "white")
+        page.alpha_composite(image.convert("RGBA"))
+        image = page
     return np.asarray(image.convert("L" if channels == 1 else "RGB"))
+
+
+def _is_deep_colour(image: Image.Image) -> bool:
+    """Whether the file has 16 bits for each colour, of which Pillow reads 8; known until the image is decoded."""
+    return not image.mode.startswith("I") and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
+
+
+def _turn_upright(image: Image.Image) -> None:
+    """Decode an image and turn it as its EXIF orientation says; where nobody can read that, it stays as it is."""
+    image.load()
+    with suppress(*_UNKNOWN_EXIF):
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 def _resized(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import struct
+import unicodedata
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import ClassVar
 
 import numpy as np
 
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, leads_out, missing
-from flcore.data.sources.imagefiles import ENDINGS, KINDS, LARGEST_FILE, ImageFiles, Reader, image_form
+from flcore.data.sources.imagefiles import ENDINGS, KINDS, LARGEST_FILE, ImageFiles, Reader, depth_of, is_gray, size_of
 from flcore.errors import DataError
 from flcore.params import param
 from flcore.wording import brief, is_control
 
+_SPLITS = ("train", "test")
 _CLUTTER = {"__MACOSX", "Thumbs.db", "desktop.ini"}
 _LAYOUT = f"a folder or a zip with train/<class>/* and test/<class>/* ({KINDS}), or these below one folder"
 
@@ -28,12 +33,14 @@ class ImageFolder(Source):
     summary: ClassVar[str] = "your own images: a folder or zip of train/<class>/* and test/<class>/*"
 
     image_size: int | None = param(
-        None, "height and width to read at, in pixels; null: those of the first image", low=1
+        None,
+        "height and width in pixels where data.size is null; null: those of the images, which must be alike",
+        low=1,
     )
 
     def places(self, root: Path) -> tuple[Path, ...]:
         """What :meth:`load` reads: where the split lies in the folder itself, whatever else does plays no part."""
-        split = (root / "train", root / "test")
+        split = tuple(root / name for name in _SPLITS)
         return split if all(folder.is_dir() for folder in split) else (root,)
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
@@ -43,13 +50,20 @@ class ImageFolder(Source):
         names, read = _opened(root)
         train, test = _by_split(names, root)
         class_names = _class_names(train, test, root)
-        height, width, _ = image_form(train[0], read)
-        size = (self.image_size, self.image_size) if self.image_size else (height, width)
+        square = self.image_size
+        size = size_of(train[0], read) if square is None else (square, square)
+        sized_by = train[0] if square is None else None
         # One colour image makes all RGB. In a collection in colour that is the first, so that no other is opened.
-        channels = 3 if any(image_form(name, read)[2] == 3 for name in (*train, *test)) else 1
+        channels = 1 if all(is_gray(name, read) for name in (*train, *test)) else 3
+        depth = depth_of((*train, *test), read)
+
+        def split(names: list[str]) -> RawSplit:
+            images = ImageFiles(tuple(names), read, size, channels, sized_by=sized_by, depth=depth)
+            return RawSplit(images, _labels(names, class_names))
+
         return RawDataset(
-            RawSplit(ImageFiles(tuple(train), read, size, channels), _labels(train, class_names)),
-            RawSplit(ImageFiles(tuple(test), read, size, channels), _labels(test, class_names)),
+            split(train),
+            split(test),
             class_names,
             mean=None,
             std=None,
@@ -61,7 +75,7 @@ class ImageFolder(Source):
 def _opened(root: Path) -> tuple[list[str], Reader]:
     """The relative file names below ``root`` (folder or zip) and a function that reads one."""
     if root.is_dir():
-        files = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
+        files = [path.relative_to(root).as_posix() for path in _listed(root)]
 
         def read(name: str) -> bytes:
             _refuse_large(name, (root / name).stat().st_size)
@@ -79,9 +93,49 @@ def _opened(root: Path) -> tuple[list[str], Reader]:
         _refuse_large(f"{root}: {brief(info.filename)}", info.file_size)
         if leads_out(info.filename) or any(map(is_control, info.filename)):
             raise damaged(root, f"the name {brief(info.filename)} leads out of it, or is none")
+        if stat.S_ISLNK(info.external_attr >> 16):
+            raise DataError(f"{root}: {info.filename} is a link; pack the files that links lead to")
     if len(set(names)) < len(names):
         raise damaged(root, "it holds two files of one name")
     return names, archive.read
+
+
+def _listed(root: Path) -> list[Path]:
+    """What lies in class folders of the split, in ``root`` or one folder below; links stand for what they lead to.
+
+    Raises:
+        DataError: a link leads nowhere, a folder cannot be read, or there is something else than files.
+    """
+    places = _splits_in(root) or [split for folder in _inside(root) if folder.is_dir() for split in _splits_in(folder)]
+    found = []
+    for split in places:
+        for entry in _inside(split):
+            found += _inside(entry) if entry.is_dir() else [entry]
+    for path in found:
+        if not path.is_file():
+            raise _misfit(root, path.relative_to(root)) if path.exists() else _nowhere(path)
+    return found
+
+
+def _splits_in(folder: Path) -> list[Path]:
+    return [folder / name for name in _SPLITS if os.path.lexists(folder / name)]
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if not _is_clutter(path.name)]
+    except FileNotFoundError as error:
+        raise _nowhere(folder) from error
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read as a folder ({error.strerror})") from error
+
+
+def _nowhere(path: Path) -> DataError:
+    return DataError(f"{path}: a link to nothing that is there; mend it, or delete it")
+
+
+def _misfit(root: Path, path: PurePath) -> DataError:
+    return DataError(f"{root}: {path} does not fit; expected {_LAYOUT}")
 
 
 def _refuse_large(name: str, size: int) -> None:
@@ -91,25 +145,25 @@ def _refuse_large(name: str, size: int) -> None:
 
 def _by_split(names: list[str], root: Path) -> tuple[list[str], list[str]]:
     """Sorted file names of the training and of the test split."""
-    paths = [PurePosixPath(name) for name in names if not _is_clutter(PurePosixPath(name))]
-    inside = [path for path in paths if path.parts[0] in ("train", "test")]
+    paths = [path for path in map(PurePosixPath, names) if not any(map(_is_clutter, path.parts))]
+    inside = [path for path in paths if path.parts[0] in _SPLITS]
     depth = 0
     if not inside:
         depth = 1
-        inside = [path for path in paths if len(path.parts) > 2 and path.parts[1] in ("train", "test")]
+        inside = [path for path in paths if len(path.parts) > 2 and path.parts[1] in _SPLITS]
     if len({path.parts[:depth] for path in inside}) != 1:
         raise DataError(f"{root}: no single pair of folders train and test; expected {_LAYOUT}")
     for path in inside:
         if len(path.parts) != depth + 3 or path.suffix.lower() not in ENDINGS:
-            raise DataError(f"{root}: {path} does not fit; expected {_LAYOUT}")
+            raise _misfit(root, path)
     # Sorted by class name first: comparing whole paths would put "a b/x" before "a/x".
     ordered = sorted(inside, key=lambda path: path.parts)
-    splits = {split: [str(path) for path in ordered if path.parts[depth] == split] for split in ("train", "test")}
+    splits = {split: [str(path) for path in ordered if path.parts[depth] == split] for split in _SPLITS}
     return splits["train"], splits["test"]
 
 
-def _is_clutter(path: PurePosixPath) -> bool:
-    return any(part.startswith(".") or part in _CLUTTER for part in path.parts)
+def _is_clutter(name: str) -> bool:
+    return name.startswith(".") or name in _CLUTTER
 
 
 def _class_of(name: str) -> str:
@@ -118,10 +172,29 @@ def _class_of(name: str) -> str:
 
 def _class_names(train: list[str], test: list[str], root: Path) -> tuple[str, ...]:
     in_train, in_test = {_class_of(name) for name in train}, {_class_of(name) for name in test}
+    _check_names(in_train | in_test, root)
     for name in sorted(in_train ^ in_test):
         where, other = ("train", "test") if name in in_train else ("test", "train")
         raise DataError(f"{root}: class {name!r} has images in {where} and none in {other}; both need the same classes")
     return tuple(sorted(in_train))
+
+
+def _check_names(names: Iterable[str], root: Path) -> None:
+    """Refuse names of classes that cannot be written down, and two that look the same."""
+    known: dict[str, str] = {}
+    for name in sorted(names):
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{root}: the name of the class folder {brief(name)} is no text in UTF-8; rename it"
+            ) from error
+        other = known.setdefault(unicodedata.normalize("NFC", name), name)
+        if other != name:
+            raise DataError(
+                f"{root}: the class folders {other!a} and {name!a} have one name in two Unicode forms (NFC, NFD); "
+                "rename one of them"
+            )
 
 
 def _labels(files: list[str], class_names: tuple[str, ...]) -> np.ndarray:

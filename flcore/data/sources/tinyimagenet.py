@@ -61,7 +61,7 @@ def _split(folder: Path, files: list[tuple[str, int]]) -> RawSplit:
 def _train_files(folder: Path, labels: dict[str, int]) -> list[tuple[str, int]]:
     files = []
     for wnid, label in labels.items():
-        names = sorted(path.name for path in (folder / "train" / wnid / "images").glob("*.JPEG"))
+        names = sorted(path.name for path in (folder / "train" / wnid / "images").glob("[!.]*.JPEG"))
         if not names:
             raise damaged(folder, f"class {wnid} of wnids.txt has no images in train/{wnid}/images")
         files += [(f"train/{wnid}/images/{name}", label) for name in names]

@@ -33,7 +33,9 @@ class VireoFood172(Source):
     num_classes: ClassVar[int | None] = _CLASSES
     channels: ClassVar[int | None] = 3
 
-    image_size: int = param(224, "height and width in pixels; 64 for cheap runs", low=8, high=512)
+    image_size: int = param(
+        224, "height and width in pixels where data.size is null; 64 for cheap runs", low=8, high=512
+    )
     train_on_val: bool = param(False, "add the images of VAL.txt to the training split")
 
     def places(self, root: Path) -> tuple[Path, ...]:
@@ -80,6 +82,6 @@ class VireoFood172(Source):
             lambda name: (root / "ready_chinese_food" / name).read_bytes(),
             (self.image_size, self.image_size),
             channels=3,
-            shorter_side=round(self.image_size * _MARGIN),
+            margin=_MARGIN,
         )
         return RawSplit(images, np.array([int(name.partition("/")[0]) - 1 for name in names], dtype=np.int64))

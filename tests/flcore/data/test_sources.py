@@ -304,14 +304,6 @@ def test_all_gray_stays_gray_and_a_single_colour_image_makes_all_rgb(tmp_path: P
     assert raw.test.images.shape == (2, 6, 4, 3)
 
 
-def test_sizes_follow_the_first_image_or_the_option(tmp_path: Path) -> None:
-    tree = plain_tree() | {"train/dog/c.png": encoded(40, height=9, width=9)}
-    root = as_folder(tree, tmp_path)
-    raw = ImageFolder().load(root, False)
-    assert raw.train.images.shape == (4, 6, 4, 3) and (raw.train.decoded()[3] == 40).all()
-    assert ImageFolder(image_size=5).load(root, False).test.decoded().shape == (2, 5, 5, 3)
-
-
 @both
 def test_a_corrupted_image_is_named(packed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     tree = plain_tree() | {"train/dog/bad.png": encoded(1)[:40], "test/dog/empty.png": b"\x89PNG"}
@@ -331,18 +323,6 @@ def test_a_failed_decoding_leaves_no_dataset_behind(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no prepared data there"):
         Dataset.load(tmp_path / "prepared")
     assert not [path for path in (tmp_path / "prepared").iterdir() if path.name.endswith(".tmp")]
-
-
-def test_16_bit_gray_keeps_its_upper_byte_and_transparency_is_dropped(tmp_path: Path) -> None:
-    for path, image in (
-        ("train/a/1.png", Image.fromarray(np.full((6, 4), 0x4567, dtype=np.uint16))),
-        ("test/a/1.png", Image.fromarray(np.dstack([np.full((6, 4), 9), np.full((6, 4), 0)]).astype(np.uint8), "LA")),
-    ):
-        (tmp_path / path).parent.mkdir(parents=True)
-        image.save(tmp_path / path)
-    raw = ImageFolder().load(tmp_path, False)
-    assert (raw.train.decoded() == 0x45).all() and (raw.test.decoded() == 9).all()
-    assert raw.train.decoded().shape == (1, 6, 4)
 
 
 def test_other_formats_are_read_pixel_by_pixel(tmp_path: Path) -> None:
@@ -429,7 +409,7 @@ def test_classes_must_agree_between_train_and_test(tmp_path: Path) -> None:
     "extra", ["train/loose.png", "train/cat/deeper/1.png", "test/cat/notes.txt", "train/cat/scan.jp2"]
 )
 def test_files_that_do_not_fit_are_refused_not_skipped(extra: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"{extra} does not fit; expected"):
+    with pytest.raises(DataError, match=rf"{extra.removesuffix('/1.png')} does not fit; expected"):
         ImageFolder().load(as_folder(plain_tree() | {extra: encoded(1)}, tmp_path), False)
 
 

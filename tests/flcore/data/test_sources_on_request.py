@@ -200,6 +200,19 @@ def test_damaged_tiny_imagenet(damage: Callable[[Path], None], words: str, tiny:
 # VireoFood172
 
 
+def test_hidden_files_beside_the_images_are_left_alone(tiny: Path, tmp_path: Path) -> None:
+    """As macOS leaves them on other disks: none of them is an image, or JSON."""
+    before = [len(split.labels) for split in (TinyImageNet().load(tiny).train, TinyImageNet().load(tiny).test)]
+    (tiny / "tiny-imagenet-200/train/n01/images/._n01_0.JPEG").write_bytes(b"\0\5\x16\7")
+    assert [
+        len(split.labels) for split in (prepare(TinyImageNet(), tiny).train, TinyImageNet().load(tiny).test)
+    ] == before
+    for part in ("train", "test"):
+        write_leaf(tmp_path / f"femnist/{part}/a.json", leaf({"f1_1": [0, 1]}))
+        (tmp_path / f"femnist/{part}/._a.json").write_bytes(b"\0\5\x16\7")
+    assert len(Femnist().load(tmp_path).train.labels) == 2
+
+
 @pytest.fixture
 def vireo(tmp_path: Path) -> Path:
     """A wide, a tall and a small image; lists as published, with a slash in front."""
@@ -228,7 +241,7 @@ def test_the_square_is_cut_out_of_the_middle_at_a_fixed_scale(tmp_path: Path) ->
     values[25:55, 5:35] = 200
     file = io.BytesIO()
     Image.fromarray(values).save(file, "PNG")
-    cut = ImageFiles(("a",), lambda name: file.getvalue(), (6, 6), 3, shorter_side=8).decode()
+    cut = ImageFiles(("a",), lambda name: file.getvalue(), (6, 6), 3, margin=8 / 6).decode()
     assert cut.shape == (1, 6, 6, 3) and (cut[0, 1:-1, 1:-1] == 200).all()
     assert cut[0, 0].mean() > 100  # antialiasing lets a little of the frame in
 
