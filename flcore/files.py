@@ -264,6 +264,24 @@ class Blocks:
     pieces: Iterable[Tensor]
 
 
+def given_path(text: str) -> Path:
+    """A path as a configuration has it, in which ``~`` is the home folder; where there is none it stays ``~``."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises
+
+
+def check_path(path: Path) -> Path:
+    """Return a path as it is; refuse one that readers of safetensors cannot open, before anything is computed for it.
+
+    Raises:
+        DataError: a name in it is no text in UTF-8.
+    """
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{path}: a folder's name is no text in UTF-8; rename it, or use another") from error
+    return path
+
+
 def write_tensors(path: Path, arrays: Mapping[str, Tensor | Blocks], header: Mapping[str, Any] | None = None) -> None:
     """Write named arrays, and JSON values beside them, as safetensors; bytes depend on names and values only.
 
@@ -271,8 +289,10 @@ def write_tensors(path: Path, arrays: Mapping[str, Tensor | Blocks], header: Map
     tensors that share memory.
 
     Raises:
+        DataError: a name in the path is no text in UTF-8.
         ValueError: the pieces of an array do not add up to its shape.
     """
+    check_path(path)
     order = sorted(arrays, key=lambda name: (-_RANKS[str(arrays[name].dtype)], name))
     described: dict[str, Any] = {} if header is None else {"__metadata__": {_OURS: json_text(header)}}
     ends = [0]
@@ -313,6 +333,7 @@ def read_tensors(path: Path, cure: str) -> tuple[dict[str, Tensor], dict[str, An
     """
     from safetensors import SafetensorError, safe_open
 
+    check_path(path)
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get(_OURS, "{}"))

@@ -34,7 +34,7 @@ from flcore.errors import ConfigError, Cure, DataError, RunError
 from flcore.evaluation.scoring import Scorer
 from flcore.evaluation.summaries import check_history, summarise
 from flcore.experiment import EngineChoice, Experiment
-from flcore.files import NOT_JSON, finite, read_json, read_lines, sweep
+from flcore.files import NOT_JSON, finite, given_path, read_json, read_lines, sweep
 from flcore.locks import sole_use
 from flcore.provenance import code_fingerprint
 from flcore.records import Record, load_record
@@ -184,7 +184,7 @@ def read_source(config: Config, directory: Path) -> Dataset:
     """Read the configured source into ``directory``, whatever it holds."""
     return dataset.prepare(
         config.source,
-        None if config.data.root is None else Path(config.data.root),
+        None if config.data.root is None else given_path(config.data.root),
         download=config.data.download,
         size=config.data.size,
         channels=config.data.channels,

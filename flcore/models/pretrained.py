@@ -29,7 +29,7 @@ class PretrainedFile:
         """
         try:
             facts = self.path.stat()
-            found = _digest(self.path, facts.st_size, facts.st_mtime_ns)
+            found = _digest(self.path, (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino))
         except OSError as error:
             raise DataError(
                 f"model.pretrained = {self.path}: cannot be read ({error.strerror}); name a safetensors file, or null"
@@ -43,8 +43,8 @@ class PretrainedFile:
 
 
 @cache
-def _digest(path: Path, size: int, changed: int) -> str:
-    # Asked for whenever a run is named; size and time of the last change say whether it is the file of before.
+def _digest(path: Path, state: tuple[int, ...]) -> str:
+    # Asked for whenever a run is named; size, times and inode say whether it is the file of before.
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

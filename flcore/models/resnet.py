@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from torch import nn
 
+from flcore.files import given_path
 from flcore.models.base import Backbone
 from flcore.models.pretrained import PretrainedFile, load_pretrained
 from flcore.params import param
@@ -48,7 +48,7 @@ class _ResNet:
     @property
     def pretrained_file(self) -> PretrainedFile | None:
         """Where it starts from; None: from random weights."""
-        return None if self.pretrained is None else PretrainedFile(Path(self.pretrained), self.pretrained_sha256)
+        return None if self.pretrained is None else PretrainedFile(given_path(self.pretrained), self.pretrained_sha256)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
         """Assemble the network for images of ``shape`` (C, H, W).

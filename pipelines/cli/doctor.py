@@ -22,6 +22,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from flcore.config import Config
 from flcore.engine.local.compiler import check_compiler, compiler_missing, compiler_name
 from flcore.errors import ConfigError, RunError
+from flcore.files import given_path
 from flcore.processor import processor_class
 from pipelines.config.files import DEFAULT_FILE, read_params
 from pipelines.config.params import for_entry
@@ -264,7 +265,7 @@ def _data(config: Config) -> Iterator[str]:
     found = {place: datasets for place in _USUAL_ROOTS if (datasets := _datasets_in(Path(place)))}
     if name == "digits":
         yield _ok("data: digits come with scikit-learn")
-    elif root is not None and Path(root).exists():
+    elif root is not None and given_path(root).exists():
         yield _ok(f"data: {name} below data.root = {root}")
     elif config.data.download:
         yield _note(f"data: {name} is fetched at the first run (data.download)")

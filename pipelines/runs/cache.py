@@ -7,7 +7,7 @@ Below ``.protofl/cache`` (or the folder that the environment variable PROTOFL_CA
     index/                       which request gave which of them; where runs have finished; their time and memory
 
 A request is everything that can change the answer: the section of the configuration, the source code that carries it
-out, the packages that it uses, and size and time of the files that are read. So nothing is prepared, divided or trained
+out, the packages that it uses, and size, times and inodes of the files that are read. So nothing is prepared, divided or trained
 twice, nothing is copied into a run's folder (:mod:`pipelines.runs.inputs` says where a run's data lie), and deleting
 the cache costs time only.
 """
@@ -31,7 +31,7 @@ from flcore.data.dataset import Dataset
 from flcore.data.partition import Partition
 from flcore.engine.pool.workers import worker_count
 from flcore.errors import ConfigError, DataError
-from flcore.files import make_durable, read_json, replace_file, write_json
+from flcore.files import check_path, given_path, make_durable, read_json, replace_file, write_json
 from flcore.locks import sole_use, take_lock
 from flcore.provenance import division_fingerprint, preparation_fingerprint
 from flcore.run_folder import RunFiles, check_seal, described
@@ -72,8 +72,8 @@ class Cache:
 
     @classmethod
     def here(cls) -> Cache:
-        """The cache of the working directory, or the one that the environment names."""
-        return cls(Path(os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT_FOLDER).absolute())
+        """The cache of the working directory, or the one that the environment names; DataError: see check_path."""
+        return cls(check_path(Path(os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT_FOLDER).absolute()))
 
     # ---- data ----------------------------------------------------------------------------------------------------
 
@@ -88,8 +88,10 @@ class Cache:
             DataError: the source's files are missing or damaged, or changed while they were read.
         """
 
+        root = config.data.root
+
         def files() -> str | None:
-            return None if config.data.root is None else state_of(config.source.places(Path(config.data.root)))
+            return None if root is None else state_of(config.source.places(given_path(root)))
 
         section = {key: value for key, value in config.to_mapping()["data"].items() if key not in _NOT_PREPARED}
         request = {
@@ -144,7 +146,7 @@ class Cache:
         section = config.to_mapping()["partition"]
         request = {
             "partition": section | {"seed": config.partition_seed},
-            "files": None if section.get("path") is None else state_of([Path(section["path"])]),
+            "files": None if section.get("path") is None else state_of([given_path(section["path"])]),
             "data": Dataset.load(prepared).meta.fingerprint,
             "code": division_fingerprint(config),
             "packages": package_versions(_PACKAGES),

@@ -9,9 +9,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from flcore.errors import DataError
+
 
 def state_of(places: Iterable[Path]) -> str:
-    """A digest of name, size and time of files and of all files below folders, at any depth.
+    """A digest of name, size, times and inode of files and of all files below folders, at any depth.
+
+    Who renames a file, or sets its time back, changes its inode or the time of its last change of any kind.
 
     Links stand for what they lead to. Hidden names are left out: file managers and protofl itself keep such beside
     images. So is what cannot be looked at: whoever reads it says what is wrong, if it is needed.
@@ -20,8 +24,25 @@ def state_of(places: Iterable[Path]) -> str:
     for place in places:
         digest.update(b"\n")
         for name, about in _files(os.fspath(place), frozenset()):
-            digest.update(os.fsencode(f"{name}\0{about.st_size} {about.st_mtime_ns}\0"))
+            facts = f"{about.st_size} {about.st_mtime_ns} {about.st_ctime_ns} {about.st_ino}"
+            digest.update(os.fsencode(f"{name}\0{facts}\0"))
     return digest.hexdigest()
+
+
+def refuse_linked_folders(root: Path) -> None:
+    """Refuse folders below ``root`` that are links: DVC does not look into them. Hidden ones are left out.
+
+    Raises:
+        DataError: there is one.
+    """
+    for folder, names, _ in os.walk(root):
+        names[:] = sorted(name for name in names if not name.startswith("."))
+        for name in names:
+            if (path := Path(folder, name)).is_symlink():
+                raise DataError(
+                    f"{path}: a linked folder, in which DVC would not see a change; link its files instead "
+                    "(cp -rsL), or run protofl compare, which sees it"
+                )
 
 
 def _files(path: str, above: frozenset[tuple[int, int]], name: str = "") -> Iterator[tuple[str, os.stat_result]]:

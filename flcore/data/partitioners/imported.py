@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from flcore.data.partitioners.base import Assignment, HeldOut, Indices, Partitioner, joined
 from flcore.errors import DataError
-from flcore.files import read_json
+from flcore.files import given_path, read_json
 from flcore.params import LARGEST, param
 from flcore.wording import brief
 
@@ -40,7 +39,7 @@ class Imported(Partitioner):
 
     def options(self) -> dict[str, Any]:
         """The content by its hash: where the file lies does not matter."""
-        return {"sha256": None if self.path is None else hashlib.sha256(Path(self.path).read_bytes()).hexdigest()}
+        return {"sha256": None if self.path is None else hashlib.sha256(given_path(self.path).read_bytes()).hexdigest()}
 
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
@@ -48,7 +47,7 @@ class Imported(Partitioner):
         """Read the file; see :meth:`Partitioner.split`."""
         if self.path is None:
             raise DataError(f"partition.path is not set; it names a JSON file: {_FORM}")
-        content = read_json(Path(self.path), _FORM)
+        content = read_json(given_path(self.path), _FORM)
         entries = content.get("clients")
         if not isinstance(entries, list) or not entries or not set(content) <= _KEYS:
             raise DataError(f"{self.path}: {_FORM}")

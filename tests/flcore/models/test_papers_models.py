@@ -204,6 +204,19 @@ def test_a_file_of_another_network_is_refused(
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
 
 
+def test_files_that_change_names_are_told_apart(tmp_path: Path) -> None:
+    """Of one size and one time, as an unpacked archive has them."""
+    first, second = tmp_path / "1.safetensors", tmp_path / "2.safetensors"
+    for path, value in ((first, 1.0), (second, 2.0)):
+        given(path, **{"layer.bias": torch.full((2,), value)})
+        os.utime(path, ns=(0, 0))
+    one, two = PretrainedFile(first).digest(), PretrainedFile(second).digest()
+    first.rename(tmp_path / "between")
+    second.rename(first)
+    (tmp_path / "between").rename(second)
+    assert (PretrainedFile(first).digest(), PretrainedFile(second).digest()) == (two, one) != (one, two)
+
+
 def test_the_checksum_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     digest = hashlib.sha256(given(path).path.read_bytes()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,8 @@ from PIL import Image
 
 from flcore import disk, running
 from flcore.config import Config
-from flcore.data.dataset import Dataset
+from flcore.data.dataset import Dataset, prepare
+from flcore.data.sources.digits import Digits
 from flcore.errors import DataError, RunError
 from flcore.run_folder import RunFiles
 from pipelines.runs import cache as caches
@@ -122,6 +124,38 @@ def test_an_image_that_is_overwritten_in_place_is_read_again_and_a_link_that_lea
     changed = cache.prepared(asked)
     assert changed != first
     assert Dataset.load(changed).train.images[:, 0, 0, 0].tolist() == [50, 100]
+
+
+def test_images_that_change_names_are_read_again(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of one size and one time, below a home folder that is written ``~``."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    root = tmp_path / "images"
+    for part in ("train", "test"):
+        for shade, kind in ((10, "cats"), (20, "dogs")):
+            (root / part / kind).mkdir(parents=True)
+            Image.new("L", (8, 8), shade).save(root / part / kind / "1.bmp")
+            os.utime(root / part / kind / "1.bmp", ns=(0, 0))
+    asked = config(data={"name": "imagefolder", "root": "~/images", "limit_per_class": None})
+    assert Dataset.load(cache.prepared(asked)).train.images[:, 0, 0, 0].tolist() == [10, 20]
+    first, second = (root / "train" / kind / "1.bmp" for kind in ("cats", "dogs"))
+    first.rename(root / "between")
+    second.rename(first)
+    (root / "between").rename(second)
+    assert Dataset.load(cache.prepared(asked)).train.images[:, 0, 0, 0].tolist() == [20, 10]
+
+
+def test_a_folder_whose_name_is_no_text_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PROTOFL_CACHE", raising=False)
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(DataError, match=r"caf.*UTF-8; rename"):
+        Cache.here()
+    with pytest.raises(DataError, match=r"caf.*UTF-8; rename"):
+        prepare(Digits(), directory=folder)
+    assert list(folder.iterdir()) == []
 
 
 def test_other_data_sets_below_the_root_change_nothing(cache: Cache, tmp_path: Path) -> None:

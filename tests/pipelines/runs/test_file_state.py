@@ -19,6 +19,7 @@ def root(tmp_path: Path) -> Path:
     for name in (IMAGE, "one/test/cats/2.png"):
         (tmp_path / "root" / name).parent.mkdir(parents=True)
         (tmp_path / "root" / name).write_bytes(b"one")
+        os.utime(tmp_path / "root" / name, ns=(0, 0))
     return tmp_path / "root"
 
 
@@ -32,10 +33,26 @@ def replace_where_a_link_leads(root: Path) -> None:
     (root.parent / "away" / "3.png").write_bytes(b"longer")
 
 
+def overwrite_and_set_the_time_back(root: Path) -> None:
+    before = (root / IMAGE).stat()
+    (root / IMAGE).write_bytes(b"two")
+    os.utime(root / IMAGE, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def swap(root: Path) -> None:
+    """Two files of one size and one time, as an unpacked archive has them."""
+    one, two = root / IMAGE, root / "one/test/cats/2.png"
+    one.rename(root / "between")
+    two.rename(one)
+    (root / "between").rename(two)
+
+
 @pytest.mark.parametrize(
     "change",
     [
         overwrite,
+        overwrite_and_set_the_time_back,
+        swap,
         lambda root: (root / IMAGE).write_bytes(b"longer"),
         lambda root: (root / IMAGE).with_name("0.png").write_bytes(b"one"),
         lambda root: (root / IMAGE).rename(root / "one/test/cats/1.png"),
