@@ -103,7 +103,7 @@ def archive(directory: Path, out: Path, *, licence: str, replace: bool = True) -
         lock=lock_hash(),
         day=max(map(_last_day, runs)),
         licence=licence,
-        needs_root=any(run.config.data.root is not None for run in runs),
+        needs_root=any(run.config.source.places(Path()) and run.config.data.root is not None for run in runs),
         has_plugins=any(run.config.plugins for run in runs),
         is_comparison=compared is not None,
     )

@@ -87,7 +87,6 @@ class Cache:
         Raises:
             DataError: the source's files are missing or damaged, or changed while they were read.
         """
-
         root = config.data.root
 
         def files() -> str | None:

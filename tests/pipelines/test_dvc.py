@@ -16,8 +16,11 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from flcore.config import Config
+from flcore.data.dataset import Dataset
+from pipelines.cli import make_run
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -27,11 +30,13 @@ BIN = Path(sys.executable).parent
 
 
 def test_every_parameter_and_file_that_dvc_yaml_names_exists() -> None:
-    """What dvc.yaml depends on must be there, or the first ``dvc repro`` of a newcomer stops half-way."""
+    """What dvc.yaml depends on must be in git, or the first ``dvc repro`` of a newcomer stops half-way."""
     declared = yaml.safe_load((ROOT / "dvc.yaml").read_text())
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     for name, stage in declared["stages"].items():
         for path in stage["deps"]:
+            if path == "${data.root}":
+                path = params["data"]["root"]
             assert path.startswith("artifacts") or (ROOT / path).exists(), f"{name}: {path}"
         for key in stage["params"]:
             value = params
@@ -79,6 +84,27 @@ def test_every_key_of_a_run_s_identity_is_a_dependency_of_training() -> None:
     assert {"seed", "local.lr", "engine.stack_runs"} < said
     params = set(stages["train"]["params"])
     assert {key for key in said if not {key, key.partition(".")[0]} & params} == set()
+
+
+def test_make_run_says_what_dvc_would_trip_over_or_not_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it goes on"))
+    (tmp_path / ".git").mkdir()
+
+    def said(text: str, code: int) -> str:
+        (tmp_path / "params.yaml").write_text(text)
+        assert make_run.main() == code
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) == 1
+        return error
+
+    assert "data.root" in said("data: {name: digits}", 2)
+    assert "data.root" in said("data: {name: digits, root: null}", 2)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "train").symlink_to(tmp_path)
+    assert "images/train" in said("data: {name: imagefolder, root: images}", 3)
 
 
 # ---- with it -----------------------------------------------------------------------------------------------------
@@ -238,6 +264,45 @@ def test_after_a_change_only_what_is_new_is_trained(copy: Path) -> None:
     assert trained(copy, "dvc", "repro") == {"fedproto-s0", "fedproto-s1"}
     after = output_hashes(copy)
     assert {path for path in after if after[path] != before[path]} == {"artifacts/runs.json"}
+
+
+def swap(one: Path, two: Path) -> None:
+    one.rename(one.with_name("between"))
+    two.rename(one)
+    one.with_name("between").rename(two)
+
+
+@pytest.mark.slow
+def test_changed_images_are_prepared_again_and_unchanged_ones_are_not(tmp_path: Path) -> None:
+    """Of equal size and time: added, swapped, removed."""
+    folder = clone(tmp_path / "images")
+    own = folder / "images"
+    for part in ("train", "test"):
+        for shade, kind in enumerate(("a", "b")):
+            (own / part / kind).mkdir(parents=True)
+            for number in range(3):
+                Image.new("L", (8, 8), 100 * shade + number).save(own / part / kind / f"{number}.bmp")
+                os.utime(own / part / kind / f"{number}.bmp", ns=(0, 0))
+    change(folder, lambda params: params["data"].update(name="imagefolder"))
+
+    def shades() -> list[int]:
+        call(folder, "dvc", "repro", "prepare")
+        assert call(folder, "dvc", "status", "prepare").strip() == "Data and pipelines are up to date."
+        return [int(image[0, 0, 0]) for image in Dataset.load(folder / "artifacts" / "prepared").train.images]
+
+    assert shades() == [0, 1, 2, 100, 101, 102]
+    swap(own / "train/a/0.bmp", own / "train/b/2.bmp")
+    assert shades() == [102, 1, 2, 100, 101, 0]
+    shutil.copy(own / "train/a/1.bmp", own / "train/a/9.bmp")
+    assert shades() == [102, 1, 2, 1, 100, 101, 0]
+    (own / "train/a/0.bmp").unlink()
+    assert shades() == [1, 2, 1, 100, 101, 0]
+    before = (folder / "dvc.lock").read_bytes()
+    assert "didn't change, skipping" in call(folder, "dvc", "repro", "prepare")
+    assert (folder / "dvc.lock").read_bytes() == before
+    (own / "train" / "a").rename(folder / "elsewhere")
+    (own / "train" / "a").symlink_to(folder / "elsewhere")
+    assert "train/a: a linked folder" in call(folder, "sh", "-c", "dvc repro prepare 2>&1", check=False)
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def _split(assignment: str) -> tuple[str, str, str]:
 
 
 def test_data_that_are_not_there_or_damaged_are_refused_with_their_place(
-    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+    empty_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*values: str, code: int) -> str:
         both = {key: value for key, _, value in map(_split, (*TINY, *values))}
@@ -123,6 +123,11 @@ def test_data_that_are_not_there_or_damaged_are_refused_with_their_place(
     assert "nowhere" in error and "data.root" in error
     (empty_folder / "images.zip").write_bytes(b"PK\x03\x04 not a zip")
     assert "images.zip" in refused("data.name=imagefolder", "data.root=images.zip", code=3)
+    monkeypatch.setenv("DVC_STAGE", "prepare")  # DVC looks into no linked folder
+    (empty_folder / "images").mkdir()
+    (empty_folder / "images" / "train").symlink_to(empty_folder)
+    assert "images/train" in refused("data.name=imagefolder", "data.root=images", code=3)
+    monkeypatch.delenv("DVC_STAGE")
     (empty_folder / "artifacts").write_text("a file")
     assert "choose another --out" in refused(code=2)
 

@@ -150,7 +150,7 @@ def test_its_page_has_commands_that_are_ones(archived: Path) -> None:
     parsed = make_parser().parse_args(lines[1][1:])
     assert (parsed.archive, parsed.check) == (Path("../../archive.zip"), True)
     assert "CC BY 4.0 (UCI data), BSD-3 (scikit-learn)" in page
-    assert "https" not in page
+    assert "https" not in page and "data.root" not in page
 
 
 @pytest.mark.slow
