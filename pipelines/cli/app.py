@@ -24,6 +24,7 @@ from flcore.user_cache import VARIABLE, user_cache
 from flcore.wording import fit_to_print
 from pipelines.cli.arguments import USAGE
 from pipelines.cli.parser import make_parser
+from pipelines.cli.system_errors import has_working_folder, set_home, system_error
 from pipelines.config.files import dated
 from pipelines.runs.standard_error import STANDARD_OUTPUT, let_go, safe_streams, tell
 
@@ -58,6 +59,7 @@ def _main(given: Sequence[str], today: date | None) -> int:
         parser.print_help(sys.stderr)
         return USAGE
     parsed = parser.parse_args(given)
+    had_folder = has_working_folder()
     _set_environment(parsed.debug)
     try:
         if getattr(parsed, "out", None) is not None:
@@ -74,7 +76,7 @@ def _main(given: Sequence[str], today: date | None) -> int:
         if isinstance(error, BrokenPipeError) and _has_no_reader(sys.stdout):
             code = 0  # what is printed there comes last: the work is done
         else:
-            message, code = _told(error)
+            message, code = _told(error, had_folder)
             if parsed.debug:
                 tell(traceback.format_exc())
                 if isinstance(error, RunError) and error.details:
@@ -90,7 +92,7 @@ def _all_written(code: int) -> int:
     except OSError as error:
         let_go(sys.stdout)
         if code == 0 and not isinstance(error, BrokenPipeError):
-            message, code = _told(error)
+            message, code = _told(error, True)
             tell(f"protofl: {message}")
     return code
 
@@ -108,6 +110,7 @@ def _set_environment(debug: bool) -> None:
     if any(option.startswith("error") for option in sys.warnoptions):
         os.environ["PYTHONWARNINGS"] = "default"  # what libraries warn of is no reason to stop
         warnings.simplefilter("default")
+    set_home()
     for key, value in {
         "OMP_NUM_THREADS": "1",
         "PREFECT_LOGGING_LEVEL": "WARNING" if debug else "CRITICAL",
@@ -116,12 +119,13 @@ def _set_environment(debug: bool) -> None:
         os.environ.setdefault(key, value)
 
 
-def _told(error: Exception) -> tuple[str, int]:
-    """What to say of an error, and the exit code."""
+def _told(error: Exception, had_folder: bool = True) -> tuple[str, int]:
+    """What to say of an error, and the exit code; where the working folder is gone, it may have been there before."""
     if isinstance(error, ProtoflError):
         return str(error), next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
-    if isinstance(error, MemoryError):
-        return "not enough memory for this; use fewer workers, clients, or a smaller model", EXIT_CODES[ProtoflError]
+    refused = system_error(error, had_folder)
+    if refused is not None:
+        return refused, EXIT_CODES[ProtoflError]
     if isinstance(error, OSError):
         about = _about_file(error)
         if about is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import errno
+import getpass
 import os
+import pwd
 import re
 import resource
 import subprocess
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 
 from flcore.errors import ConfigError, DataError, RunError
+from flcore.user_cache import user_cache
 from flcore.version import VERSION
 from pipelines.cli import app, commands
 
@@ -227,6 +230,74 @@ def test_a_folder_that_is_gone_is_no_fault_of_ours(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "cd to one that can be written to" in done.stderr
+
+
+def test_a_working_folder_that_is_removed_meanwhile_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """First the folder that the command was typed in, then the one that its results go to."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+
+    def removed(arguments: Any) -> int:
+        (tmp_path / "gone").rmdir()
+        Path("x").absolute()
+        return 0
+
+    monkeypatch.setattr(commands, "doctor", removed)
+    assert app.main(["doctor"]) == 4
+    said = capsys.readouterr().err
+    assert "was removed" in said and said.count("\n") == 1
+    monkeypatch.chdir(tmp_path)
+    code, said = outcome(os_error(errno.ENOENT, str(tmp_path / "run" / "config.json")), monkeypatch, capsys)
+    assert code == 4 and f"{tmp_path / 'run'}: was removed" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (os_error(errno.EFBIG, "runs/x"), ["runs/x", "4096 bytes", "ulimit -f"]),
+        (os_error(errno.ENOMEM, None), ["memory", "512 MB", "ulimit -v"]),
+        (MemoryError(), ["memory", "512 MB", "ulimit -v"]),
+        (ImportError("libx.so: failed to map segment from shared object"), ["memory", "512 MB", "ulimit -v"]),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), ["memory", "512 MB", "ulimit -v"]),
+    ],
+)
+def test_a_limit_of_the_shell_is_named(
+    error: Exception, named: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """512 MB are 2^29 bytes."""
+    limits = {resource.RLIMIT_FSIZE: (4096, 4096), resource.RLIMIT_AS: (1 << 29, 1 << 29)}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    code, said = outcome(error, monkeypatch, capsys)
+    assert code == 4 and said.count("\n") == 1
+    assert all(words in said for words in named)
+
+
+def test_a_user_without_home_has_one_below_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container that is started with a number that no user has."""
+
+    def nobody(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "")  # so that what the command sets is taken back
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    homes: list[Path] = []
+
+    def look(arguments: Any) -> int:
+        homes.append(Path.home())
+        assert user_cache().is_relative_to(Path.home())
+        assert getpass.getuser()
+        return 0
+
+    monkeypatch.setattr(commands, "doctor", look)
+    assert app.main(["doctor"]) == 0, capsys.readouterr().err
+    assert homes == [tmp_path / ".protofl" / "home"]
 
 
 def test_whoever_reads_our_output_may_have_enough(empty_folder: Path) -> None:
