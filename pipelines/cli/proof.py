@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from flcore.errors import ConfigError, RunError, listed
+from flcore.wording import fit_to_print
 from pipelines.cli.arguments import Parser, names
 
 ARCHIVE_EPILOG = """\
@@ -106,7 +107,7 @@ def reproduce(arguments: argparse.Namespace) -> int:
     )
     if findings is None:
         return 0
-    print("\n".join(report(path, findings)))
+    print("\n".join(map(fit_to_print, report(path, findings))))
     if findings.other:
         raise RunError(f"{path}: {len(findings.other)} results are not what it says; they are named above")
     return 0

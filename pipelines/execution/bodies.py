@@ -22,6 +22,7 @@ from flcore.errors import ConfigError, DataError, ProtoflError
 from flcore.experiment import refuse_missing_device
 from flcore.locks import sole_use
 from flcore.run_folder import RunFiles, refuse_other_run
+from flcore.wording import printable
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry
 from pipelines.execution.admission import most_at_once
@@ -249,7 +250,7 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
         try:
             return fetch(run, cache, restart=restart, copies=operation.copies)
         except DataError as error:  # damaged, which is no reason to keep the others waiting; the store has it whole
-            failed[run.label] = str(error)
+            failed[run.label] = printable(str(error))
             watcher.say(f"{run.label} failed: {error}")
             return False
 
@@ -269,7 +270,7 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
         elif isinstance(error, StoppedError):  # the recorder marks what it watches
             failed[run.label] = "interrupted"
         else:
-            failed[run.label] = str(error)
+            failed[run.label] = printable(str(error))
             watcher.say(f"{run.label} failed: {error}")
             recorder.stop(run.directory, str(error))
 

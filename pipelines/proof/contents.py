@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from typing import Any
 
 from flcore.errors import DataError
 from pipelines.proof.stored_zip import StoredZip, read_zip
+from pipelines.proof.values import LARGEST, MOST_JSON, Values, read_json_object
 
 FORMAT = "protofl archive"
 VERSION = 1
@@ -41,8 +41,6 @@ _PLACES: Mapping[str, frozenset[str]] = {
 CLAIMED = ("better", "than", "metric", "by", "says")
 """What an archive says of a claim of its comparison."""
 FINGERPRINT_DIGITS = 16  # of a fingerprint, in names
-_MOST_JSON = 2**28  # bytes of a file that is read into memory as a whole
-_HASH = re.compile(r"[0-9a-f]{64}")
 _RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _PLUGIN = re.compile(r"plugins/[a-z][a-z0-9_]*\.py")
 
@@ -135,7 +133,7 @@ class Archive:
         Raises:
             DataError: there is none of this name, or it is too large to be read as a whole.
         """
-        return self.file.read(name, _MOST_JSON)
+        return self.file.read(name, MOST_JSON)
 
     def json(self, name: str) -> dict[str, Any]:
         """A JSON object of the archive.
@@ -143,7 +141,7 @@ class Archive:
         Raises:
             DataError: it is none.
         """
-        return _json(self.file, name)
+        return read_json_object(self.file, name)
 
 
 def without_places(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,7 +165,7 @@ def read_archive(path: Path) -> Archive:
         DataError: something is damaged, missing or not what is expected; names the file.
     """
     file = read_zip(path)
-    proof = _Values(f"{path}: {PROOF}", _json(file, PROOF))
+    proof = Values(f"{path}: {PROOF}", read_json_object(file, PROOF))
     if (proof.text("format"), proof.whole("version")) != (FORMAT, VERSION):
         raise DataError(f"{path}: {PROOF} is of another version of archives; use the protofl that wrote it")
     _check_hashes(file, proof.hashes("files"))
@@ -211,12 +209,13 @@ def _check_hashes(file: StoredZip, hashes: Mapping[str, str]) -> None:
             )
 
 
-def _run(file: StoredZip, name: str, said: _Values) -> ArchivedRun:
+def _run(file: StoredZip, name: str, said: Values) -> ArchivedRun:
     where = f"runs/{name}/config.json"
-    header = _Values(f"{file.path}: {where}", _json(file, where))
+    header = Values(f"{file.path}: {where}", read_json_object(file, where))
     config = header.inner("config")
     plugins = []
-    for entry in config.values.get("plugins") or []:
+    listed = config.values.get("plugins") or []
+    for entry in listed if isinstance(listed, list) else [None]:
         place = entry.get("path") if isinstance(entry, dict) else None
         if not isinstance(place, str) or not _PLUGIN.fullmatch(place):
             raise DataError(f"{header.where}: plugins: expected files such as plugins/mine.py with their SHA-256")
@@ -226,6 +225,9 @@ def _run(file: StoredZip, name: str, said: _Values) -> ArchivedRun:
         raise DataError(f"{header.where}: earlier_environments: expected a list of objects")
     decision = header.inner("decision") if header.values.get("decision") is not None else None
     header.hash("config_hash")  # nobody reads it, but every run has one
+    results = said.hashes("results")
+    if "metrics.json" not in results:
+        raise DataError(f"{said.where}: results: has no metrics.json, which every run has")
     decided = ("stack", "compile", "fuse") if decision and "fuse" in decision.values else ("stack", "compile")
     return ArchivedRun(
         name=name,
@@ -239,15 +241,15 @@ def _run(file: StoredZip, name: str, said: _Values) -> ArchivedRun:
         earlier_environments=earlier,
         decision=None if decision is None else {key: decision.truth(key) for key in decided},
         plugins=plugins,
-        results=said.hashes("results"),
+        results=results,
     )
 
 
-def _comparison(said: _Values, runs: Sequence[str]) -> ArchivedComparison:
+def _comparison(said: Values, runs: Sequence[str]) -> ArchivedComparison:
     rows = said.values.get("rows")
     if not isinstance(rows, list) or not all(
         isinstance(row, list) and len(row) == 3 and row[0] in runs and isinstance(row[1], str)
-        and (row[2] is None or type(row[2]) is int)
+        and (row[2] is None or (type(row[2]) is int and abs(row[2]) <= LARGEST))
         for row in rows
     ):  # fmt: skip
         raise DataError(f"{said.where}: rows: expected a run, what its method is called, and a seed or null, for each")
@@ -260,14 +262,14 @@ def _comparison(said: _Values, runs: Sequence[str]) -> ArchivedComparison:
         target_fraction=said.number("target_fraction"),
         rows=[(run, row, draw) for run, row, draw in rows],
         budget=said.optional_text("budget"),
-        tuning=[_tuned(_Values(f"{said.where}: tuning", entry)) for entry in tuning],
+        tuning=[_tuned(Values(f"{said.where}: tuning", entry)) for entry in tuning],
         failed={label: failed.text(label) for label in failed.values},
         results=said.hashes("results"),
         claims=_claims(said.inner("claims")) if "claims" in said.values else {},
     )
 
 
-def _claims(said: _Values) -> dict[str, Mapping[str, Any]]:
+def _claims(said: Values) -> dict[str, Mapping[str, Any]]:
     found = {name: said.inner(name) for name in said.values}
     return {
         name: {**{key: own.text(key) for key in CLAIMED if key != "by"}, "by": own.number("by")}
@@ -275,7 +277,7 @@ def _claims(said: _Values) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def _tuned(said: _Values) -> Mapping[str, Any]:
+def _tuned(said: Values) -> Mapping[str, Any]:
     """What a study found, with the keys and types of :class:`~pipelines.reporting.comparison.Tuned`."""
     figures = {key: said.number(key) for key in ("given", "best") if said.values.get(key) is not None}
     return {
@@ -285,67 +287,3 @@ def _tuned(said: _Values) -> Mapping[str, Any]:
         "values": said.inner("values").values,
         "error": said.optional_text("error"),
     }
-
-
-# ---- JSON of somebody else -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Values:
-    """A JSON object of which nothing is known yet: what is asked for is there and of its type, or it is a DataError."""
-
-    where: str
-    values: Mapping[str, Any]
-
-    def inner(self, key: str) -> _Values:
-        found = self.values.get(key)
-        if not isinstance(found, dict):
-            raise DataError(f"{self.where}: {key}: expected an object")
-        return _Values(f"{self.where}: {key}", found)
-
-    def text(self, key: str) -> str:
-        found = self.values.get(key)
-        if not isinstance(found, str):
-            raise DataError(f"{self.where}: {key}: expected text")
-        return found
-
-    def optional_text(self, key: str) -> str | None:
-        return None if self.values.get(key) is None else self.text(key)
-
-    def number(self, key: str) -> float:
-        found = self.values.get(key)
-        if isinstance(found, bool) or not isinstance(found, int | float):
-            raise DataError(f"{self.where}: {key}: expected a number")
-        return found
-
-    def whole(self, key: str) -> int:
-        found = self.values.get(key)
-        if type(found) is not int:
-            raise DataError(f"{self.where}: {key}: expected a whole number")
-        return found
-
-    def truth(self, key: str) -> bool:
-        found = self.values.get(key)
-        if not isinstance(found, bool):
-            raise DataError(f"{self.where}: {key}: expected true or false")
-        return found
-
-    def hash(self, key: str) -> str:
-        found = self.values.get(key)
-        if not isinstance(found, str) or not _HASH.fullmatch(found):
-            raise DataError(f"{self.where}: {key}: expected a SHA-256 in 64 digits")
-        return found
-
-    def hashes(self, key: str) -> dict[str, str]:
-        inner = self.inner(key)
-        return {name: inner.hash(name) for name in inner.values}
-
-
-def _json(file: StoredZip, name: str) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read(name, _MOST_JSON))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file.path}: {name} is no JSON that can be read") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{file.path}: {name}: expected a JSON object")
-    return content

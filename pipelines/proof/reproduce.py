@@ -35,6 +35,7 @@ from pipelines.proof.results import (
     digests,
     result_files,
 )
+from pipelines.proof.rows import check_rows, section_of
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.standard_error import print_drawn
@@ -88,6 +89,7 @@ def reproduce(
         RunError: a run failed.
     """
     archive = read_archive(path)
+    check_rows(archive)
     home = out or Path("runs") / "reproduced" / path.stem  # beside what was archived here under this name
     _claim(home, archive)
     brought = sorted({plugin for run in archive.runs for plugin in run.plugins})
@@ -207,15 +209,9 @@ def _carry_out(placed: Sequence[PlacedRun], how: Operation) -> None:
 
 def _compare(comparison: ArchivedComparison, home: Path, how: Operation) -> None:
     """Set the runs against each other as the archive says."""
-    baseline = comparison.baseline.removesuffix(" (tuned)") if comparison.tuning else comparison.baseline
-    section = {
-        "baseline": baseline,
-        "target_fraction": comparison.target_fraction,
-        "claims": comparison.claims,
-    }
     asked = how.recorder.compare(
         "comparison",
-        {"compare": section},
+        {"compare": section_of(comparison)},
         [home / "runs" / run for run, _, _ in comparison.rows],
         home,
         name=home.name,
