@@ -96,6 +96,7 @@ _SETTINGS: dict[Any, Any] = {
     "grid.color": GRID,
     "grid.linewidth": 0.7,
     "text.color": INK,
+    "text.parse_math": False,  # names of classes and rows are others'; a $ in them is a $
     "xtick.color": MUTED,
     "ytick.color": MUTED,
     "xtick.labelcolor": INK,

@@ -371,6 +371,22 @@ def test_each_figure_is_one_file_beside_its_data(tmp_path: Path) -> None:
         save(figure, tmp_path / "figure.pdf")
 
 
+@pytest.mark.parametrize("name", ["$a_$", "$x^2$", r"\frac{a}{b} $", "a & b <c> -- |d|"])
+def test_a_name_is_drawn_as_it_is_written(name: str, tmp_path: Path) -> None:
+    """matplotlib would read what stands between two $ as a formula, and fail where it is none."""
+    runs = [make_run(row, 0, [make_round(1, 0.5), make_round(2, 0.5)]) for row in (name, "fedavg")]
+    drawn = write_drawings(comparison_drawings(compare(runs)).values(), tmp_path)
+    with house_style():
+        figure, axes = panel(name)
+        axes.plot([0, 1], label=name)
+        axes.legend()
+        text = svg_text(figure)
+    assert ElementTree.fromstring(text) is not None
+    told = name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("--", "- -")
+    assert text.count(f"<!-- {told} -->") == 2
+    assert any(f"<!-- {told} -->" in path.read_text() for path in drawn if path.suffix == ".svg")
+
+
 def test_nothing_to_draw_gives_no_figures() -> None:
     """A run without history has no figures, and that is no error."""
     assert run_drawings(make_run("fedavg", 0, [])) == {}
