@@ -92,7 +92,7 @@ def _all_written(code: int) -> int:
     except OSError as error:
         let_go(sys.stdout)
         if code == 0 and not isinstance(error, BrokenPipeError):
-            message, code = _told(error, True)
+            message, code = _told(error)
             tell(f"protofl: {message}")
     return code
 
