@@ -20,7 +20,6 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -156,14 +155,13 @@ def write_json(path: Path, content: Mapping[str, Any], *, durable: bool = False)
     replace_file(path, lambda file: file.write(text.encode()), durable=durable)
 
 
-def json_text(content: Any, *, indent: int = 0, ensure_ascii: bool = True) -> str:
+def json_text(content: Any, *, indent: int | None = None, ensure_ascii: bool = True) -> str:
     """Return ``content`` as JSON with sorted keys, on one line or indented; every reader of JSON accepts it.
 
     JSON has no infinite numbers and no NaN: see :func:`finite`.
     """
-    dump = partial(json.dumps, sort_keys=True, ensure_ascii=ensure_ascii, allow_nan=False)
     try:
-        return _indented(content, dump, indent) if indent else dump(content)
+        return json.dumps(content, sort_keys=True, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
     except ValueError:  # looking at each number before would take longer than writing it
         return json_text(finite(content), indent=indent, ensure_ascii=ensure_ascii)
 
@@ -188,25 +186,6 @@ def finite(content: Any) -> Any:
 
     result = cleaned(content, "")
     return {**result, "not_finite": found} if found and isinstance(result, dict) else result
-
-
-def _indented(value: Any, dump: Callable[..., str], indent: int, depth: int = 1) -> str:
-    """Return the text of ``json.dumps(value, indent=indent)``, which takes five times as long for long lists.
-
-    Python's fast encoder does not indent, but it takes any separator: enough for lists and objects without others.
-    """
-    if not value or not isinstance(value, dict | list | tuple):
-        return dump(value)
-    line, end = "\n" + " " * indent * depth, "\n" + " " * indent * (depth - 1)
-    items = value.values() if isinstance(value, dict) else value
-    if not any(issubclass(kind, dict | list | tuple) for kind in set(map(type, items))):
-        text = dump(value, separators=(f",{line}", ": "))
-        return f"{text[0]}{line}{text[1:-1]}{end}{text[-1]}"
-    if isinstance(value, dict):
-        # The key as the encoder writes it: ``{"key": 0}`` without what stands around ``"key": ``.
-        texts = [dump({key: 0})[1:-2] + _indented(item, dump, indent, depth + 1) for key, item in sorted(value.items())]
-        return "{" + line + f",{line}".join(texts) + end + "}"
-    return "[" + line + f",{line}".join(_indented(item, dump, indent, depth + 1) for item in value) + end + "]"
 
 
 def read_json(path: Path, cure: str) -> dict[str, Any]:

@@ -218,24 +218,6 @@ def test_json_is_the_same_for_the_same_content(tmp_path: Path) -> None:
     assert read_json(tmp_path / "a", "") == {"b": [1, None], "a": "ü"}
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"clients": [{"counts": [0, 3, 12], "id": "0000", "tasks": []}, {"counts": [], "id": "ü", "tasks": [[1], []]}]},
-        {"b": {"z": 1.5, "a": None}, "a": {}, "c": ((1, 2), "x")},
-        {10: [True, '\n"'], 2: {"n": {"m": [[-1e-300]]}}},
-        [],
-        [1, 2],
-        "text",
-    ],
-    ids=repr,
-)
-def test_indented_json_is_what_python_writes(content: Any) -> None:
-    for indent, ascii_only in ((1, True), (2, False)):
-        expected = json.dumps(content, indent=indent, sort_keys=True, ensure_ascii=ascii_only)
-        assert json_text(content, indent=indent, ensure_ascii=ascii_only) == expected
-
-
 def strictly(text: str) -> Any:
     """JSON as readers other than Python's take it."""
 
