@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from importlib.util import find_spec
 
 
 class Cure(StrEnum):
@@ -51,3 +52,25 @@ def listed(names: Iterable[object], most: int = 5) -> str:
     if len(shown) > most:
         shown[most - 1 :] = [f"{len(shown) - most + 1} others"]
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def require(module: str, key: str, install: str) -> None:
+    """Refuse a configuration whose package is not installed; nothing is imported.
+
+    Args:
+        module: that will be imported. key: what asks for it, with its value. install: what ``pip install`` is given.
+
+    Raises:
+        ConfigError: names key and package.
+    """
+    if find_spec(module) is None:
+        raise ConfigError(f"{key}: the package {module} is not installed; pip install {install}")
+
+
+def require_accounting() -> None:
+    """Refuse noise where its privacy loss could not be computed at the end.
+
+    Raises:
+        ConfigError: as :func:`require`.
+    """
+    require("dp_accounting", "noise for differential privacy", "dp-accounting")

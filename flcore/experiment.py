@@ -17,7 +17,7 @@ from flcore.config import Config
 from flcore.data.dataset import Dataset, Split
 from flcore.data.partition import Partition
 from flcore.data.tasks import TaskStream
-from flcore.errors import ConfigError
+from flcore.errors import ConfigError, require, require_accounting
 from flcore.methods.base import Method
 from flcore.methods.vocabulary import Setting
 from flcore.models import Backbone, build_model, extract_weights
@@ -60,7 +60,7 @@ class Experiment:
             DataError: an artefact is missing, damaged, or the partition was made for other data.
             ConfigError: the model cannot read these images, or the configuration does not go with data or partition.
         """
-        refuse_missing_device(config)
+        refuse_missing(config)
         dataset = Dataset.load(prepared)
         division = Partition.load(partition)
         division.check_matches(dataset)
@@ -283,11 +283,16 @@ class Experiment:
         return own
 
 
-def refuse_missing_device(config: Config) -> None:
-    """Stop before data are read where a run asks for a device that is not there.
+def refuse_missing(config: Config) -> None:
+    """Stop before data are read where a run asks for a device or a package that is not there.
 
     Raises:
         ConfigError: it does.
     """
+    if config.aggregation.noise:
+        require_accounting()
+    config.method.privacy(0)
+    if config.engine.name == "ray":
+        require("ray", "engine.name = ray", "'protofl[ray]'")
     if config.engine.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("engine.device = cuda: no CUDA device on this machine; use engine.device=cpu")

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flcore.aggregation.settings import Aggregation
+from flcore.errors import require_accounting
 
 COVERS = (
     "the global models of all rounds, against who sees nothing else; the server sees each update as it is, facts of "
@@ -60,13 +61,15 @@ def client_epsilon(noise: float, rounds: int, delta: float, *, cohort: int, clie
         ε ≥ 0; infinite without noise.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range. ConfigError: with noise, the package for it is not installed.
     """
     if not noise >= 0 or rounds < 0 or not 0 < delta < 1 or not 1 <= cohort <= clients:
         raise ValueError(
             "an account needs noise >= 0, rounds >= 0, 0 < delta < 1 and 1 <= cohort <= clients, "
             f"got {noise}, {rounds}, {delta}, {cohort}, {clients}"
         )
+    if noise:
+        require_accounting()
     if rounds == 0:
         return 0.0
     if noise == 0:

@@ -17,19 +17,17 @@ from torch import Tensor
 
 from flcore.engine.client_data import ClientData
 from flcore.engine.energy import Clock
-from flcore.engine.failures import TurnError, is_the_machines, turn_part
+from flcore.engine.failures import TurnError, is_the_machines, misfit, turn_part
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.serial import Outcome, SerialTrainer, Trainer, Training
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.local.step import learning_rate
 from flcore.engine.local.tape import planned_steps
-from flcore.engine.turns import Failure, Place, Reply
-from flcore.errors import listed
+from flcore.engine.turns import Failure, Place, Reply, exchange_in
 from flcore.evaluation.forward import Forward, stacked_part
 from flcore.experiment import Experiment
 from flcore.messages import Payload, Prototypes, Size, Weights, all_finite
-from flcore.methods.base import Method
-from flcore.methods.vocabulary import BATCHNORM, MODEL, PRIVATE, Exchange, Leg, Setting, Turn
+from flcore.methods.vocabulary import BATCHNORM, MODEL, PRIVATE, Leg, Turn
 from flcore.poisoning import poisoned_message
 from flcore.records import Payloads, Record, measure, on_device
 
@@ -37,12 +35,6 @@ Memories = Callable[[int], Record]
 
 Result = tuple[Reply, Record] | Failure
 """A client's reply and what it remembers; or why there is none."""
-
-
-def exchange_in(method: Method, setting: Setting, round_number: int, leg: Leg) -> Exchange:
-    """Return a leg of a round as all parties know it."""
-    first = method.legs(round_number, setting)[0]
-    return Exchange(setting, round_number, leg.name, is_later_leg=leg.name != first.name)
 
 
 def make_trainer(experiment: Experiment) -> Trainer:
@@ -224,9 +216,9 @@ class TurnRunner:
                 if name not in fine and not _finite(payload):
                     return Failure(f"its {name} holds values that are not finite", down, "reply")
         for name, payload in message.items():
-            misfit = _misfit(payload, turn.inbox.get(name))
-            if misfit is not None:
-                return Failure(f"its {name} {misfit}", down, "reply")
+            unfit = misfit(payload, turn.inbox.get(name))
+            if unfit is not None:
+                return Failure(f"its {name} {unfit}", down, "reply")
         up = _cost(message, experiment)
         reply = Reply(message, outcome.losses, outcome.steps, bool(kept), down, up, trained=outcome.there)
         return reply, kept
@@ -327,28 +319,6 @@ def _not_finite(outcome: Outcome) -> str | None:
 
 def _finite(payload: Payload) -> bool:
     return all_finite(payload.arrays().values())
-
-
-def _misfit(answer: Payload, sent: Payload | None) -> str | None:
-    """Why an answer cannot be folded with others' to what was sent; None if it can, or nothing of its kind was sent.
-
-    An array of one value would be added to every value of a mean without a word, and one too many would be passed over.
-    """
-    groups: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]
-    if isinstance(answer, Weights) and isinstance(sent, Weights):
-        groups = ((answer.params, sent.params), (answer.buffers, sent.buffers if answer.buffers else {}))
-    elif isinstance(answer, Prototypes) and isinstance(sent, Prototypes):
-        groups = (({"means": answer.means}, {"means": sent.means}),)
-    else:
-        return None
-    for found, wanted in groups:
-        if found.keys() != wanted.keys():
-            return f"has other arrays than it was sent: {listed(sorted(found.keys() ^ wanted.keys()))}"
-        for name, tensor in found.items():
-            if (tensor.shape, tensor.dtype) != (wanted[name].shape, wanted[name].dtype):
-                told, expected = ((list(one.shape), str(one.dtype)) for one in (tensor, wanted[name]))
-                return f"has {name} of shape {told[0]} and {told[1]}, and was sent {expected[0]} and {expected[1]}"
-    return None
 
 
 def outgoing(message: Payloads, experiment: Experiment) -> Record:

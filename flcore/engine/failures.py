@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flcore.engine.turns import Failure, Place
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError, listed
+from flcore.messages import Payload, Prototypes, Weights
 
 
 class LocatedError(RunError):
@@ -103,6 +105,28 @@ def is_the_machines(error: TurnError) -> bool:
     return isinstance(cause, (OSError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)) or (
         isinstance(cause, RuntimeError) and "can't allocate memory" in str(cause)
     )
+
+
+def misfit(answer: Payload, sent: Payload | None) -> str | None:
+    """Why an answer cannot be folded with others' to what was sent; None if it can, or nothing of its kind was sent.
+
+    An array of one value would be added to every value of a mean without a word, and one too many would be passed over.
+    """
+    groups: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]
+    if isinstance(answer, Weights) and isinstance(sent, Weights):
+        groups = ((answer.params, sent.params), (answer.buffers, sent.buffers if answer.buffers else {}))
+    elif isinstance(answer, Prototypes) and isinstance(sent, Prototypes):
+        groups = (({"means": answer.means}, {"means": sent.means}),)
+    else:
+        return None
+    for found, wanted in groups:
+        if found.keys() != wanted.keys():
+            return f"has other arrays than it was sent: {listed(sorted(found.keys() ^ wanted.keys()))}"
+        for name, tensor in found.items():
+            if (tensor.shape, tensor.dtype) != (wanted[name].shape, wanted[name].dtype):
+                told, expected = ((list(one.shape), str(one.dtype)) for one in (tensor, wanted[name]))
+                return f"has {name} of shape {told[0]} and {told[1]}, and was sent {expected[0]} and {expected[1]}"
+    return None
 
 
 def failed(place: Place, leg_name: str, client: int, failure: Failure) -> TurnError:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.client import download, exchange_in
+from flcore.engine.client import download
 from flcore.engine.cohort import Cohort, groups, select_cohort, stacks, taking_part
 from flcore.engine.energy import Clock, Meter, Stopwatch, no_meter
 from flcore.engine.failures import located, part_of, turn_part
@@ -24,7 +24,7 @@ from flcore.engine.pool.groups import Keeper
 from flcore.engine.pool.workers import worker_count
 from flcore.engine.round_scores import Passed, RoundScorer, passed_through
 from flcore.engine.run_state import RunName, RunState, Traffic, leg_facts, round_facts
-from flcore.engine.turns import Failure, Reply
+from flcore.engine.turns import Failure, Reply, exchange_in
 from flcore.errors import DataError, RunError
 from flcore.experiment import Experiment
 from flcore.files import finite

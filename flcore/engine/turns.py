@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flcore.messages import Size, Weights
+from flcore.methods.base import Method
+from flcore.methods.vocabulary import Exchange, Leg, Setting
 from flcore.records import Record
 
 
@@ -59,3 +61,9 @@ class Failure:
     down: Mapping[str, Size]
     part: str = ""
     details: str = ""
+
+
+def exchange_in(method: Method, setting: Setting, round_number: int, leg: Leg) -> Exchange:
+    """Return a leg of a round as all parties know it."""
+    first = method.legs(round_number, setting)[0]
+    return Exchange(setting, round_number, leg.name, is_later_leg=leg.name != first.name)

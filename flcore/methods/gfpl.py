@@ -324,17 +324,14 @@ class GFPL(ReleasesVectors, Method):
         """The other heads, and the other set of classes."""
         heads = [head for head in HEADS if head != self.head] if self.dual and self.use_ce else []
         other = "own" if self.eval_classes == "all" else "all"
-        return {
-            **{f"{head}_head": partial(self.scores, head=head, among=self.eval_classes) for head in heads},
-            f"{other}_classes": partial(self.scores, head=self.head, among=other),
-        }
+        by_head = {f"{head}_head": partial(self.scores, head=head, among=self.eval_classes) for head in heads}
+        return {**by_head, f"{other}_classes": partial(self.scores, head=self.head, among=other)}
 
     def scores(
         self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None, *, head: Head, among: str
     ) -> Tensor:
         """Scores [B, K] of one head: logits, cosines to the frame, or softmax + cosines."""
-        features = model.features(images)
-        logits = model.classify(features)
+        logits = model.classify(features := model.features(images))
         if head != "linear":
             cosines = projected(model, features) @ server[FRAME]["frame"]
             logits = cosines if head == "etf" else logits.softmax(dim=1) + cosines

@@ -23,6 +23,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flcore.errors import require_accounting
+
 Unit = Literal["sample", "client"]
 
 
@@ -181,13 +183,15 @@ def privacy_spent(noise_multiplier: float, releases: int, delta: float) -> float
         ε ≥ 0; infinite without noise, 0 without uploads.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range. ConfigError: with noise, the package for it is not installed.
     """
     if not noise_multiplier >= 0 or releases < 0 or not 0 < delta < 1:
         raise ValueError(
             "an account needs noise_multiplier >= 0, releases >= 0 and 0 < delta < 1, "
             f"got {noise_multiplier}, {releases}, {delta}"
         )
+    if noise_multiplier:
+        require_accounting()
     if releases == 0:
         return 0.0
     if noise_multiplier == 0:

@@ -19,7 +19,7 @@ from flcore.engine.energy import machine_meter
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
 from flcore.errors import ConfigError, DataError, ProtoflError
-from flcore.experiment import refuse_missing_device
+from flcore.experiment import refuse_missing
 from flcore.locks import sole_use
 from flcore.run_folder import RunFiles, refuse_other_run
 from flcore.wording import printable
@@ -105,7 +105,7 @@ def _train(run: PlacedRun, cache: Cache, operation: Operation, restart: bool) ->
 
 
 def _inputs(config: Config, cache: Cache, operation: Operation) -> Inputs:
-    refuse_missing_device(config)
+    refuse_missing(config)
     operation.watcher.step("prepare")
     prepared = operation.steps.call("prepare-data", cache.prepared, config)
     operation.watcher.step(f"partition (seed {config.partition_seed})")

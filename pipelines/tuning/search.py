@@ -22,7 +22,7 @@ from flcore.data.dataset import Dataset
 from flcore.data.partition import Partition
 from flcore.engine.pool.groups import StoppedError
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
-from flcore.experiment import Experiment, refuse_missing_device
+from flcore.experiment import Experiment, refuse_missing
 from flcore.files import sweep
 from flcore.locks import sole_use, take_lock
 from pipelines.execution.admission import most_at_once
@@ -150,7 +150,7 @@ class Search:
         self._problem, self._files = _problem_of(config, asked), StudyFiles(out)
         self._operation, self._prefix, self.wanted = operation, prefix, asked.trials
         claim_folder("study", out)
-        refuse_missing_device(config)
+        refuse_missing(config)
         refuse_other_study(self._problem, self._files)
         with alone(out), storage_errors():
             sweep(out)
