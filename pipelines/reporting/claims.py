@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipelines.reporting.formats import format_difference, format_number_difference
-from pipelines.reporting.statistics import PairedDifference, is_share, paired_difference
+from pipelines.reporting.statistics import PairedDifference, paired_difference
 from pipelines.reporting.tables import WORDS, Column, Table
-from pipelines.runs.better import lower_is_better
+from pipelines.runs.better import check_direction, is_share, lower_is_better
 from pipelines.runs.record import Pair, RunRecord, score
 
 Judgement = Literal[
@@ -79,9 +79,15 @@ def judgement(difference: PairedDifference, by: float = 0.0) -> Judgement:
 
 
 def claims_of(entries: Mapping[str, Mapping[str, Any]]) -> tuple[RowClaim, ...]:
-    """The claims of a section ``compare``, whose form has been checked: one per entry and rival."""
+    """The claims of a section ``compare``, whose form has been checked: one per entry and rival.
+
+    Raises:
+        ConfigError: which way a claim's metric is better is not declared.
+    """
     found = []
     for name, entry in entries.items():
+        if entry.get("metric") is not None:
+            check_direction(str(entry["metric"]), f"compare.claims.{name}: metric")
         rivals = entry["than"]
         for than in rivals if isinstance(rivals, list | tuple) else [rivals]:
             own = f"{name}.{than}" if isinstance(rivals, list | tuple) else name

@@ -25,7 +25,6 @@ from typing import Literal
 
 from scipy.special import stdtrit
 
-from pipelines.runs.better import is_rate, lower_is_better, words
 from pipelines.runs.record import Pair, RoundRecord, RunRecord, in_order, score
 
 CONFIDENCE = 0.95
@@ -134,17 +133,6 @@ def paired_differences(
         )
         for key in keys
     }
-
-
-_NUMBERS = {"num", "clients", "round", "rounds", "seed", "releases", "delta", "clip", "multiplier"}
-"""What names of counts and settings among a run's figures are made of."""
-
-
-def is_share(name: str) -> bool:
-    """Whether people read a figure in percent: it is neither a cost, nor a number of something."""
-    if name == "client_std" or "forgetting" in words(name):
-        return True
-    return not lower_is_better(name) and not is_rate(name) and _NUMBERS.isdisjoint(words(name))
 
 
 def marks(summaries: Sequence[Summary], lower_is_better: bool = False) -> list[str]:

@@ -23,7 +23,6 @@ from pipelines.reporting.statistics import (
     CONFIDENCE,
     PairedDifference,
     Summary,
-    is_share,
     marks,
     paired_differences,
     summarise_runs,
@@ -47,7 +46,7 @@ from pipelines.reporting.tables import (
     records,
     write_texts,
 )
-from pipelines.runs.better import lower_is_better
+from pipelines.runs.better import is_share, lower_is_better
 from pipelines.runs.folder import has_whole_results
 from pipelines.runs.record import COMMUNICATION, HEADLINE_METRICS, SCORES, TASK_SCORES, RunRecord, load_run
 

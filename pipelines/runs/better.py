@@ -1,34 +1,98 @@
-"""Of which figures less is better: for tables, searches, sweeps, claims, and for the best run of a store.
+"""Which way a figure is better, and in what unit people read it: declared here by name, never guessed.
 
-A name is that of `metrics.json`, dotted where it is nested, or of MLflow. Without torch.
+A name is that of `metrics.json`, dotted where it is nested, or of MLflow. A figure that is not declared has no best: no
+table marks it, and nothing searches by it. Without torch.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Literal
 
-_COSTS = {
-    *("bytes", "scalars", "parameters", "steps", "seconds", "joules", "time", "energy", "convergence"),
-    *("loss", "gap", "std", "epsilon", "forgetting"),
+from flcore.errors import ConfigError
+
+Direction = Literal["higher", "lower"]
+
+_ACCURACIES = {
+    *("top1_global", "mean_local", "mean_local_own_classes", "pooled_local", "top1_vote", "honest_mean_local"),
+    *("last10_top1_global", "best_top1_global", "top5_pooled_local", "top5_mean_local"),
+    *("macro_acc", "class_acc", "class_acc_vote", "class_accuracy", "class_accuracy_vote", "local_accuracy"),
+    *("a_glo", "a_loc", "a_sel", "a_glo_minority", "a_loc_minority", "a_sel_minority", "a_loc_participants"),
+    *("a_glo_vote", "a_glo_vote_minority", "by_task", "by_task_global"),
+    *("backward_transfer", "backward_transfer_global"),
 }
+_LOST_SHARES = {
+    *("client_std", "forgetting", "forgetting_global", "roundwise_forgetting", "roundwise_forgetting_clipped"),
+}
+_COSTS = {
+    *("loss_global", "epsilon", "rounds_to_convergence", "rounds_to_target", "bytes_to_target"),
+    *("bytes_up", "bytes_down", "bytes_up_per_round", "bytes_down_per_round", "bytes_up_by_kind", "bytes_down_by_kind"),
+    *("scalars_up", "scalars_up_per_round", "num_parameters", "steps", "seconds", "simulated_seconds", "joules"),
+}
+_RATES = {"steps_per_second"}
+_DECLARED: dict[str, Direction] = {
+    **dict.fromkeys(sorted(_ACCURACIES | _RATES), "higher"),
+    **dict.fromkeys(sorted(_LOST_SHARES | _COSTS), "lower"),
+}
+_COST_GROUPS = ("time", "energy", "clock", "comm", "loss")
+"""Of MLflow's names, the groups whose every figure is a cost but for those that are declared."""
+
+_FREE_GROUPS = ("server", "analyses")
+"""Their names are a method's or an analysis's own, and may be those of figures above."""
+
+_TO_TARGET = ("rounds_to_target", "bytes_to_target")
+
+
+def direction(name: str) -> Direction | None:
+    """Return which way a figure is better; None where that is not declared.
+
+    >>> direction("tasks.roundwise_forgetting"), direction("bytes_up_by_kind.model"), direction("tasks/final_a_glo")
+    ('lower', 'lower', 'higher')
+    >>> direction("time/total"), direction("time/steps_per_second"), direction("error_rate"), direction("server.kl")
+    ('lower', 'higher', None, None)
+    """
+    group = re.split(r"[./]", name)[0]
+    declared = _declared(name)
+    if declared is not None:
+        return _DECLARED[declared]
+    return "lower" if "/" in name and group in _COST_GROUPS else None
 
 
 def lower_is_better(name: str) -> bool:
-    """Whether a figure of this name is a cost: something sent, spent, lost or apart, but not so much per second.
+    """Return whether a figure is declared to be a cost, or a loss."""
+    return direction(name) == "lower"
 
-    >>> lower_is_better("roundwise_forgetting"), lower_is_better("bytes_up_by_kind.model"), lower_is_better("a_glo")
-    (True, True, False)
-    >>> lower_is_better("time/total"), lower_is_better("time/steps_per_second")
-    (True, False)
+
+def is_share(name: str) -> bool:
+    """Return whether people read a figure in percent: an accuracy, or a difference of accuracies."""
+    return _declared(name) in _ACCURACIES | _LOST_SHARES
+
+
+def check_direction(name: str, key: str = "--metric") -> None:
+    """Refuse to look for the best in a figure that has none.
+
+    Args:
+        name: of the figure. key: what asks for it.
+
+    Raises:
+        ConfigError: which way it is better is not declared; names the figures of which it is.
     """
-    return not is_rate(name) and not _COSTS.isdisjoint(words(name))
+    if direction(name) is None:
+        raise ConfigError(
+            f"{key} {name}: whether more or less of it is better is not declared; choose from {', '.join(_DECLARED)}"
+        )
 
 
-def is_rate(name: str) -> bool:
-    """Whether a figure says how much was done in a second."""
-    return name.endswith("per_second")
-
-
-def words(name: str) -> list[str]:
-    """What a name is made of: ``final, client, std`` of ``final/client_std``."""
-    return re.split(r"[._/]", name)
+def _declared(name: str) -> str | None:
+    """The declared figure that a name ends with, or has in front of a free one such as a class or a kind."""
+    parts = re.split(r"[./]", name)
+    if parts[0] in _FREE_GROUPS:
+        return None
+    if parts[0] in _TO_TARGET:
+        return parts[0]
+    for part in reversed(parts):
+        # MLflow's names: tasks/final_a_glo, comm/total_bytes_up, tasks/by_task_3.
+        plain = re.sub(r"_\d+$", "", re.sub(r"^(final|total)_", "", part))
+        if plain in _DECLARED:
+            return plain
+    return None

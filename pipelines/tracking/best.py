@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from flcore.errors import ConfigError, DataError
-from pipelines.runs.better import lower_is_better
+from pipelines.runs.better import check_direction, lower_is_better
 from pipelines.tracking import description, model
 from pipelines.tracking.metrics import SUMMARY_FIGURES, SUMMARY_METRICS, is_summary
 from pipelines.tracking.store import FINAL_LOCK_PATIENCE_SECONDS, Store, sqlite_file
@@ -120,6 +120,7 @@ def metric_of(name: str) -> str:
     if found in _NOTHING_TO_BE_BEST_IN:
         raise ConfigError(f"--metric {name}: no run can be the best in it; {_NOTHING_TO_BE_BEST_IN[found]}")
     if is_summary(found):
+        check_direction(found)
         return found
     known = [*SUMMARY_FIGURES, *(entry for entry in SUMMARY_METRICS if "<" not in entry)]
     near = get_close_matches(name, known, n=1)

@@ -8,6 +8,7 @@ from typing import Any
 
 from flcore.errors import ConfigError, RunError
 from flcore.methods import Method
+from pipelines.runs.better import check_direction
 from pipelines.runs.derived import DERIVED, derived
 from pipelines.runs.record import numbers_in
 
@@ -44,6 +45,7 @@ def check_metric(name: str, method: Method) -> str:
         nested = [f"{key}.<name>" for key in NESTED]
         known = (*FIGURES, *DERIVED)
         raise ConfigError(f"--metric {name}: {_near(name, known)}must be one of {', '.join((*known, *nested))}")
+    check_direction(name)
     if not method.has_global_model and root in _OF_A_GLOBAL_MODEL:
         raise ConfigError(
             f"--metric {name}: {method.name} has no global model, so that it would be null; use --metric mean_local"

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from flcore.files import json_text
 from flcore.wording import shown
 from pipelines.reporting.formats import MISSING, plural
-from pipelines.reporting.statistics import BEST, is_share
+from pipelines.reporting.statistics import BEST
 from pipelines.reporting.tables import (
     BYTES,
     PERCENT,
@@ -28,6 +28,7 @@ from pipelines.reporting.tables import (
     print_tables,
     records,
 )
+from pipelines.runs.better import is_share
 from pipelines.runs.layout import write_json, write_text
 from pipelines.runs.standard_error import console
 from pipelines.tuning.folder import StudyFiles, write_params

@@ -24,8 +24,9 @@ from pipelines.reporting.figures.parts import percent_axis
 from pipelines.reporting.figures.scales import round_values, scale_of, set_scale
 from pipelines.reporting.figures.style import INK, MUTED, WIDTH, LineStyle, house_style, method_styles, save
 from pipelines.reporting.formats import MISSING, format_bytes, format_count, format_percent
-from pipelines.reporting.statistics import Summary, is_share, summarise
+from pipelines.reporting.statistics import Summary, summarise
 from pipelines.reporting.sweep_tables import NO, YES, Row, Sweep
+from pipelines.runs.better import is_share
 from pipelines.runs.record import RunRecord, score
 
 _BASELINES = (

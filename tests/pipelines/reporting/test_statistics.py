@@ -7,17 +7,22 @@ import math
 import pytest
 from scipy.stats import ttest_rel
 
+from flcore.errors import ConfigError
+from flcore.evaluation.continual import ACCURACIES
+from pipelines.reporting.claims import claims_of
 from pipelines.reporting.formats import format_bytes, format_difference, format_percent, format_summary
 from pipelines.reporting.statistics import (
     PairedDifference,
     Summary,
-    is_share,
     marks,
     paired_difference,
     summarise,
     verdict,
 )
-from pipelines.runs.better import lower_is_better
+from pipelines.runs.better import direction, is_share, lower_is_better
+from pipelines.runs.derived import DERIVED
+from pipelines.runs.record import HEADLINE_METRICS, TASK_SCORES
+from pipelines.tuning.metrics import FIGURES
 
 
 def seeds(*values: float | None) -> dict[int, float | None]:
@@ -159,7 +164,29 @@ def test_a_division_with_fewer_seeds_counts_as_much_as_another() -> None:
         ("best_round", False, False),
         ("clients_without_test", False, False),
         ("privacy.noise_multiplier", False, False),
+        ("error_rate", False, False),
+        ("ece", False, False),
+        ("distance", False, False),
+        ("server.kl", False, False),
+        ("server.forgetting", False, False),
+        ("alternatives.forgetting.top1_global", False, True),
+        ("rounds_to_target.top1_global", True, False),
     ],
 )
 def test_of_which_figures_less_is_better_and_which_are_read_in_percent(name: str, less: bool, percent: bool) -> None:
     assert (lower_is_better(name), is_share(name)) == (less, percent)
+
+
+@pytest.mark.parametrize("name", ["error_rate", "ece", "distance", "server.kl", "best_round", "privacy.clip"])
+def test_a_figure_whose_direction_nobody_declared_has_none(name: str) -> None:
+    assert direction(name) is None
+
+
+def test_every_figure_that_may_be_asked_for_has_a_direction() -> None:
+    names = (*FIGURES, *DERIVED, *TASK_SCORES, *HEADLINE_METRICS, *(f"tasks.{name}" for name in ACCURACIES))
+    assert [name for name in names if direction(name) is None] == []
+
+
+def test_a_claim_of_a_figure_without_a_direction_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^compare\.claims\.ours: metric server\.kl: .* not declared; choose from "):
+        claims_of({"ours": {"better": "a", "than": "b", "metric": "server.kl"}})

@@ -259,6 +259,7 @@ def test_a_study_is_named_by_everything_but_what_it_searches(config_with: Callab
         ("fedprox", "accuracy", "alternatives", "--metric alternatives: must be one of"),
         ("fedprox", "accuracy", "top1_vote", "of fedprox there is no vote"),
         ("fedproto", "accuracy", "loss_global", "fedproto has no global model"),
+        ("fedprox", "accuracy", "privacy.clip", r"--metric privacy\.clip: .*not declared; choose from "),
         ("fedmlp share=extractor", "accuracy", "loss_global", "no likelihoods"),
         ("fedproto", "accuracy", "top1_global", "fedproto has no global model"),
     ],
