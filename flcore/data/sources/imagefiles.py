@@ -287,6 +287,8 @@ def _resized(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def _reason(name: str, error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:  # such as of a link to nothing
+        return error.strerror
     if not isinstance(error, UnidentifiedImageError):
         return str(error)
     tried = _decoders(name)
