@@ -70,16 +70,17 @@ def source_file(module: str, sources: Mapping[str, bytes]) -> str | None:
     return next((name for name in names if name in sources), None)
 
 
-def refuse_edited(modules: Iterable[str]) -> None:
+def refuse_edited(modules: Iterable[str] | None = None) -> None:
     """Stop where the disk holds other sources of these modules than this process and its parent began with.
 
     Args:
-        modules: their names; those outside the package are not looked at.
+        modules: their names; those outside the package are not looked at. None: all of the package.
 
     Raises:
         EditedError: names the first file that was edited.
     """
-    for name in sorted(filter(None, (source_file(module, SOURCES) for module in modules))):
+    files = SOURCES if modules is None else filter(None, (source_file(module, SOURCES) for module in modules))
+    for name in sorted(files):
         if _on_disk(name) != SOURCES[name]:
             raise EditedError.of(f"flcore/{name}")
         if name in _edited_before:

@@ -160,11 +160,26 @@ def _say_models(arguments: argparse.Namespace, raw: Mapping[str, Any], rows: Seq
 
 def stage(arguments: argparse.Namespace) -> int:
     """``protofl stage``: one stage of `dvc.yaml`, inline."""
+    from flcore.sources import EditedError, refuse_edited
+    from pipelines.config.files import DEFAULT_FILE
     from pipelines.stages import commands
 
+    params = arguments.params or DEFAULT_FILE
+    before = _content(params)
     which = (arguments.method, arguments.seed)
     commands.stage(arguments.stage, _raw(arguments), arguments.out, *which, restart=arguments.restart)
+    # DVC records parameters and code as they are when a stage ends, as what its results were made from.
+    refuse_edited()
+    if _content(params) != before:
+        raise EditedError.of(params)
     return 0
+
+
+def _content(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except OSError:  # the command that needs it says what is wrong
+        return None
 
 
 def list_(arguments: argparse.Namespace) -> int:

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
 from PIL import Image
 
 import flcore
+from flcore import sources
 from flcore.errors import Cure, DataError
 from flcore.methods import METHODS
 from pipelines.cli.app import main
@@ -410,3 +411,22 @@ def test_an_unknown_analysis_is_refused_in_words(
     said = capsys.readouterr().err
     assert said.startswith("protofl: --analyses tsn: unknown analysis; did you mean 'tsne'? allowed here: ")
     assert "(" not in said
+
+
+def test_a_stage_fails_where_parameters_or_code_were_edited_while_it_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DVC would record those that are there when it ends as what its results were made from."""
+    monkeypatch.chdir(tmp_path)
+    params = Path("params.yaml")
+    params.write_text("seed: 1\n")
+    monkeypatch.setattr(stages, "stage", lambda *arguments, **keywords: None)
+    assert main(["stage", "train"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setitem(cast(dict[str, bytes], sources.SOURCES), "methods/fedpg.py", b"as the process began")
+        assert main(["stage", "train"]) == 4
+    assert "flcore/methods/fedpg.py was edited" in capsys.readouterr().err
+    monkeypatch.setattr(stages, "stage", lambda *arguments, **keywords: params.write_text("seed: 2\n"))
+    assert main(["stage", "train"]) == 4
+    assert "params.yaml was edited" in capsys.readouterr().err
+    assert main(["stage", "train"]) == 0  # it is as it was when this command began
