@@ -244,12 +244,12 @@ class Blocks:
 
 
 def given_path(text: str) -> Path:
-    """A path as a configuration has it, in which ``~`` is the home folder; where there is none it stays ``~``."""
+    """Return a path of a configuration with ``~`` replaced by the home folder, where there is one."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises
 
 
 def check_path(path: Path) -> Path:
-    """Return a path as it is; refuse one that readers of safetensors cannot open, before anything is computed for it.
+    """Return a path unchanged if safetensors can open it; call this before anything is computed for it.
 
     Raises:
         DataError: a name in it is no text in UTF-8.
@@ -257,7 +257,7 @@ def check_path(path: Path) -> Path:
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{path}: a folder's name is no text in UTF-8; rename it, or use another") from error
+        raise DataError(f"{path}: a folder's name is no text in UTF-8; rename it, or use another folder") from error
     return path
 
 

@@ -12,9 +12,10 @@ import platform
 import shutil
 import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 from packaging.requirements import InvalidRequirement, Requirement
@@ -28,6 +29,7 @@ from pipelines.config.files import DEFAULT_FILE, read_params
 from pipelines.config.params import for_entry
 from pipelines.orchestration.address import configured, problem_with
 from pipelines.runs.provenance import GIT, LOCK, ROOT, git_commit
+from pipelines.stages.parameters import advice, missing_keys
 from pipelines.tracking.store import resolve_uri, ui_command
 
 _PATIENCE_SECONDS = 2.0
@@ -245,8 +247,19 @@ def _git_and_dvc() -> Iterator[str]:
     elif not (home / "dvc.yaml").exists():
         yield _miss("dvc: a repository without stages", "get dvc.yaml from the project")
     else:
+        missing = _missing_for_dvc(home)
+        if missing:
+            yield _miss("dvc: `dvc repro` and `make run` do not work", advice(missing))
+            return
         state = "with dvc.lock" if (home / "dvc.lock").exists() else "nothing reproduced yet; `dvc repro` does it"
         yield _ok(f"dvc: repository with stages, {state}")
+
+
+def _missing_for_dvc(home: Path) -> Mapping[str, Any]:
+    try:
+        return missing_keys(home, read_params(home / DEFAULT_FILE))
+    except ConfigError:  # which is said of the parameters
+        return {}
 
 
 def _git(*arguments: str) -> str | None:

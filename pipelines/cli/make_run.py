@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from flcore.errors import ConfigError, ProtoflError
-from flcore.wording import fit_to_print
 from pipelines.config.files import read_params
 from pipelines.orchestration.pages import runs_page
 from pipelines.runs.file_state import refuse_linked_folders
-from pipelines.runs.standard_error import console, safe_streams
+from pipelines.runs.standard_error import console, safe_streams, tell
+from pipelines.stages.parameters import advice, missing_keys
 
 _ARTIFACTS = Path("artifacts")
 _WIDTH_OF_A_LOG = 150
@@ -21,17 +21,17 @@ _WIDTH_OF_A_LOG = 150
 
 def main() -> int:
     """Reproduce what is out of date, and show what came of it, now or earlier."""
-    if not Path(".git").exists():  # a downloaded archive: DVC works without git once it is told so
-        subprocess.run(["dvc", "config", "--local", "core.no_scm", "true"], check=True)
     try:
         parameters = read_params(None)
-        _check_root(parameters)
+        _check(parameters)
     except ProtoflError as error:
-        print(f"protofl: {fit_to_print(str(error))}", file=sys.stderr)
+        tell(f"protofl: {error}")
         return 2 if isinstance(error, ConfigError) else 3
+    if not Path(".git").exists():  # a downloaded archive: DVC works without git once it is told so
+        subprocess.run(["dvc", "config", "--local", "core.no_scm", "true"], check=True)
     done = subprocess.run(["dvc", "repro"], check=False)
     if done.returncode != 0:
-        print("\nStopped. `make run` goes on from here.", file=sys.stderr)
+        tell("\nStopped. When what is said above is mended, `make run` resumes.")
         return done.returncode
     print()
     _print_table(parameters)
@@ -42,20 +42,19 @@ def main() -> int:
     return 0
 
 
-def _check_root(parameters: Mapping[str, Any]) -> None:
-    """Refuse what DVC would trip over, or not see, where `dvc.yaml` names data.root.
+def _check(parameters: Mapping[str, Any]) -> None:
+    """Refuse parameters that DVC would trip over, and images whose changes it would not see.
 
     Raises:
-        ConfigError: the key is missing. DataError: a folder below is a link.
+        ConfigError: a key is missing. DataError: a folder below data.root is a link.
     """
+    missing = missing_keys(Path(), parameters)
+    if missing:
+        raise ConfigError(advice(missing))
     data = parameters.get("data")
     root = data.get("root") if isinstance(data, Mapping) else None
-    if not isinstance(root, str) or not root:
-        raise ConfigError(
-            "params.yaml: data.root is not set, and dvc.yaml depends on it; set it to the folder or zip of the images "
-            "(for digits: images)"
-        )
-    refuse_linked_folders(Path(root))
+    if isinstance(root, str):
+        refuse_linked_folders(Path(root))
 
 
 def _print_table(parameters: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from flcore.errors import DataError
 def state_of(places: Iterable[Path]) -> str:
     """A digest of name, size, times and inode of files and of all files below folders, at any depth.
 
-    Who renames a file, or sets its time back, changes its inode or the time of its last change of any kind.
+    Renaming a file, or setting its time back, changes the inode of that name or the time of the last status change.
 
     Links stand for what they lead to. Hidden names are left out: file managers and protofl itself keep such beside
     images. So is what cannot be looked at: whoever reads it says what is wrong, if it is needed.

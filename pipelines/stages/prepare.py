@@ -16,7 +16,7 @@ def prepare(config: Config, directory: Path) -> Dataset:
     """Put the prepared data of a configuration into a folder, from the cache where they are there and whole.
 
     Raises:
-        DataError: data are missing or damaged; or DVC, which carries this out, would not see a change of them.
+        DataError: data are missing or damaged; or DVC runs this stage and would not see a change of them.
     """
     if "DVC_STAGE" in os.environ and config.data.root is not None:
         refuse_linked_folders(given_path(config.data.root))

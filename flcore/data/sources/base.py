@@ -29,7 +29,7 @@ class Encoded(Protocol):
         """The images at ``positions``, int64 [M]."""
 
     def in_form(self, size: tuple[int, int] | None, channels: int) -> Self:
-        """The same, to be decoded to this height and width (None: as before) and so many channels."""
+        """Return the same images, to be decoded to this height and width (None: as before) and number of channels."""
 
     def decode(self) -> np.ndarray:
         """All images, uint8 NxHxW for one channel, else NxHxWx3.

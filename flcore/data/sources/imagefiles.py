@@ -55,7 +55,7 @@ _MOST_PIXELS = 2**26
 _BITS, _INTERPRETATION, _TILE_WIDTH, _TILE_HEIGHT = 258, 262, 322, 323  # numbers of TIFF's tags
 _UNKNOWN_EXIF = (SyntaxError, ValueError, TypeError, KeyError, IndexError, OverflowError, struct.error)
 _DEPTHS = (8, 10, 12, 14, 16)
-"""Bits that cameras and scanners give; the fewest that hold all values of a collection are what it has."""
+"""Bits of a pixel that cameras and scanners give."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +67,9 @@ class ImageFiles:
         read: the bytes of a file by its name; called from several threads.
         size: height and width.
         channels: 1 or 3.
-        margin: scale the shorter side to so many times ``size`` and cut that out of the middle; None stretches.
-        sized_by: the image whose size this is: one of another size is refused. None: any size is brought to ``size``.
-        depth: the bits in use where 16 are stored; asked for once there is such an image.
+        margin: length of the scaled shorter side divided by ``size``, which is cut out of the middle; None stretches.
+        sized_by: name of the image that has this size; images of other sizes are refused. None: all are scaled.
+        depth: returns the bits in use where 16 are stored; called for such images only.
     """
 
     names: tuple[str, ...]
@@ -94,7 +94,7 @@ class ImageFiles:
         return replace(self, names=tuple(self.names[position] for position in positions))
 
     def in_form(self, size: tuple[int, int] | None, channels: int) -> ImageFiles:
-        """The same, to be decoded to this height and width (None: as before) and so many channels."""
+        """Return the same images, to be decoded to this height and width (None: as before) and number of channels."""
         if size is None:
             return replace(self, channels=channels)
         return replace(self, size=size, channels=channels, sized_by=None)
@@ -138,7 +138,7 @@ class ImageFiles:
 
 
 def size_of(name: str, read: Reader) -> tuple[int, int]:
-    """Height and width of an image, upright.
+    """Return the height and width of an image, after its rotation by EXIF.
 
     Raises:
         DataError: the file cannot be read.
@@ -149,7 +149,7 @@ def size_of(name: str, read: Reader) -> tuple[int, int]:
 
 
 def is_gray(name: str, read: Reader) -> bool:
-    """Whether an image is gray, with or without transparency, from the head of its file.
+    """Return whether an image is gray, with or without transparency; reads the head of its file.
 
     Raises:
         DataError: the file cannot be read.
@@ -159,12 +159,14 @@ def is_gray(name: str, read: Reader) -> bool:
 
 
 def depth_of(names: Sequence[str], read: Reader) -> Callable[[], int]:
-    """A function that says how many bits the images among these use that are stored with 16; it looks once.
+    """Return a function that returns the bits in use in images that are stored with 16 bits.
 
-    12 bits are often stored as 0 to 4095 of 65535. No single image says so: it may be dark. Together they do.
+    Cameras' 12 bits are often stored as 0 to 4095 of 65535. A single dark image looks the same, so that all images
+    decide: the fewest of 8, 10, 12, 14 and 16 bits that hold their largest value. The function reads them at its first
+    call.
 
     Raises:
-        DataError: by the function: colours use fewer than 15, of which Pillow gives the upper 8 of 16.
+        DataError: by the function: 16-bit colours use fewer than 15 bits, and Pillow reads the upper 8 only.
     """
     lock = Lock()
 
@@ -172,7 +174,7 @@ def depth_of(names: Sequence[str], read: Reader) -> Callable[[], int]:
     def found() -> tuple[int, str | None]:
         gray, colour, first = 0, 0, None
         for name in names:
-            # What cannot be read is told when it is decoded.
+            # A damaged image is refused when it is decoded.
             with suppress(DataError), _damage_named(name), _opened(name, read) as image:
                 if _is_deep_colour(image):
                     first = first or name
@@ -197,7 +199,7 @@ def depth_of(names: Sequence[str], read: Reader) -> Callable[[], int]:
 
 @contextmanager
 def _damage_named(name: str) -> Iterator[None]:
-    """Take any exception for a damaged file: decoders raise what a wrong byte makes them trip over.
+    """Raise DataError for any exception: decoders raise errors of many types for a damaged file.
 
     A broken PNG gives a SyntaxError, others IndexError, struct.error, MemoryError; a zip of an unknown kind a
     RuntimeError.
@@ -251,10 +253,10 @@ def _kind(image: Image.Image, bits: tuple[int, ...]) -> str:
 
 
 def _pixels(image: Image.Image, channels: int, depth: Callable[[], int]) -> np.ndarray:
-    """uint8 HxW or HxWx3, upright; gray is repeated, colour is weighted as in ITU-R 601, transparency shows white."""
+    """Return uint8 HxW or HxWx3, upright, over white; gray is repeated, colour is weighted as in ITU-R 601."""
     if _is_deep_colour(image):
-        depth()  # refuses what would be a few shades
-    is_portable = image.format == "PPM"  # which says what white is, and Pillow has brought to 16 bits
+        depth()  # raises where the upper 8 bits would be a few shades
+    is_portable = image.format == "PPM"  # states its own maximum, which Pillow scales to 16 bits
     _turn_upright(image)
     if image.mode.startswith("I"):  # gray of 16 bits; Pillow's own conversion would clip it at 255
         values = np.asarray(image)
@@ -269,12 +271,12 @@ def _pixels(image: Image.Image, channels: int, depth: Callable[[], int]) -> np.n
 
 
 def _is_deep_colour(image: Image.Image) -> bool:
-    """Whether the file has 16 bits for each colour, of which Pillow reads 8; known until the image is decoded."""
+    """Return whether the file has 16-bit colours, of which Pillow reads 8 bits; call it before decoding."""
     return not image.mode.startswith("I") and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
 
 
 def _turn_upright(image: Image.Image) -> None:
-    """Decode an image and turn it as its EXIF orientation says; where nobody can read that, it stays as it is."""
+    """Decode an image and rotate it in place as its EXIF orientation says; unreadable EXIF data are ignored."""
     image.load()
     with suppress(*_UNKNOWN_EXIF):
         ImageOps.exif_transpose(image, in_place=True)

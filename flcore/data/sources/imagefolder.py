@@ -101,10 +101,10 @@ def _opened(root: Path) -> tuple[list[str], Reader]:
 
 
 def _listed(root: Path) -> list[Path]:
-    """What lies in class folders of the split, in ``root`` or one folder below; links stand for what they lead to.
+    """Return the files in class folders of the split, in ``root`` or one folder below; links are followed.
 
     Raises:
-        DataError: a link leads nowhere, a folder cannot be read, or there is something else than files.
+        DataError: a link leads nowhere, a folder cannot be read, or a class folder holds something else than files.
     """
     places = _splits_in(root) or [split for folder in _inside(root) if folder.is_dir() for split in _splits_in(folder)]
     found = []
@@ -131,7 +131,7 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _nowhere(path: Path) -> DataError:
-    return DataError(f"{path}: a link to nothing that is there; mend it, or delete it")
+    return DataError(f"{path}: a link that leads nowhere; mend it, or delete it")
 
 
 def _misfit(root: Path, path: PurePath) -> DataError:
@@ -180,7 +180,7 @@ def _class_names(train: list[str], test: list[str], root: Path) -> tuple[str, ..
 
 
 def _check_names(names: Iterable[str], root: Path) -> None:
-    """Refuse names of classes that cannot be written down, and two that look the same."""
+    """Refuse class names that are not UTF-8, and two that differ in Unicode form only."""
     known: dict[str, str] = {}
     for name in sorted(names):
         try:

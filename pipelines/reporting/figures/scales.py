@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 Scale = Literal["linear", "log", "symlog"]
 
@@ -28,7 +28,11 @@ def set_scale(axes: Axes, direction: Literal["x", "y"], scale: Scale, values: Se
     """Scale an axis, with a margin on both sides of the values that looks the same on every scale."""
     options = {"linthresh": min(value for value in values if value > 0)} if scale == "symlog" else {}
     (axes.set_xscale if direction == "x" else axes.set_yscale)(scale, **options)
-    transform = (axes.xaxis if direction == "x" else axes.yaxis).get_transform()
+    axis = axes.xaxis if direction == "x" else axes.yaxis
+    if scale != "linear":  # matplotlib writes powers as formulas, which figures do not read
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    transform = axis.get_transform()
     low, high = transform.transform(np.array([min(values), max(values)]))
     if low < high:
         ends = transform.inverted().transform(np.array([low - margin * (high - low), high + margin * (high - low)]))

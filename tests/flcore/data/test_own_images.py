@@ -118,7 +118,7 @@ def test_a_size_asked_for_goes_before_that_of_the_source(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("ending", "kind"), [("jpg", "JPEG"), ("png", "PNG"), ("webp", "WEBP"), ("tif", "TIFF")])
-def test_images_stand_as_their_exif_orientation_says(ending: str, kind: str, tmp_path: Path) -> None:
+def test_images_are_rotated_as_their_exif_orientation_says(ending: str, kind: str, tmp_path: Path) -> None:
     """Orientation 6: the first row of the file is the right-hand side. 16 high and 24 wide become 24 high."""
     values = np.zeros((16, 24), dtype=np.uint8)
     values[:8] = 255
@@ -130,7 +130,7 @@ def test_images_stand_as_their_exif_orientation_says(ending: str, kind: str, tmp
     assert image[:, 8:].min() > 240 and image[:, :8].max() < 15
 
 
-def test_an_image_whose_exif_cannot_be_read_stays_as_it_is_stored(tmp_path: Path) -> None:
+def test_unreadable_exif_data_are_ignored(tmp_path: Path) -> None:
     broken = file_of(stripes(8, 16), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + bytes(9))
     assert decoded(one_each(broken, "jpg"), tmp_path).shape == (1, 8, 16)
 
@@ -141,7 +141,7 @@ _ALPHA = np.array([[0, 128, 255]], dtype=np.uint8)
 _BLENDED = [[255, 132, 9]]  # 9 on white: 255, (9 · 128 + 255 · 127) / 255 = 131.5, 9
 
 
-def test_transparent_images_lie_on_white(tmp_path: Path) -> None:
+def test_transparent_images_are_blended_onto_white(tmp_path: Path) -> None:
     nine = np.full((1, 3), 9, dtype=np.uint8)
     palette = Image.fromarray(np.array([[0, 1, 2]], dtype=np.uint8), "P")
     palette.putpalette([9] * 9)

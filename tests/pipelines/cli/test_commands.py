@@ -232,11 +232,11 @@ def test_parameters_are_handed_on_unchecked(asked: list[tuple[Any, ...]], capsys
     more = ["--set", "local.momentum=0.5"]
     moon = {**raw, "local": {**raw["local"], "epochs": 9}, "method": {"name": "moon"}}  # type: ignore[dict-item]
     assert main(["run", "--method", "moon", "--seed", "4", "--json", *more]) == 0
-    assert asked.pop() == ("run", {**moon, "seed": 4}, None, {"quiet": True, **HOW})
+    assert asked.pop() == ("run", {**moon, "seed": 4}, None, {"quiet": True, "copies": True, **HOW})
     assert capsys.readouterr().out == '{\n  "top1_global": 0.5\n}\n'
     words = ["--orchestrator", "inline", "--restart", "--no-wait"]
     assert main(["run", "--out", "x", *more, *words]) == 0
-    given = {"quiet": False, "orchestrator": "inline", "restart": True, "wait": False}
+    given = {"quiet": False, "copies": True, "orchestrator": "inline", "restart": True, "wait": False}
     assert asked.pop() == ("run", raw, Path("x"), given)
     assert main(["compare", "--methods", "moon,local", "--seeds", "1,2", *more]) == 0
     assert asked.pop() == (
@@ -245,7 +245,7 @@ def test_parameters_are_handed_on_unchecked(asked: list[tuple[Any, ...]], capsys
         ("moon", "local"),
         (1, 2),
         Path("runs/comparison"),
-        {"tuned": 0, "budget": "rounds", **HOW},
+        {"tuned": 0, "budget": "rounds", "copies": True, **HOW},
     )
     grid = ["--vary", "a.b=1,2", "--vary", "c.d=3", "--baselines", "local", "--metric", "top1_global"]
     assert main(["sweep", *grid, *more]) == 0
@@ -386,7 +386,7 @@ def test_a_server_that_does_not_answer_is_seen_by_the_exit_code(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("claim", "said"),
     [
-        ("{better: fedprox, than: fedavg, metric: nosuch}", "compare.claims.ours: metric nosuch: must be one of"),
+        ("{better: fedprox, than: fedavg, metric: nosuch}", "compare.claims.ours: metric nosuch"),
         ("{better: fedavg, than: [fedprox, moon]}", "compare.claims.ours.moon: moon is not compared; one of fedavg, "),
         ("{better: fedavg (tuned), than: fedprox}", "compare.claims.ours: fedavg (tuned) is not compared"),
         ("{better: local, than: fedavg, metric: top1_global}", "metric top1_global: local has no global model"),

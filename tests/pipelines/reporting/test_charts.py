@@ -20,6 +20,7 @@ from pipelines.reporting.figures import charts, data
 from pipelines.reporting.figures.labels import Box, place_labels
 from pipelines.reporting.figures.partition import PartitionTable, load_partition, partition_data
 from pipelines.reporting.figures.parts import byte_axis, panel, spread_apart
+from pipelines.reporting.figures.scales import scale_of, set_scale
 from pipelines.reporting.figures.sets import (
     Drawing,
     comparison_drawings,
@@ -385,6 +386,20 @@ def test_a_name_is_drawn_as_it_is_written(name: str, tmp_path: Path) -> None:
     told = name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("--", "- -")
     assert text.count(f"<!-- {told} -->") == 2
     assert any(f"<!-- {told} -->" in path.read_text() for path in drawn if path.suffix == ".svg")
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"), [((0.001, 1000.0), {"0.001", "1000"}), ((0.0, 0.01, 100.0), {"0", "100"})]
+)
+def test_ticks_of_a_logarithmic_axis_are_numbers(values: tuple[float, ...], ticks: set[str]) -> None:
+    with house_style():
+        figure, axes = panel("x")
+        axes.plot(values, values)
+        set_scale(axes, "x", scale_of(values), values, margin=0.1)
+        set_scale(axes, "y", scale_of(values), values, margin=0.1)
+        written = re.findall("<!-- (.*) -->", svg_text(figure))
+    assert ticks <= set(written)
+    assert not any("$" in text for text in written)
 
 
 def test_nothing_to_draw_gives_no_figures() -> None:

@@ -1,0 +1,59 @@
+"""What the stages of ``dvc.yaml`` need to find in ``params.yaml``: DVC has no defaults for a key that is left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.config import yaml_text
+
+_IMAGES = "images"
+"""The folder for own images, which is in the project and empty."""
+
+
+def missing_keys(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that a stage names and the parameters lack, each with a value that changes nothing.
+
+    Args:
+        folder: of ``dvc.yaml``; without one, or where it cannot be read, nothing is missing.
+        raw: the content of ``params.yaml`` there.
+    """
+    try:
+        text = (folder / "dvc.yaml").read_text(encoding="utf-8")
+        stages = yaml_text.parse(text)["stages"]
+        named = [key for stage in stages.values() for key in stage.get("params", ())]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # DVC says what is wrong with it
+        return {}
+    absent = dict.fromkeys(key for key in named if isinstance(key, str) and not _is_there(key, raw))
+    if "${data.root}" in text and _value("data.root", raw) is None:  # DVC has no dependency that may be missing
+        absent["data.root"] = None
+    absent = {key: None for key in absent if not any(other.startswith(f"{key}.") for other in absent)}
+    if not absent:
+        return {}
+    from flcore.config import Config
+
+    defaults = Config().to_mapping()
+    values = {key: _IMAGES if key == "data.root" else _value(key, defaults) for key in absent}
+    return {key: {} if isinstance(value, Mapping) else value for key, value in values.items()}
+
+
+def advice(missing: Mapping[str, Any]) -> str:
+    """Return a message on missing keys, with what to add."""
+    values = ", ".join(f"{key}: {json.dumps(value)}" for key, value in missing.items())
+    return f"params.yaml lacks keys that dvc.yaml names, and DVC knows no defaults; add {values}"
+
+
+def _is_there(key: str, raw: Any) -> bool:
+    for part in key.split("."):
+        if not isinstance(raw, Mapping) or part not in raw:
+            return False
+        raw = raw[part]
+    return True
+
+
+def _value(key: str, values: Any) -> Any:
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
