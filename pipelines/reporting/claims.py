@@ -79,15 +79,9 @@ def judgement(difference: PairedDifference, by: float = 0.0) -> Judgement:
 
 
 def claims_of(entries: Mapping[str, Mapping[str, Any]]) -> tuple[RowClaim, ...]:
-    """The claims of a section ``compare``, whose form has been checked: one per entry and rival.
-
-    Raises:
-        ConfigError: which way a claim's metric is better is not declared.
-    """
+    """The claims of a section ``compare``, whose form has been checked: one per entry and rival."""
     found = []
     for name, entry in entries.items():
-        if entry.get("metric") is not None:
-            check_direction(str(entry["metric"]), f"compare.claims.{name}: metric")
         rivals = entry["than"]
         for than in rivals if isinstance(rivals, list | tuple) else [rivals]:
             own = f"{name}.{than}" if isinstance(rivals, list | tuple) else name
@@ -101,6 +95,9 @@ def judge(claims: Sequence[RowClaim], runs: Sequence[RunRecord]) -> tuple[Judged
 
     Runs are paired by division and seed, divisions told apart by their fingerprints: whether ``partition.seed`` or
     ``compare.partition_seeds`` asked for a division, its runs say the same.
+
+    Raises:
+        ConfigError: which way a claim's metric is better is not declared.
     """
     divisions: dict[str, int] = {}
 
@@ -117,6 +114,7 @@ def judge(claims: Sequence[RowClaim], runs: Sequence[RunRecord]) -> tuple[Judged
         rows = (claim.better, claim.than)
         both = all(any(value is not None for value in scores(row, "top1_global").values()) for row in rows)
         metric = claim.metric or ("top1_global" if both else "mean_local")
+        check_direction(metric, f"compare.claims.{claim.name}: metric")
         better, than = (scores(row, metric) for row in rows)
         difference = paired_difference(than, better) if lower_is_better(metric) else paired_difference(better, than)
         lead = claim.by / 100 if is_share(metric) else claim.by

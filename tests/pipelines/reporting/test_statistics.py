@@ -9,7 +9,7 @@ from scipy.stats import ttest_rel
 
 from flcore.errors import ConfigError
 from flcore.evaluation.continual import ACCURACIES
-from pipelines.reporting.claims import claims_of
+from pipelines.reporting.claims import claims_of, judge
 from pipelines.reporting.formats import format_bytes, format_difference, format_percent, format_summary
 from pipelines.reporting.statistics import (
     PairedDifference,
@@ -189,4 +189,4 @@ def test_every_figure_that_may_be_asked_for_has_a_direction() -> None:
 
 def test_a_claim_of_a_figure_without_a_direction_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^compare\.claims\.ours: metric server\.kl: .* not declared; choose from "):
-        claims_of({"ours": {"better": "a", "than": "b", "metric": "server.kl"}})
+        judge(claims_of({"ours": {"better": "a", "than": "b", "metric": "server.kl"}}), [])
