@@ -17,7 +17,7 @@ from flcore.config import Config
 from flcore.data.dataset import Dataset, Split
 from flcore.data.partition import Partition
 from flcore.data.tasks import TaskStream
-from flcore.errors import ConfigError, require, require_accounting
+from flcore.errors import ConfigError, DataError, require, require_accounting
 from flcore.methods.base import Method
 from flcore.methods.vocabulary import Setting
 from flcore.models import Backbone, build_model, extract_weights
@@ -57,7 +57,8 @@ class Experiment:
         """Load the artefacts of the first two stages.
 
         Raises:
-            DataError: an artefact is missing, damaged, or the partition was made for other data.
+            DataError: an artefact is missing, damaged, or the partition was made for other data; or no model of the
+                run would be tested.
             ConfigError: the model cannot read these images, or the configuration does not go with data or partition.
         """
         refuse_missing(config)
@@ -68,6 +69,7 @@ class Experiment:
         experiment._check_tasks()
         experiment._check_poison()
         experiment._check_noise()
+        experiment._check_scored()
         config.evaluation.check_shown(len(division.clients), dataset.meta.num_classes)
         return experiment
 
@@ -92,6 +94,17 @@ class Experiment:
             raise ConfigError(
                 f"aggregation.noise = {noise:g}: this model has BatchNorm statistics, which noise would make negative; "
                 "set model.batchnorm=local or frozen, or take a model without"
+            )
+
+    def _check_scored(self) -> None:
+        method, clients, split = self.method, self.partition.clients, self.config.evaluation.split
+        if method.has_global_model or method.has_vote or self.keeps_private_models:
+            return
+        if not any(len(client.val if split == "validation" else client.test) for client in clients):
+            raise DataError(
+                f"partition: none of the {len(clients)} clients has a {split} image, and {method.name} has no global "
+                "model, so that the run would have no score; take fewer clients or more data "
+                "(partition.num_clients, data.limit_per_class)"
             )
 
     @cached_property

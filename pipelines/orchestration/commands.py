@@ -239,7 +239,8 @@ def _say_run(outcome: Outcome, metrics: Mapping[str, Any]) -> None:
     )
     scores = [f"{name} {100 * metrics[key]:.2f} %" for key, name in named if metrics.get(key) is not None]
     sent = f"{metrics['bytes_up'] / 1e6:.2f} MB up, {metrics['bytes_down'] / 1e6:.2f} MB down"
-    print(f"{metrics['method']}: {', '.join(scores)} after {plural(metrics['rounds'], 'round')}; {sent}")
+    found = ", ".join(scores) or "no score, since no model could be tested,"
+    print(f"{metrics['method']}: {found} after {plural(metrics['rounds'], 'round')}; {sent}")
     _say_places(outcome)
 
 

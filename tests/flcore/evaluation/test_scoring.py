@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from flcore.data.dividing import make_partition
+from flcore.data.partitioners import PARTITIONERS
 from flcore.data.tasks import TaskStream
-from flcore.errors import ProtoflError
+from flcore.errors import DataError, ProtoflError
 from flcore.evaluation.answering import global_model, own_model
 from flcore.evaluation.scores import Scores
 from flcore.evaluation.scoring import MAIN, Request, Scorer
+from flcore.experiment import Experiment
 from flcore.messages import Prototypes, Weights
 from flcore.methods.vocabulary import BATCHNORM
 from flcore.records import Record
@@ -130,6 +134,22 @@ def test_an_evaluation_asks_once_what_classes_clients_have_met(
 def test_nobody_has_test_data(lab: Any) -> None:
     found = score(federation(lab, SHOWN, LABELS, [[], []]), {"model": reader()})
     assert (found.mean_local, found.pooled_local, found.client_std, found.top1_global) == (None, None, None, 0.875)
+
+
+@pytest.mark.parametrize(
+    ("method", "scored"), [("local", False), ("gfpl", False), ("fedproto", True), ("fedavg", True)]
+)
+def test_a_run_that_could_have_no_score_is_refused(lab: Any, method: str, scored: bool, tmp_path: Any) -> None:
+    """60 test images for 120 clients, none of whom has one: personal models have no score unless they vote."""
+    make_partition(lab.dataset, PARTITIONERS["iid"](), num_clients=120, seed=3).save(tmp_path / "partition")
+    opened = partial(Experiment.open, lab.config(method__name=method), lab.prepared, tmp_path / "partition")
+    if scored:
+        opened()
+    else:
+        with pytest.raises(
+            DataError, match=rf"^partition: none of the 120 clients has a test image, and {method} has no"
+        ):
+            opened()
 
 
 def test_personal_models_answer_for_their_clients(lab: Any) -> None:
