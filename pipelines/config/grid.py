@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flcore.config import Config
-from flcore.errors import ConfigError
+from flcore.errors import ConfigError, listed
 from flcore.methods import METHODS
 from flcore.params import declared
 from flcore.sections import SECTIONS, own_keys
@@ -133,6 +133,31 @@ def plan(
             runs += [PlannedRun(config, points[-1].label, _division(config, keys)) for config in configs]
     _refuse_other_data(runs, keys)
     return Plan(base, keys, configured, seeds, tuple(points), tuple(runs))
+
+
+def heard_in_part(runs: Sequence[PlannedRun]) -> str | None:
+    """Return a warning that names rows of one round in which a part of the clients is asked; None without such rows.
+
+    Rows of more rounds ask the others later. Where all rows have one round, they are alike.
+
+    Args:
+        runs: planned, of all rows.
+    """
+    if all(run.config.federation.rounds == 1 for run in runs):
+        return None
+    shares = {
+        run.name: run.config.federation.participation
+        for run in runs
+        if run.config.federation.rounds == 1 and run.config.method.trains == "cohort"
+    }
+    rows = [row for row, share in shares.items() if share < 1]
+    if not rows:
+        return None
+    return (
+        f"federation.participation = {show(shares[rows[0]])}: {listed(rows)} {'has' if len(rows) == 1 else 'have'} one "
+        "round, so that clients that are not sampled in it are not heard; for all clients, name a row with "
+        f"--variant NAME={rows[0]},federation.participation=1"
+    )
 
 
 def show(value: Any) -> str:

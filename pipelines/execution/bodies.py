@@ -23,7 +23,7 @@ from flcore.experiment import refuse_missing
 from flcore.locks import sole_use
 from flcore.run_folder import RunFiles, refuse_other_run
 from flcore.wording import printable
-from pipelines.config.grid import PlannedRun
+from pipelines.config.grid import PlannedRun, heard_in_part
 from pipelines.config.params import for_entry
 from pipelines.execution.admission import most_at_once
 from pipelines.execution.one_run import PlacedRun, carry_out, fetch, in_company, placed
@@ -188,6 +188,9 @@ def comparison(
         ConfigError: the folder holds something else.
         RunError: no run has finished, or another command is at work on the sweep.
     """
+    warning = heard_in_part(planned)
+    if warning is not None:
+        operation.watcher.say(warning)
     claim_folder(kind, out)
     # Commands for parts of a paper's table share the folder of a comparison; compare_methods holds its own.
     with sole_use(out) if kind == "sweep" else nullcontext():

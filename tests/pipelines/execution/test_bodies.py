@@ -27,8 +27,8 @@ from flcore.engine.pool.workers import physical_cores
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.locks import sole_use
 from flcore.run_folder import RunFiles
-from pipelines.config.grid import plan
-from pipelines.config.params import with_variants
+from pipelines.config.grid import heard_in_part, plan
+from pipelines.config.params import override, with_variants
 from pipelines.execution import admission, bodies, one_run, run_pool
 from pipelines.execution.bodies import carry_out_all, comparison, comparison_runs, experiment
 from pipelines.execution.one_run import PlacedRun
@@ -289,6 +289,21 @@ class Listening(Silence):
 
     def say(self, text: str) -> None:
         self.said.append(text)
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_rows_of_one_round_that_hears_a_part_of_the_clients_are_named() -> None:
+    """An override takes the place of what `compare.settings` says of a method: all clients in its only round."""
+    settings = {"fedprox": {"federation.rounds": 1, "federation.participation": 1.0}}
+    raw = {**SMALL, "compare": {"methods": ["fedavg", "local", "fedprox"], "seeds": [0], "settings": settings}}
+    halved = override(raw, ["federation.participation=0.5"])
+    assert heard_in_part(comparison_runs(raw, None, None)) is None
+    alike = override(halved, ["federation.rounds=1"])
+    assert heard_in_part(comparison_runs(alike, None, None)) is None  # a comparison of single rounds
+    runs, heard = comparison_runs(halved, None, None), Listening()
+    comparison("comparison", halved, runs, Path("out"), operation(watcher=heard)[0], {"name": "x"})
+    [said] = heard.said
+    assert said.startswith("federation.participation = 0.5: fedprox has one round")
 
 
 @pytest.mark.usefixtures("_in_this_process")
