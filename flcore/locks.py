@@ -21,7 +21,6 @@ from typing import IO, Any
 
 from flcore import disk
 from flcore.errors import RunError
-from flcore.files import NOT_JSON
 from flcore.host import began_at, host_id, is_alive
 
 logger = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ def _make_stand_in(file: disk.LockFile, path: Path, wait: bool) -> bool:
 def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
     """A stand-in as it lies there, and what it says; empty while it is being written."""
     content = b""
-    with suppress(OSError, *NOT_JSON):
+    with suppress(OSError, ValueError):  # gone just now, or half written
         content = path.read_bytes()
         said = json.loads(content)
         if isinstance(said, dict):

@@ -37,7 +37,7 @@ from flcore.provenance import division_fingerprint, preparation_fingerprint
 from flcore.run_folder import RunFiles, check_seal, described
 from flcore.running import divide, read_source
 from flcore.training import package_versions
-from pipelines.runs.file_state import state_of
+from pipelines.runs.file_state import source_state, state_of
 from pipelines.runs.ownership import Kind, may_be_replaced, remove_own
 
 T = TypeVar("T")
@@ -87,31 +87,22 @@ class Cache:
         Raises:
             DataError: the source's files are missing or damaged, or changed while they were read.
         """
-        root = config.data.root
-
-        def files() -> str | None:
-            return None if root is None else state_of(config.source.places(given_path(root)))
-
         section = {key: value for key, value in config.to_mapping()["data"].items() if key not in _NOT_PREPARED}
         request = {
             "data": section,
-            "files": files(),
+            "files": source_state(config),
             "code": preparation_fingerprint(config),
             "packages": package_versions(_PACKAGES),
         }
 
         def make(folder: Path) -> str:
             fingerprint = read_source(config, folder).meta.fingerprint
-            if files() != request["files"] and not config.data.download:
+            if source_state(config) != request["files"] and not config.data.download:
                 raise DataError(f"{config.data.root}: files changed while they were read; start the command again")
             return fingerprint
 
-        return self._made(
-            "prepared",
-            request,
-            make,
-            _looked_at if look else lambda folder: Dataset.load(folder).meta.fingerprint,
-        )
+        load = _looked_at if look else lambda folder: Dataset.load(folder).meta.fingerprint
+        return self._made("prepared", request, make, load)
 
     def on_whole_data(self, config: Config, prepared: Path, work: Callable[[], T]) -> T:
         """Do what looks at every image; again where one of this cache was damaged, once they are made again.

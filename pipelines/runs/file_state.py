@@ -8,8 +8,13 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flcore.errors import DataError
+from flcore.files import given_path
+
+if TYPE_CHECKING:
+    from flcore.config import Config
 
 
 def state_of(places: Iterable[Path]) -> str:
@@ -43,6 +48,11 @@ def refuse_linked_folders(root: Path) -> None:
                     f"{path}: a linked folder, in which DVC would not see a change; link its files instead "
                     "(cp -rsL), or run protofl compare, which sees it"
                 )
+
+
+def source_state(config: Config) -> str | None:
+    """Return the state of the files that the configured source reads; None where no folder is named."""
+    return None if config.data.root is None else state_of(config.source.places(given_path(config.data.root)))
 
 
 def _files(path: str, above: frozenset[tuple[int, int]], name: str = "") -> Iterator[tuple[str, os.stat_result]]:

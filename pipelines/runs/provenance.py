@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ def git_commit() -> str | None:
     return done.stdout.strip() or said
 
 
+@cache
 def lock_hash() -> str | None:
-    """SHA-256 of :data:`LOCK`; None where there is none."""
+    """SHA-256 of :data:`LOCK` when this process first asked; None where there is none."""
     return hashlib.sha256(LOCK.read_bytes()).hexdigest() if LOCK.exists() else None

@@ -156,6 +156,29 @@ def test_a_folder_whose_name_is_no_text_is_refused_before_anything_is_read(
     with pytest.raises(DataError, match=r"caf.*UTF-8; rename"):
         prepare(Digits(), directory=folder)
     assert list(folder.iterdir()) == []
+def test_images_that_change_while_they_are_read_are_not_kept(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of them would be old, and all of them be found again where the files are as they were at first."""
+    root = tmp_path / "images"
+    for part, shade in (("train", 0), ("train", 100), ("test", 0), ("test", 100)):
+        folder = root / part / str(shade)
+        folder.mkdir(parents=True)
+        Image.new("L", (8, 8), shade).save(folder / "1.png")
+    asked = config(data={"name": "imagefolder", "root": str(root), "limit_per_class": None})
+    read = caches.read_source
+
+    def slowly(asked: Config, folder: Path) -> Dataset:
+        found = read(asked, folder)
+        Image.new("L", (8, 8), 7).save(root / "train" / "0" / "2.png")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(caches, "read_source", slowly)
+        with pytest.raises(DataError, match="changed while they were read"):
+            cache.prepared(asked)
+    (root / "train" / "0" / "2.png").unlink()
+    assert len(Dataset.load(cache.prepared(asked)).train) == 2
 
 
 def test_other_data_sets_below_the_root_change_nothing(cache: Cache, tmp_path: Path) -> None:
