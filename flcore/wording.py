@@ -32,8 +32,13 @@ class _Shortened(reprlib.Repr):
 
 
 def brief(value: Any, most: int = 200) -> str:
-    """A value that somebody gave, as a message has it: on one line, without control characters, and not too long."""
+    """Return a value that somebody gave as a message has it: on one line, without control characters, and not too long.
+
+    Of an address nothing is shown but its kind: it may hold a password.
+    """
     text = value if isinstance(value, str) else _Shortened().repr(value)
+    before, address, _ = text.partition("://")
+    text = before + (f"{address}***" if address else "")
     return escaped(text if len(text) <= most else f"{text[: most - 3]}...")
 
 

@@ -22,6 +22,7 @@ from typing import TextIO
 from flcore.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.user_cache import VARIABLE, user_cache
 from flcore.wording import fit_to_print
+from pipelines.addresses import remember
 from pipelines.cli.arguments import USAGE
 from pipelines.cli.parser import make_parser
 from pipelines.cli.system_errors import has_working_folder, set_home, system_error
@@ -54,6 +55,8 @@ def main(arguments: Sequence[str] | None = None, today: date | None = None) -> i
 
 
 def _main(given: Sequence[str], today: date | None) -> int:
+    for word in given:
+        remember(word)
     parser = make_parser()
     if not given:
         parser.print_help(sys.stderr)

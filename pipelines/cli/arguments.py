@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any, NoReturn, TypeVar
 
 from flcore.wording import brief, fit_to_print, nearest
+from pipelines.addresses import redact
 
 T = TypeVar("T")
 
@@ -100,7 +101,7 @@ class Parser(argparse.ArgumentParser):
         message = re.sub(r"ignored explicit argument .*$", "takes no value", message)
         if missing := re.fullmatch(r"the following arguments are required: (.+)", message):
             message = f"{missing[1]} is missing"
-        message = fit_to_print(message)
+        message = fit_to_print(redact(message))
         self.exit(USAGE, f"{self.prog}: {message}{'' if message.endswith('?') else ';'} see {self.prog} --help\n")
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from flcore.errors import ConfigError
 from flcore.files import json_text
 from flcore.wording import brief, unknown_key
+from pipelines.addresses import redact
 from pipelines.runs.standard_error import tell
 
 if TYPE_CHECKING:
@@ -331,7 +332,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     """``protofl doctor``: what this machine offers; 3 where something that is asked for is missing."""
     from pipelines.cli.doctor import examine, is_missing
 
-    lines = examine()
+    lines = [redact(line) for line in examine()]
     print("\n".join(lines))
     return 3 if any(map(is_missing, lines)) else 0
 

@@ -30,7 +30,7 @@ from pipelines.config.params import for_entry
 from pipelines.orchestration.address import configured, problem_with
 from pipelines.runs.provenance import GIT, LOCK, ROOT, git_commit
 from pipelines.stages.parameters import advice, missing_keys
-from pipelines.tracking.store import resolve_uri, ui_command
+from pipelines.tracking.store import resolve_uri, sqlite_file, ui_command
 
 _PATIENCE_SECONDS = 2.0
 _MISS = "miss "
@@ -337,8 +337,8 @@ def _mlflow(config: Config) -> Iterator[str]:
                 "start it, or unset tracking.uri and MLFLOW_TRACKING_URI; log runs later with `protofl track DIR`",
             )
         return
-    database = Path(uri.removeprefix("sqlite:///"))
-    if not uri.startswith("sqlite:///"):
+    database = sqlite_file(uri)
+    if database is None:
         yield _note("MLflow: a store of its own kind, not checked")
     elif not database.exists():
         yield _ok("MLflow: no runs yet; the first one makes its store, no server needed")

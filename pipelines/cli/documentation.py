@@ -122,8 +122,8 @@ def parameters_page() -> str:
         "What `params.yaml` may say; anything left out has its default, and `--set KEY=VALUE` overrides. Options\n"
         "that contradict each other are refused. (Stages of `dvc.yaml` need the keys that they name.)\n"
         "`seed`, the run's, stands by itself (default `0`), and so does `plugins`, a list of files with methods of\n"
-        "one's own (`protofl new method`), relative to the parameter file; every other key stands in a section. Where a section\n"
-        "has a `name`, the chosen entry's keys stand beside it.\n",
+        "one's own (`protofl new method`), relative to the parameter file; every other key is in a section. Where a\n"
+        "section has a `name`, the chosen entry's keys stand beside it.\n",
         "Editors complete and check a parameter file by its first line: `# yaml-language-server: $schema=`, and then\n"
         "where `docs/params.schema.json` is; `protofl schema` prints that schema.\n",
     ]

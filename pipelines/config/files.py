@@ -13,6 +13,7 @@ from typing import Any
 from flcore.errors import ConfigError
 from flcore.plugin_places import located
 from flcore.wording import brief, is_control
+from pipelines.addresses import remember
 from pipelines.config import yaml_text
 
 DEFAULT_FILE = Path("params.yaml")
@@ -46,7 +47,10 @@ def read_params(path: Path | None) -> dict[str, Any]:
 
 def _parsed(path: Path) -> Any:
     with path.open(encoding="utf-8") as file:
-        return yaml_text.parse(file.read(yaml_text.LONGEST + 1))  # it may be a device that never ends
+        text = file.read(yaml_text.LONGEST + 1)  # it may be a device that never ends
+    for line in text.splitlines() if "://" in text else ():
+        remember(line)
+    return yaml_text.parse(text)
 
 
 def points_of(path: Path) -> list[Any]:

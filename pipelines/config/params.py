@@ -289,6 +289,8 @@ def _values_of(own: Any, place: str) -> Mapping[str, Any]:
     if not isinstance(own, Mapping):
         raise ConfigError(f"{place} = {brief(own)}: expected dotted keys with values, such as local.lr: 0.05")
     for key, value in own.items():
+        if str(key).partition(".")[0] == "tracking":
+            raise ConfigError(f"{place}: tracking holds for all runs; put it into its own section")
         if key in ("method.name", "seed"):
             raise ConfigError(f"{place}: {key} is said by the entry itself; leave it out")
         if not isinstance(key, str) or "." not in key:

@@ -61,7 +61,7 @@ def parse(text: str) -> Any:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from error
+        raise ValueError(_problem(error)) from None  # its own words repeat a part of the text
     # What its constructors let pass: dates that are none, tags that do not fit, numbers of thousands of digits.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(brief(str(error)) or "a value that cannot be read") from error
@@ -91,6 +91,13 @@ def _reader() -> type[yaml.SafeLoader]:
         full = tag if tag.startswith("!") else f"tag:yaml.org,2002:{tag}"
         Reader.add_implicit_resolver(full, re.compile(rf"(?:{pattern})\Z"), list(first))
     return Reader
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    """Return what is wrong and where, without the text around it: that may be an address with a password."""
+    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+    where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+    return f"{problem or getattr(error, 'reason', None) or 'a text that YAML does not have'}{where}"
 
 
 def _count(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> int:

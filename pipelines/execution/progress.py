@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pipelines.addresses import redact
 from pipelines.reporting.formats import plural
 from pipelines.runs.standard_error import console, in_commands, tell
 
@@ -114,7 +115,7 @@ class Lines(Silence):
 
     def say(self, text: str) -> None:
         """A line or two."""
-        self._write(f"protofl: {text}")
+        self._write(redact(f"protofl: {text}"))
 
 
 class Bars(Silence):

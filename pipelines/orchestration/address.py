@@ -19,9 +19,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from flcore.errors import ConfigError
+from pipelines.addresses import redact, remember, without_password
 from pipelines.orchestration.background import STATE, is_running, known_password, recorded
 from pipelines.orchestration.serving import HOST
-from pipelines.tracking.addresses import without_password, without_secrets
 
 _PATIENCE_SECONDS = 2.0  # the first question to a server that was just started takes it most of a second
 _LONG_PATIENCE_SECONDS = 5.0  # for one that is there: on a machine that trains it may be slow to answer
@@ -135,6 +135,7 @@ def configured() -> Address | None:
     names = ("KEY", "AUTH_STRING", "SSL_CERT_FILE", "TLS_INSECURE_SKIP_VERIFY")
     found = {name: _value(layers, name)[0] for name in (*(f"PREFECT_API_{name}" for name in names), _HEADERS)}
     settings = {name: text for name, text in found.items() if text}
+    remember(url)
     if _is_own(url):
         settings |= _own_password()
     if _HEADERS in settings and not _are_headers(settings[_HEADERS]):
@@ -303,7 +304,7 @@ def _ask(address: Address, patience_seconds: float) -> str | None:
         if isinstance(reason, TimeoutError):
             return _late(patience_seconds)
         text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        return without_secrets(text, address.url)
+        return redact(text)
     return None if is_cloud or isinstance(said, str) else "what answers there is no Prefect server"
 
 

@@ -313,8 +313,8 @@ def best(uri: str, metric: str, experiment: str | None, where: str | None, *, pr
         ConfigError, DataError: as :func:`pipelines.tracking.best.best`.
         RunError: the store does not answer.
     """
+    from pipelines.addresses import without_password
     from pipelines.tracking import best as ranking
-    from pipelines.tracking.addresses import without_password
     from pipelines.tracking.store import TrackingUnavailable
 
     try:

@@ -88,11 +88,15 @@ def parameters(
     """The parameters of a flow, not yet checked.
 
     Raises:
-        ConfigError: an override names a store: Prefect keeps what a flow is given, and an address may hold a password.
+        ConfigError: one of them names a store: Prefect keeps what a flow is given, and an address may hold a password.
     """
+    instead = "the parameter file, or into MLFLOW_TRACKING_URI where the worker runs"
     if config is not None:
+        tracking = config.get("tracking")
+        names_store = tracking.get("uri") if isinstance(tracking, Mapping) else tracking
+        refuse_stores("config", ["tracking"] if names_store else (), instead)
         return dict(config)
-    refuse_stores("overrides", overrides or (), "the parameter file, or into MLFLOW_TRACKING_URI where the worker runs")
+    refuse_stores("overrides", overrides or (), instead)
     return override(read_params(None if params_file is None else Path(params_file)), overrides or ())
 
 

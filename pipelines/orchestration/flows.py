@@ -26,6 +26,7 @@ from flcore.files import read_json, write_json
 from flcore.files import sweep as sweep_leftovers
 from flcore.provenance import code_fingerprint
 from flcore.run_folder import RunFiles
+from pipelines.addresses import has_secrets
 from pipelines.config.grid import plan
 from pipelines.config.params import without_tracking
 from pipelines.execution.bodies import comparison, comparison_runs, experiment
@@ -47,7 +48,6 @@ from pipelines.orchestration.flow_runs import (
 )
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
-from pipelines.tracking.addresses import without_password
 from pipelines.tuning.asked import Asked
 from pipelines.tuning.comparing import check_claims, compare_methods
 from pipelines.tuning.metrics import check_metric
@@ -235,7 +235,7 @@ def tune(
     Returns:
         The study's folder.
     """
-    if storage is not None and storage != without_password(storage):
+    if storage is not None and has_secrets(storage):
         raise ConfigError("storage: Prefect would keep the password in it; take a storage that needs none")
     from pipelines.tuning.search import study  # Optuna, which no other flow needs
 

@@ -7,9 +7,9 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
+from pipelines.addresses import without_password
 from pipelines.orchestration import background
 from pipelines.runs.folder import read_folder
-from pipelines.tracking.addresses import without_password
 from pipelines.tracking.description import experiment_name
 from pipelines.tracking.store import resolve_uri, ui_command
 

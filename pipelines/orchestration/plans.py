@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from flcore import disk
+from pipelines.addresses import folder_address, sqlite_address, without_password
 from pipelines.orchestration import background, deployments
 from pipelines.orchestration.gpus import VISIBLE
 from pipelines.orchestration.serving import HOST
-from pipelines.tracking.addresses import without_password
+
+_DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")
+"""How the variables begin that name another database."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,9 @@ def prefect(port: int) -> Plan:
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }
     api = f"http://{HOST}:{port}/api"
+    database = Path(os.environ.get("PREFECT_HOME") or background.HOME / "prefect") / "prefect.db"
+    if "?" in str(database.absolute()) and not any(name.startswith(_DATABASE) for name in os.environ):
+        environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = sqlite_address(database, "sqlite+aiosqlite")
     arguments = ["-m", "pipelines.orchestration.serving", "prefect", str(port)]
     return Plan(api, arguments, {**deployments.environment(api), **environment})
 
@@ -100,7 +107,7 @@ def mlflow(port: int, address: str) -> Plan:
     arguments = ["-m", "pipelines.orchestration.serving", "mlflow", str(port)]
     environment = {
         "MLFLOW_BACKEND_STORE_URI": address,  # an argument would show everybody a password in it
-        "MLFLOW_ARTIFACTS_DESTINATION": (home / "artifacts").as_uri(),  # which quotes what an address must not hold
+        "MLFLOW_ARTIFACTS_DESTINATION": folder_address(home / "artifacts"),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # processes for features that nothing here uses
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",

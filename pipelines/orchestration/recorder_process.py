@@ -22,6 +22,7 @@ from typing import Any
 
 from flcore.errors import ProtoflError
 from flcore.run_folder import RunFiles
+from pipelines.addresses import redact
 from pipelines.runs.standard_error import console
 
 _LIVE_EVERY_SECONDS = 15.0
@@ -92,7 +93,7 @@ class _Desk:
             "study": self._study,
         }
         handler = logging.Handler(logging.WARNING)
-        handler.emit = lambda record: answer({"say": record.getMessage()})  # type: ignore[method-assign]
+        handler.emit = lambda record: answer({"say": redact(record.getMessage())})  # type: ignore[method-assign]
         logging.getLogger("pipelines").addHandler(handler)
 
     def serve(self, requests: queue.Queue[dict[str, Any] | None]) -> int:
@@ -123,11 +124,11 @@ class _Desk:
             found = self._carry_out[request["do"]](request)
         except Exception as error:
             if number is None:
-                self._answer({"say": f"recorder: {request['do']}: {error}"})
+                self._answer({"say": redact(f"recorder: {request['do']}: {error}")})
                 return
             kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__base__ is ProtoflError), "")
-            described: dict[str, Any] = {"kind": kind or type(error).__name__, "text": str(error)}
-            described["trace"] = traceback.format_exc()
+            described: dict[str, Any] = {"kind": kind or type(error).__name__, "text": redact(str(error))}
+            described["trace"] = redact(traceback.format_exc())
             if isinstance(error, OSError):  # a full disk, say: whoever tells people of it has words of its own
                 place = None if error.filename is None else str(error.filename)
                 described["system"] = [error.errno, error.strerror, place]

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from flcore.errors import ConfigError, RunError
 from flcore.interpreter import python
+from pipelines.addresses import without_password
 from pipelines.orchestration import background, deployments, plans
 from pipelines.orchestration.address import configured, problem_with, started_here
 from pipelines.orchestration.background import Service
@@ -30,7 +31,6 @@ from pipelines.orchestration.gpus import limit_name, visible_gpus
 from pipelines.orchestration.plans import Plan
 from pipelines.orchestration.serving import HOST
 from pipelines.runs.standard_error import console, tell
-from pipelines.tracking.addresses import without_password
 
 _PORTS = {"prefect": 4200, "mlflow": 5000, "dashboard": 8080, "worker": 8090}
 _PORTS_TRIED = 50

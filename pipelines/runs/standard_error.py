@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from flcore.errors import Cure
 from flcore.wording import printable
+from pipelines.addresses import redact
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +25,7 @@ STANDARD_OUTPUT = "standard output"
 
 
 class PrintedStream:
-    """A text stream that writes control characters out, but for line breaks and tabs."""
+    """A text stream that writes control characters out, but for line breaks and tabs, and leaves secrets out."""
 
     def __init__(self, stream: TextIO, name: str) -> None:
         """Write to ``stream``; ``name`` is what an error says of it."""
@@ -32,8 +33,8 @@ class PrintedStream:
         self._name = name
 
     def write(self, text: str) -> int:
-        """Write text without control characters."""
-        return self.write_drawn(printable(text))
+        """Write text without control characters and without secrets."""
+        return self.write_drawn(redact(printable(text)))
 
     def write_drawn(self, text: str) -> int:
         """Write text as it is, such as a table that :func:`console` has drawn."""
@@ -115,7 +116,7 @@ def console(*, stderr: bool = False, **keywords: Any) -> Console:
     class PrintedConsole(Console):
         def render(self, *given: Any, **named: Any) -> Any:
             for part in super().render(*given, **named):
-                yield part if part.control else part._replace(text=printable(part.text))
+                yield part if part.control else part._replace(text=redact(printable(part.text)))
 
     # While bars move, rich puts a stream of its own before standard error, and looks behind that one alone.
     if stderr:
@@ -129,6 +130,8 @@ def print_drawn(text: str) -> None:
         sys.stdout.write_drawn(text)
     else:
         sys.stdout.write(text)
+
+
 COMMANDS: Mapping[Cure, str] = {
     Cure.START_OVER: "it cannot be resumed: --restart throws it away and begins with the first round",
     Cure.TRAIN_AGAIN: "run it again with --restart, which throws its results away, or delete its folder",
@@ -151,9 +154,9 @@ def in_commands(text: str) -> str:
 
 
 def tell(text: str) -> None:
-    """Write a line or more; from the moment nobody reads them, or they find no room, to nowhere."""
+    """Write a line or more, without secrets; from the moment nobody reads them, or they find no room, to nowhere."""
     try:
-        print(in_commands(text), file=sys.stderr, flush=True)
+        print(redact(in_commands(text)), file=sys.stderr, flush=True)
     except OSError:
         let_go(sys.stderr)
 

@@ -22,7 +22,7 @@ from flcore import disk
 from flcore.errors import DataError, ProtoflError
 from flcore.locks import take_lock
 from flcore.wording import brief
-from pipelines.tracking.addresses import without_password, without_secrets
+from pipelines.addresses import folder_address, redact, remember, without_password
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
@@ -75,8 +75,11 @@ def resolve_uri(uri: str | None) -> str:
             file at hand, as their own is stored nowhere.
     """
     chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+    remember(chosen)
     database = sqlite_file(chosen)
-    return chosen if database is None else "".join([f"sqlite:///{database}", *chosen.partition("?")[1:]])
+    if database is None or "?" in str(database):  # which no such address can hold; it stays relative to that folder
+        return chosen
+    return "".join([f"sqlite:///{database}", *chosen.partition("?")[1:]])
 
 
 def is_possible(uri: str) -> bool:
@@ -187,7 +190,7 @@ class Store:
 
             yield MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
         except (MlflowException, SQLAlchemyError, sqlite3.Error, ImportError, OSError, ValueError) as error:
-            first_line = without_secrets(str(error).strip().partition("\n")[0], self.uri)
+            first_line = redact(str(error).strip()).partition("\n")[0]
             # Not chained: a traceback would repeat what the message leaves out.
             raise TrackingUnavailable(first_line[:200] or type(error).__name__) from None
         finally:
@@ -219,7 +222,7 @@ class Store:
                 raise DataError(f"experiment {brief(name)}: a name of data or partition that leads out of the store")
             database = sqlite_file(self.uri)
             # Beside the database; a server has its own place for artifacts and must choose it itself.
-            location = None if database is None else str(database.parent / "artifacts" / name)
+            location = None if database is None else folder_address(database.parent / "artifacts" / name)
             try:
                 return client.create_experiment(name, artifact_location=location)
             except MlflowException as error:

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 
 from flcore.errors import DataError
 from flcore.run_folder import RunFiles
+from pipelines.addresses import redact
 from pipelines.runs.folder import RunFolder, read_folder
 from pipelines.tracking import description
-from pipelines.tracking.addresses import without_password
 from pipelines.tracking.artifacts import small_files, without_tracking
 from pipelines.tracking.metrics import Point, batches, marker, metrics_of, points_by_round, summary_points, times_of
 from pipelines.tracking.store import (
@@ -141,7 +141,7 @@ class RunTracker:
             self._sync(client, run, final=False)
             if self._target is not None and not self._target.is_finished:
                 if reason is not None:
-                    client.set_tag(self._target.run_id, description.STOPPED_TAG, without_password(reason)[:_REASON])
+                    client.set_tag(self._target.run_id, description.STOPPED_TAG, redact(reason)[:_REASON])
                 status = "FAILED" if failed else "KILLED"
                 client.set_terminated(self._target.run_id, status=status, end_time=times_of(run).ended)
                 self._target = None

@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from flcore.errors import DataError
+from pipelines.addresses import sqlite_address
 from pipelines.same_origin import LOOPBACK, checked_wsgi
 from pipelines.tuning.journal import open_journal
 
@@ -178,7 +179,7 @@ class Studies(BaseStorage):
 def _opened(path: Path) -> RDBStorage | JournalStorage:
     if path.suffix == ".journal":
         return open_journal(path)
-    return RDBStorage(f"sqlite:///{path.resolve()}", skip_table_creation=True)
+    return RDBStorage(sqlite_address(path.resolve()), skip_table_creation=True)
 
 
 def _renumbered(trial: FrozenTrial, file: int) -> FrozenTrial:

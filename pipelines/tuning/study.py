@@ -25,8 +25,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from flcore import disk
 from flcore.errors import ConfigError, RunError
 from flcore.rng import numpy_stream
+from pipelines.addresses import redact, remember, sqlite_address, without_password
 from pipelines.execution.one_run import NO_HURDLES, Hurdles
-from pipelines.tracking.addresses import without_password
 from pipelines.tuning.folder import StudyFiles
 from pipelines.tuning.journal import open_journal
 from pipelines.tuning.problem import Problem
@@ -211,7 +211,7 @@ def storage_errors() -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        reason = str(error.__cause__ or error).partition("\n")[0]
+        reason = redact(str(error.__cause__ or error)).partition("\n")[0]
         raise RunError(f"--storage: lost during the study ({reason}); the same command goes on") from error
 
 
@@ -220,12 +220,13 @@ def _open_storage(url: str | None, files: StudyFiles) -> BaseStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if url is None and not files.database.exists():  # as earlier versions made it
         return open_journal(files.journal)
+    remember(url or "")
     try:
-        return RDBStorage(f"sqlite:///{files.database.resolve()}" if url is None else url)
+        return RDBStorage(sqlite_address(files.database.resolve()) if url is None else url)
     # SQLAlchemy's own for addresses and connections, ImportError for a missing driver, RuntimeError for the tables of
     # another version of Optuna.
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = redact(str(error)).partition("\n")[0]
         if url is None:
             raise ConfigError(f"{files.database}: cannot be opened ({reason}); delete it, or that folder") from error
         raise ConfigError(

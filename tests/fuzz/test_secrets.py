@@ -9,6 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from flcore.errors import ConfigError
+from pipelines import addresses
+from pipelines.cli import doctor
+from pipelines.cli.app import main
+from pipelines.tuning.folder import StudyFiles
+from pipelines.tuning.study import _open_storage
+
 IN_THE_STORE, IN_THE_SERVER, IN_THE_KEY, IN_A_HEADER, IN_THE_STUDY, IN_THE_ENVIRONMENT = SECRETS = tuple(
     f"sesame-{place}" for place in ("store", "server", "key", "header", "study", "environment")
 )
@@ -70,3 +77,80 @@ def test_a_secret_in_a_file_would_be_seen(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a.log").write_bytes(b"\x00" + IN_THE_KEY.encode())
     assert with_a_secret(tmp_path) == [f"deep/a.log: {IN_THE_KEY}"]
+
+
+PASSWORDS = ("se/same", "se: same\nx")
+# These begin to load MLflow beside before they look at what they were given.
+REFUSED_LATE = (
+    ("compare", "--methods={address}"),
+    ("compare", "--variant=mine=fedavg,tracking.uri={address}"),
+    ("sweep", "--vary=tracking.uri={address}", "--metric=mean_local"),
+    ("tune", "--method=fedavg", "--trials=1", "--storage={address}", "--debug"),
+)
+REFUSED = (
+    ("run", "--set=tracking.uri=[{address}]"),
+    ("run", "--set=tracking={address}"),
+    ("run", "--set=tracking.uri: {address}"),
+    ("run", "--set={address}"),
+    ("run", "--set=tracking.nosuch={address}"),
+    ("run", "--set=method.name={address}"),
+    ("run", "--params={address}"),
+    ("run", "--set=data.root='{address}", "--debug"),
+    ("{address}",),
+    ("run", "--nosuch={address}"),
+    ("show", "method", "{address}"),
+    ("track", "nowhere", "--uri={address}"),
+)
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(addresses, "_remembered", set())
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(pytest.param(words, id=" ".join(words)) for words in REFUSED),
+        *(pytest.param(words, id=" ".join(words), marks=pytest.mark.slow) for words in REFUSED_LATE),
+    ],
+)
+def test_a_refusal_repeats_no_password(words: tuple[str, ...], alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for password in PASSWORDS:
+        address = f"postgresql+nosuch://me:{password}@host/runs"
+        try:
+            code = main([word.format(address=address) for word in words])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = "".join(capsys.readouterr())
+        pieces = {password, repr(password)[1:-1], "same"}
+        assert code in (2, 3) and [piece for piece in pieces if piece in said] == [], said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tracking: {{uri: '{address}'\n",
+        "tracking:\n  uri: {address}: x\n",
+        "tracking:\n  uri: [{address}]\n",
+        "tracking: {address}\n",
+        "tracking:\n  uri: {address}\n uri: x\n",
+        "'{address}'\n",
+        "tracking: {{uri: *{address}}}\n",
+    ],
+)
+def test_a_broken_file_repeats_no_password(text: str, alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for password in PASSWORDS:
+        (alone / "params.yaml").write_text(text.format(address=f"postgresql+nosuch://me:{password}@host/runs"))
+        assert main(["run", "--no-wait", "--debug"]) == 2
+        said = "".join((*capsys.readouterr(), *doctor._read_params()[1:]))
+        assert "same" not in said, said
+
+
+def test_a_storage_that_cannot_be_opened_repeats_no_password(alone: Path) -> None:
+    for password in PASSWORDS:
+        with pytest.raises(ConfigError) as refused:
+            _open_storage(f"postgresql+nosuch://me:{password}@host/runs", StudyFiles(alone))
+        assert "same" not in str(refused.value) and "--storage" in str(refused.value)

@@ -7,6 +7,7 @@ configuration.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -51,7 +52,12 @@ class Folder:
     environment: dict[str, str]
 
     def protofl(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
+        done = self.ended(*arguments, **variables)
+        assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}\n{self.logs()}"
+        return done
+
+    def ended(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [sys.executable, "-m", "pipelines.cli", *arguments],
             cwd=self.path,
             env=self.environment | variables,
@@ -59,11 +65,15 @@ class Folder:
             text=True,
             timeout=SECONDS_TO_START,
         )
-        assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}\n{self.logs()}"
-        return done
 
     def services(self) -> dict[str, dict[str, Any]]:
-        return {entry["name"]: entry for entry in json.loads(self.protofl("status", "--json").stdout)}
+        PASSWORD["current"] = self.password()
+        said = self.ended("status", "--json").stdout  # which ends with 4 where none runs
+        return {entry["name"]: entry for entry in json.loads(said)}
+
+    def password(self) -> str:
+        file = self.path / ".protofl" / "prefect-password"
+        return file.read_text().strip() if file.exists() else ""
 
     def processes(self) -> list[str]:
         """What runs that was started from here: servers, worker, flows, recorders."""
@@ -81,9 +91,15 @@ class Folder:
         return "\n".join(f"--- {log.name}\n" + "\n".join(log.read_text().splitlines()[-60:]) for log in logs)
 
 
+PASSWORD = {"current": ""}
+"""What the Prefect server of the folder at hand asks for."""
+
+
 def ask(address: str, body: object) -> Any:
     """Where the server's database is busy it says 503; Prefect's own client asks again then, too."""
-    request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    login = base64.b64encode(PASSWORD["current"].encode()).decode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Basic {login}"}
+    request = urllib.request.Request(address, json.dumps(body).encode(), headers)
     for seconds in (1, 2, 4, 8, None):
         try:
             with urllib.request.urlopen(request, timeout=20) as answer:
@@ -173,6 +189,66 @@ def test_a_schedule_fires_and_ends_in_a_comparison_and_down_leaves_nothing(folde
         states = [state for (state,) in database.execute("SELECT status FROM runs")]
     # Nobody had to be ended by force: those under way could still be told of their end.
     assert "KILLED" in states and not {"RUNNING", "FAILED"} & set(states)
+
+
+def asked(address: str, method: str = "GET", body: str | None = None, **headers: str) -> int:
+    """The status of an answer."""
+    data = None if body is None else body.encode()
+    request = urllib.request.Request(address, data, {"Content-Type": "application/json", **headers}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.fixture(scope="module")
+def all_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Where the real servers answer, started in a folder whose name no address may hold as it is."""
+    with made_in(tmp_path_factory.mktemp("of?all %41#")) as made:
+        made.protofl("up", "--no-worker")
+        found = made.services()
+        assert {each["state"] for each in found.values()} == {"healthy"}, made.logs()
+        made.protofl("run", "--out", "run", "--set", "federation.rounds=1")
+        beside = [path for path in made.path.parent.iterdir() if path.name.startswith("of") and not path.is_symlink()]
+        assert beside == [made.path]
+        assert list((made.path / "mlruns" / "artifacts").rglob("metrics.json")) and (made.path / "mlruns" / "mlflow.db")
+        assert list((made.path / ".protofl" / "prefect").glob("prefect.db"))
+        yield {name: each["address"] for name, each in found.items()} | {"password": made.password()}
+
+
+def test_another_web_page_has_no_program_carried_out(all_servers: dict[str, str]) -> None:
+    """The three requests with which a page could: a flow, a deployment with a step of a shell, a run of it."""
+    api = all_servers["prefect"] + "/api"
+    login = {"Authorization": f"Basic {base64.b64encode(all_servers['password'].encode()).decode()}"}
+    step = {"prefect.deployments.steps.run_shell_script": {"script": "touch owned"}}
+    requests = {
+        f"{api}/flows/": {"name": "x"},
+        f"{api}/deployments/": {"name": "x", "flow_id": "0" * 32, "pull_steps": [step]},
+        f"{api}/deployments/{'0' * 32}/create_flow_run": {},
+    }
+    for address, body in requests.items():
+        for origin in ("http://evil.example", "null", "http://localhost:3000"):
+            for more in ({}, {"Content-Type": "text/plain"}, login):
+                assert asked(address, "POST", json.dumps(body), **{"Origin": origin, **more}) == 403
+        assert asked(address, "POST", json.dumps(body)) == 401
+        assert asked(address, "POST", json.dumps(body), Host="evil.example", **login) == 403
+    flows = f"{api}/flows/filter"
+    assert asked(flows, "POST", "{}", **login) == 200
+    assert asked(flows, "POST", "{}", **login, Origin=all_servers["prefect"]) == 200
+
+
+def test_every_server_refuses_other_pages_and_other_names(all_servers: dict[str, str]) -> None:
+    pages = {
+        "prefect": "/api/health",
+        "mlflow": "/api/2.0/mlflow/experiments/get?experiment_id=0",
+        "dashboard": "/api/studies",
+    }
+    for name, page in pages.items():
+        address = all_servers[name] + page
+        assert asked(address) == asked(address, Origin=all_servers[name]) == 200
+        assert asked(address, Origin="http://evil.example") == asked(address, Host="evil.example") == 403
+        assert asked(address, "POST", "{}", **{"Origin": "http://evil.example", "Content-Type": "text/plain"}) == 403
 
 
 RUN = ("--set", "partition.num_clients=4", "--set", "federation.rounds=2", "--set", "engine.clients_per_task=2")
@@ -462,7 +538,7 @@ def test_one_flow_at_a_time_holds_a_gpu(deployed: Folder) -> None:
         subprocess.Popen(
             [sys.executable, "holder.py"],
             cwd=folder.path,
-            env=folder.environment | {"PREFECT_API_URL": api},
+            env=folder.environment | {"PREFECT_API_URL": api, "PREFECT_API_AUTH_STRING": folder.password()},
             stdout=subprocess.PIPE,
             text=True,
         )

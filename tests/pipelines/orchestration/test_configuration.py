@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 
-from pipelines.orchestration.flow_runs import configuration
+from flcore.errors import ConfigError
+from pipelines.orchestration import flows
+from pipelines.orchestration.flow_runs import configuration, parameters
 
 
 def test_a_deployment_has_the_settings_of_its_method_as_the_command_has(tmp_path: Path) -> None:
@@ -18,3 +21,22 @@ def test_a_deployment_has_the_settings_of_its_method_as_the_command_has(tmp_path
     assert {name: config.local.lr for name, config in found.items()} == {"fedavg": 0.1, "fedpa": 0.03}
     made = {"method": {"name": "fedpa"}, "local": {"lr": 0.2}, "compare": {"settings": settings}}
     assert configuration(None, None, made).local.lr == 0.2
+
+
+@pytest.mark.parametrize(
+    "storage",
+    ["postgresql+psycopg2://me:se/cret@host/runs", "postgresql://host/runs?password=secret", "mysql://me@host/x"],
+)
+def test_a_storage_with_a_password_is_no_parameter_of_a_flow(storage: str) -> None:
+    """Prefect keeps what a flow is given."""
+    with pytest.raises(ConfigError, match="storage") as refused:
+        flows.tune.fn(storage=storage)
+    assert "cret" not in str(refused.value)
+
+
+def test_a_store_is_no_part_of_a_configuration_that_a_flow_is_given() -> None:
+    for tracking in ({"uri": "http://me:secret@host"}, "http://me:secret@host"):
+        with pytest.raises(ConfigError, match="tracking") as refused:
+            parameters(None, None, {"seed": 1, "tracking": tracking})
+        assert "secret" not in str(refused.value)
+    assert parameters(None, None, {"tracking": {"enabled": False}}) == {"tracking": {"enabled": False}}

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.utils.file_utils import local_file_uri_to_path
+from sqlalchemy.engine import create_engine
 
+from pipelines.orchestration import plans
 from pipelines.tracking import sync
 from pipelines.tracking.comparisons import log_comparison
 from pipelines.tracking.later import log_folder
-from pipelines.tracking.store import KINDS, is_possible, resolve_uri, ui_command
+from pipelines.tracking.store import KINDS, Store, is_possible, resolve_uri, sqlite_file, ui_command
 from pipelines.tracking.sync import RunTracker
 
 Write = Callable[..., Path]
@@ -199,3 +202,40 @@ def test_nothing_of_the_section_tracking_is_kept_of_a_run_of_long_ago(
     assert "tracking" not in json.loads((Path(run.info.artifact_uri) / "config.json").read_text())["config"]
     kept = [path for path in (tmp_path / "mlruns").rglob("*") if path.is_file()]
     assert not [path for path in kept if b"s3cr3t" in path.read_bytes()]
+
+
+@pytest.mark.parametrize("folder", ["qa?1", "per%20cent", "%41", "a#b", "größe, two words"])
+def test_the_store_is_in_the_folder_in_which_a_command_is_typed(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the folder is called: SQLAlchemy takes what follows `?` for options, MLflow `%41` for `A`."""
+    home = tmp_path / "base" / folder
+    (home / "mlruns").mkdir(parents=True)
+    monkeypatch.chdir(home)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri = resolve_uri(None)
+    assert sqlite_file(uri) == home / "mlruns" / "mlflow.db"
+    with create_engine(uri).connect() as connection:
+        connection.exec_driver_sql("CREATE TABLE here (x)")
+    assert (home / "mlruns" / "mlflow.db").stat().st_size > 0
+    assert list((tmp_path / "base").iterdir()) == [home]
+    places: list[str] = []
+
+    class Client:
+        def get_experiment_by_name(self, name: str) -> None:
+            return None
+
+        def create_experiment(self, name: str, artifact_location: str) -> str:
+            places.append(artifact_location)
+            return "1"
+
+    Store(None).experiment_id(Client(), "digits/iid")  # type: ignore[arg-type]
+    places.append(plans.mlflow(5000, uri).environment["MLFLOW_ARTIFACTS_DESTINATION"] + "/digits/iid")
+    assert [local_file_uri_to_path(place) for place in places] == [str(home / "mlruns/artifacts/digits/iid")] * 2
+    database = plans.prefect(4200).environment.get("PREFECT_SERVER_DATABASE_CONNECTION_URL")
+    if database is not None:
+        (home / ".protofl" / "prefect").mkdir()
+        with create_engine(database.replace("+aiosqlite", "")).connect() as connection:
+            connection.exec_driver_sql("CREATE TABLE here (x)")
+        assert (home / ".protofl" / "prefect" / "prefect.db").exists()
+    assert (database is not None) == ("?" in folder) and list((tmp_path / "base").iterdir()) == [home]

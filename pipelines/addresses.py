@@ -1,0 +1,117 @@
+"""Addresses of servers and stores: fit to be printed, and text from anywhere without what they keep secret.
+
+Which part of an address is its password depends on who reads it: SQLAlchemy takes all up to the first ``@``, with
+``/`` and ``?`` in it, urllib what stands before the last ``@`` of the host. So nothing is shown but what cannot be part
+of one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from urllib.parse import quote, quote_plus, unquote, unquote_plus
+
+_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+_PLACE = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]*)(?::\d+)?(?:/[^@?#&;=]*)?")
+_OPTION = re.compile(r"(?P<name>[\w.-]*(?:pass|pwd|token|key|secret|sig|auth|cred|odbc)[\w.-]*)=(?P<value>[^&]*)", re.I)
+_VARIABLES = (
+    *("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_CLIENT_CUSTOM_HEADERS"),
+    *("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD"),
+    "PROTOFL_WEBHOOK",
+)
+"""Variables of which all is secret; of others what is secret in an address."""
+_SHORTEST = 4
+"""Characters of a secret: shorter ones are part of ordinary words."""
+
+_remembered: set[str] = set()
+
+
+def without_password(address: str) -> str:
+    """Return an address fit to be printed: its kind, host, port and path, and ``***`` for all else.
+
+    >>> without_password("postgresql://me:se/cret@host:5432/runs?sslmode=require")
+    'postgresql://***@host:5432/runs?***'
+    """
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        return address if re.fullmatch(r"[\w./ ~:-]*", address) else "***"
+    scheme, rest = found["scheme"], found["rest"]
+    if rest.startswith("/"):  # a path alone: there is no host that a password could stand before
+        path, asked, _ = rest.partition("?")
+        return f"{scheme}://{path}{'?***' if asked else ''}"
+    login, at, place = rest.rpartition("@")
+    place, asked, _ = place.partition("?")
+    if not _PLACE.fullmatch(place) or (at and "?" in login):
+        return f"{scheme}://***"
+    return f"{scheme}://{'***@' if at else ''}{place}{'?***' if asked else ''}"
+
+
+def secrets(text: str) -> set[str]:
+    """Return what may be secret in an address, or in text that has one; in every form in which a library repeats it."""
+    found: set[str] = set()
+    for rest in text.split("://")[1:]:
+        if not rest.startswith("/"):
+            for at in {rest.find("@"), rest.rfind("@")} - {-1}:
+                name, colon, password = rest[:at].partition(":")
+                if "/" not in name:
+                    found.add(password if colon else name)
+        for option in _OPTION.finditer(rest):
+            found.add(option["value"])
+            for part in unquote_plus(option["value"]).split(";"):  # of ODBC, which has a list of its own in one option
+                found |= {part.partition("=")[2].strip("{} ")} if _OPTION.match(part) else set()
+    return _forms(found)
+
+
+def _forms(words: set[str]) -> set[str]:
+    plain = {form for word in words for form in (word, unquote(word), unquote_plus(word))}
+    plain |= {piece for word in plain for piece in word.split()}
+    plain |= {re.sub(r"[\t\r\n]", "", word) for word in plain}  # which urllib drops
+    written = {repr(word)[1:-1] for word in plain} | {json.dumps(word)[1:-1] for word in plain}
+    quoted = {form for word in plain for form in (quote(word), quote(word, safe=""), quote_plus(word))}
+    return {form for form in plain | written | quoted if len(form) >= _SHORTEST}
+
+
+def has_secrets(address: str) -> bool:
+    """Return whether an address has a login, or an option that may be one."""
+    place = address.partition("?")[0]
+    return bool(secrets(address)) or without_password(place) != place
+
+
+def remember(text: str) -> None:
+    """Keep what is secret in an address, or in text that may have one, from what is printed from now on."""
+    _remembered.update(secrets(text))
+
+
+def redact(text: str) -> str:
+    """Return text without any secret that is known: of remembered addresses, and of this process's environment.
+
+    The last gate before text is printed, logged or sent; what is said of an address uses :func:`without_password`.
+    """
+    known = set(_remembered)
+    for name, value in os.environ.items():
+        if name in _VARIABLES:
+            known |= _forms({value, *re.findall(r'"([^"]*)"\s*[,}]', value)})
+        elif "://" in value:
+            known |= secrets(value)
+    for secret in sorted(known, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+def sqlite_address(path: Path, driver: str = "sqlite") -> str:
+    """Return the address of a SQLite file.
+
+    SQLAlchemy takes what follows a ``?`` for options and knows no way to quote it, so a path with one is written as an
+    address of SQLite's own, which does.
+    """
+    absolute = str(path.absolute())
+    if "?" not in absolute:
+        return f"{driver}:///{absolute}"
+    return f"{driver}:///file:{quote(absolute)}?uri=true"
+
+
+def folder_address(path: Path) -> str:
+    """Return the address of a folder: its absolute path, quoted where one of its characters means something there."""
+    return path.absolute().as_uri() if set("%?#") & set(str(path.absolute())) else str(path.absolute())
