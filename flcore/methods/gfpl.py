@@ -231,7 +231,8 @@ class GFPL(ReleasesVectors, Method):
             return context
         inputs, labels = torch.zeros(0, turn.setting.feature_dim), torch.zeros(0, dtype=torch.int64)
         if mixtures := self.retraining_mixtures(turn):
-            stream = turn.stream("pseudo-features")
+            # One leg draws them, so that the name of the leg, which `turn.stream` would add, is not in the key.
+            stream = torch_stream(turn.setting.seed, "pseudo-features", turn.round, turn.client)
             inputs, labels = sample_classes(mixtures, self.samples_per_class, stream, clip_nonnegative=self.clip_nonneg)
         return {**context, "pseudo": {"inputs": inputs.to(device), "labels": labels.to(device)}}
 

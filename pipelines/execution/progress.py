@@ -159,7 +159,9 @@ class Bars(Silence):
 
     def say(self, text: str) -> None:
         """Lines above the bars."""
-        self._progress.console.print(f"protofl: {in_commands(text)}", markup=False, highlight=False, soft_wrap=True)
+        self._progress.console.print(
+            redact(f"protofl: {in_commands(text)}"), markup=False, highlight=False, soft_wrap=True
+        )
 
     def close(self) -> None:
         """Leave the bars as they are."""

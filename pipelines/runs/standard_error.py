@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,16 +25,17 @@ STANDARD_OUTPUT = "standard output"
 
 
 class PrintedStream:
-    """A text stream that writes control characters out, but for line breaks and tabs, and leaves secrets out."""
+    """A text stream that writes control characters out, but for line breaks and tabs."""
 
-    def __init__(self, stream: TextIO, name: str) -> None:
-        """Write to ``stream``; ``name`` is what an error says of it."""
+    def __init__(self, stream: TextIO, name: str, clean: Callable[[str], str] = printable) -> None:
+        """Write to ``stream`` what ``clean`` returns; ``name`` is what an error says of the stream."""
+        self._clean = clean
         self.rich_proxied_file = stream  # what rich writes to: its own control characters are meant
         self._name = name
 
     def write(self, text: str) -> int:
-        """Write text without control characters and without secrets."""
-        return self.write_drawn(redact(printable(text)))
+        """Write text without control characters."""
+        return self.write_drawn(self._clean(text))
 
     def write_drawn(self, text: str) -> int:
         """Write text as it is, such as a table that :func:`console` has drawn."""
@@ -68,7 +69,8 @@ def safe_streams() -> Iterator[None]:
     _open_closed()
     before = sys.stdout, sys.stderr
     sys.stdout = PrintedStream(_usable(sys.stdout, 1), STANDARD_OUTPUT)
-    sys.stderr = PrintedStream(_usable(sys.stderr, 2), "standard error")
+    # Results on standard output have no addresses but printed ones; a password such as "runs" must not garble them.
+    sys.stderr = PrintedStream(_usable(sys.stderr, 2), "standard error", lambda text: redact(printable(text)))
     try:
         yield
     finally:
@@ -116,7 +118,7 @@ def console(*, stderr: bool = False, **keywords: Any) -> Console:
     class PrintedConsole(Console):
         def render(self, *given: Any, **named: Any) -> Any:
             for part in super().render(*given, **named):
-                yield part if part.control else part._replace(text=redact(printable(part.text)))
+                yield part if part.control else part._replace(text=printable(part.text))
 
     # While bars move, rich puts a stream of its own before standard error, and looks behind that one alone.
     if stderr:
