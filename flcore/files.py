@@ -163,7 +163,8 @@ def json_text(content: Any, *, indent: int | None = None, ensure_ascii: bool = T
     try:
         return json.dumps(content, sort_keys=True, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
     except ValueError:  # looking at each number before would take longer than writing it
-        return json_text(finite(content), indent=indent, ensure_ascii=ensure_ascii)
+        content = finite(content)
+        return json.dumps(content, sort_keys=True, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
 
 
 def finite(content: Any) -> Any:

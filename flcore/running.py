@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -27,6 +28,7 @@ from flcore.data import dataset
 from flcore.data.dataset import Dataset
 from flcore.data.dividing import make_partition
 from flcore.data.partition import Partition
+from flcore.data.summary import repeated_images
 from flcore.engine.numerics import alone, single_thread
 from flcore.engine.orchestrator import Orchestrator
 from flcore.engine.rounds import Observers
@@ -54,6 +56,8 @@ from flcore.run_folder import (
 )
 from flcore.training import train
 from flcore.wording import brief
+
+logger = logging.getLogger(__name__)
 
 _CURE = "delete the run's folder and run it again"
 
@@ -181,8 +185,8 @@ def prepare(config: Config, directory: Path) -> Dataset:
 
 
 def read_source(config: Config, directory: Path) -> Dataset:
-    """Read the configured source into ``directory``, whatever it holds."""
-    return dataset.prepare(
+    """Read the configured source into ``directory``; warn of test images that are also training images."""
+    prepared = dataset.prepare(
         config.source,
         None if config.data.root is None else given_path(config.data.root),
         download=config.data.download,
@@ -192,6 +196,10 @@ def read_source(config: Config, directory: Path) -> Dataset:
         normalisation=config.data.normalisation,
         directory=directory,
     )
+    warning = repeated_images(prepared)
+    if warning is not None:
+        logger.warning(warning)
+    return prepared
 
 
 def divide(config: Config, prepared: Path, directory: Path) -> Partition:

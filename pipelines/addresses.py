@@ -15,7 +15,8 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 _PLACE = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]*)(?::\d+)?(?:/[^@?#&;=]*)?")
-_OPTION = re.compile(r"(?P<name>[\w.-]*(?:pass|pwd|token|key|secret|sig|auth|cred|odbc)[\w.-]*)=(?P<value>[^&]*)", re.I)
+_SECRET_NAME = r"pass|pwd|token|key|secret|auth|cred|odbc|signature|(?<![A-Za-z])sig(?![A-Za-z])"
+_OPTION = re.compile(rf"(?P<name>[\w.-]*(?:{_SECRET_NAME})[\w.-]*)=(?P<value>[^&]*)", re.IGNORECASE)
 _VARIABLES = (
     *("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_CLIENT_CUSTOM_HEADERS"),
     *("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD"),
@@ -95,9 +96,18 @@ def redact(text: str) -> str:
             known |= _forms({value, *re.findall(r'"([^"]*)"\s*[,}]', value)})
         elif "://" in value:
             known |= secrets(value)
-    for secret in sorted(known, key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return text
+    if not known:
+        return text
+    return re.sub("|".join(map(_whole, sorted(known, key=len, reverse=True))), "***", text)
+
+
+def _whole(secret: str) -> str:
+    """Return a pattern of a secret that is no part of a longer word: ``mean`` is not ``mean_local``.
+
+    A quoted character or a written-out line break may stand before it, whose last sign is no part of its word.
+    """
+    before = r"(?:(?<!\w)|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt]))" if re.match(r"\w", secret) else ""
+    return before + re.escape(secret) + (r"(?!\w)" if re.search(r"\w\Z", secret) else "")
 
 
 def sqlite_address(path: Path, driver: str = "sqlite") -> str:

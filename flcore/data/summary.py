@@ -41,7 +41,7 @@ def summarise(partition: Partition) -> list[tuple[str, str]]:
 
 
 def repeated_images(dataset: Dataset) -> str | None:
-    """Return what is to be said of test images that are training images too; None where there are none."""
+    """Return a warning about test images that are also training images; None if there are none."""
     count = dataset.repeated_test_images()
     if count == 0:
         return None

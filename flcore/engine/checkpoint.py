@@ -175,6 +175,8 @@ class Checkpoint:
         if "check" not in content:
             raise RunError(f"{path}: of another version of protofl; {CURE}")
         written = unsealed(content)
+        if written is not None and {"run", "server"} <= written.keys() and not written.keys() >= _STATE:
+            raise RunError(f"{path}: of another version of protofl; {CURE}")
         if written is None or not written.keys() >= _STATE:  # a line of timing.jsonl is whole, too, and no state
             raise DataError(f"{path}: damaged, its content is not what was written; {CURE}")
         return written

@@ -31,6 +31,10 @@ SERVICES = {
 """What `up` starts."""
 
 
+_PACKAGE = Path(__file__).parents[1]
+"""The folder of `pipelines`."""
+
+
 def run(arguments: argparse.Namespace) -> int:
     """``protofl run``: one configuration, from data to report."""
     from pipelines.orchestration import commands
@@ -73,7 +77,9 @@ def sweep(arguments: argparse.Namespace) -> int:
 
     points = [] if arguments.rows is None else points_of(arguments.rows)
     grid = (arguments.vary, arguments.seeds, arguments.baselines, arguments.metric)
-    commands.sweep(_raw(arguments), *grid, arguments.out, points=points, **_how(arguments))
+    raw = _raw(arguments)
+    _say_models(arguments, raw, [None, *(arguments.baselines or ())])
+    commands.sweep(raw, *grid, arguments.out, points=points, **_how(arguments))
     return 0
 
 
@@ -161,18 +167,20 @@ def _say_models(arguments: argparse.Namespace, raw: Mapping[str, Any], rows: Seq
 
 def stage(arguments: argparse.Namespace) -> int:
     """``protofl stage``: one stage of `dvc.yaml`, inline."""
-    from flcore.sources import EditedError, refuse_edited
+    from flcore.sources import EditedError, read_sources, refuse_edited
     from pipelines.config.files import DEFAULT_FILE
     from pipelines.stages import commands
 
     params = arguments.params or DEFAULT_FILE
-    before = _content(params)
+    before, code = _content(params), read_sources(_PACKAGE)
     which = (arguments.method, arguments.seed)
     commands.stage(arguments.stage, _raw(arguments), arguments.out, *which, restart=arguments.restart)
     # DVC records parameters and code as they are when a stage ends, as what its results were made from.
     refuse_edited()
     if _content(params) != before:
         raise EditedError.of(params)
+    if read_sources(_PACKAGE) != code:
+        raise EditedError.of(_PACKAGE)
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore.errors import ConfigError, ProtoflError
+from flcore.files import given_path
 from pipelines.config.files import read_params
 from pipelines.orchestration.pages import runs_page
 from pipelines.runs.file_state import refuse_linked_folders
@@ -54,7 +55,7 @@ def _check(parameters: Mapping[str, Any]) -> None:
     data = parameters.get("data")
     root = data.get("root") if isinstance(data, Mapping) else None
     if isinstance(root, str):
-        refuse_linked_folders(Path(root))
+        refuse_linked_folders(given_path(root))
 
 
 def _print_table(parameters: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ Nothing here knows whether a step is a plain call or a task (:class:`Operation`)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flcore.config import Config
-from flcore.data.dataset import Dataset
-from flcore.data.summary import repeated_images
 from flcore.engine.energy import machine_meter
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
@@ -37,6 +35,7 @@ from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.ownership import claim_folder
 from pipelines.runs.replaced import replaced
+from pipelines.runs.standard_error import in_commands
 
 RUNS = Path("runs")
 """Where runs go that nobody gives a place."""
@@ -67,7 +66,6 @@ def experiment(
     cache = Cache.here()
     if inputs is None:
         inputs = _inputs(config, cache, operation)
-        _tell_of_repeated_images([inputs], operation)
     run = placed(config, inputs, RUNS, directory=out)
     was_here = RunFiles(run.directory).history.exists()
     is_done = fetch(run, cache, restart=restart, copies=operation.copies)
@@ -98,7 +96,7 @@ def _train(run: PlacedRun, cache: Cache, operation: Operation, restart: bool) ->
     try:
         carry_out(run, cache, orchestrator=operation.steps, observers=observers, restart=restart)
     except ProtoflError as error:
-        operation.recorder.stop(run.directory, str(error))
+        operation.recorder.stop(run.directory, in_commands(str(error)))
         raise
     finally:
         watcher.run_ended(run.label)
@@ -110,13 +108,6 @@ def _inputs(config: Config, cache: Cache, operation: Operation) -> Inputs:
     prepared = operation.steps.call("prepare-data", cache.prepared, config)
     operation.watcher.step(f"partition (seed {config.partition_seed})")
     return Inputs(prepared, operation.steps.call("partition-data", cache.partition, config, prepared))
-
-
-def _tell_of_repeated_images(inputs: Iterable[Inputs], operation: Operation) -> None:
-    for prepared in dict.fromkeys(own.prepared for own in inputs):
-        said = repeated_images(Dataset.load(prepared))
-        if said is not None:
-            operation.watcher.say(said)
 
 
 # ---- many runs ---------------------------------------------------------------------------------------------------
@@ -253,7 +244,7 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
         try:
             return fetch(run, cache, restart=restart, copies=operation.copies)
         except DataError as error:  # damaged, which is no reason to keep the others waiting; the store has it whole
-            failed[run.label] = printable(str(error))
+            failed[run.label] = printable(in_commands(str(error)))
             watcher.say(f"{run.label} failed: {error}")
             return False
 
@@ -273,9 +264,9 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
         elif isinstance(error, StoppedError):  # the recorder marks what it watches
             failed[run.label] = "interrupted"
         else:
-            failed[run.label] = printable(str(error))
+            failed[run.label] = printable(in_commands(str(error)))
             watcher.say(f"{run.label} failed: {error}")
-            recorder.stop(run.directory, str(error))
+            recorder.stop(run.directory, in_commands(str(error)))
 
     for run in there:
         if not RunFiles(run.directory).report.exists():
@@ -304,5 +295,4 @@ def inputs_of_runs(planned: Sequence[PlannedRun], operation: Operation) -> list[
         keys.append(repr((mapping["data"], mapping["partition"], run.config.partition_seed)))
         if keys[-1] not in known:
             known[keys[-1]] = _inputs(run.config, cache, operation)
-    _tell_of_repeated_images(known.values(), operation)
     return [known[key] for key in keys]

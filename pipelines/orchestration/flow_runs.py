@@ -25,7 +25,7 @@ from flcore.errors import ConfigError
 from flcore.run_folder import RunFiles
 from pipelines.config import files
 from pipelines.config.files import read_params
-from pipelines.config.params import for_entry, override
+from pipelines.config.params import brought_models, for_entry, override
 from pipelines.config.schema import form
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
@@ -109,7 +109,11 @@ def configuration(params_file: str | None, overrides: Sequence[str] | None, conf
         ConfigError: it is none; or as :func:`parameters`.
     """
     raw = parameters(params_file, overrides, config)
-    return Config.from_mapping(for_entry(raw, None, None) if config is None else raw)
+    if config is not None:
+        return Config.from_mapping(raw)
+    for line in brought_models(raw, [None], overrides or ()):
+        get_run_logger().info(line)
+    return Config.from_mapping(for_entry(raw, None, None))
 
 
 def refuse_stores(parameter: str, assignments: Iterable[str], instead: str) -> None:

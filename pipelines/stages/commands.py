@@ -47,14 +47,11 @@ def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed
                 _train(configs, chosen, out, how, restart)
         return
     if name == "prepare":
-        from flcore.data.summary import repeated_images
         from pipelines.stages.prepare import prepare
 
         prepared = prepare(configs[0], out / "prepared")
         meta = prepared.meta
         print(f"{meta.name}: {meta.train_size} training and {meta.test_size} test images, {meta.num_classes} classes")
-        if (said := repeated_images(prepared)) is not None:
-            print(said)
     else:
         from pipelines.stages.partition import partition, partition_table
 

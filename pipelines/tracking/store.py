@@ -278,7 +278,7 @@ def only_one_process(file: Path, *, wait: bool) -> Iterator[bool]:
         DataError: there is no such file, so its folder is not a run.
     """
     try:
-        handle = disk.LockFile(file, "r")
+        handle = disk.LockFile(file, "r+" if os.access(file, os.W_OK) else "r")
     except FileNotFoundError as error:
         raise DataError(f"{file.parent} is not a run: it has no {file.name}") from error
     with handle:

@@ -137,6 +137,13 @@ def test_secrets_of_the_environment_are_known(monkeypatch: pytest.MonkeyPatch) -
     assert redact(text) == "*** *** *** ***"
 
 
+def test_a_password_is_no_part_of_a_longer_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of figures and sentences stay whole; quoted signs and written-out line breaks may stand before it."""
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "mean")
+    assert redact('{"mean_local": 1, "mean": 2} meaning') == '{"mean_local": 1, "***": 2} meaning'
+    assert redact(r"PWD%3Dmean a\nmean :mean@host") == r"PWD%3D*** a\n*** :***@host"
+
+
 def test_ordinary_words_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """A password of three letters is in half of all words."""
     remember("postgresql://me:run@host/x")

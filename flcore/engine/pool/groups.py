@@ -48,7 +48,8 @@ class Keeper:
 
     def missing(self, state: RunState, group: Group) -> list[list[int]]:
         """The stacks with a result missing; these are trained whole: the same bytes again for those that are there."""
-        return [list(stack) for stack in group if any(found is None for found in self.found(state, stack).values())]
+        found = self.found(state, [client for stack in group for client in stack])
+        return [list(stack) for stack in group if any(found[client] is None for client in stack)]
 
 
 def train_group(

@@ -26,6 +26,7 @@ from flcore.engine.rounds import Observers, run_name, run_rounds
 from flcore.engine.run_state import RunName, RunState
 from flcore.engine.turns import Failure, Place, Reply
 from flcore.errors import DataError, RunError
+from flcore.files import sealed
 from flcore.host import host_id
 from flcore.messages import Arrays, Count, Size
 from flcore.methods.fedavg import FedAvg
@@ -371,8 +372,10 @@ class Refusing:
 def test_a_checkpoint_of_another_version_is_refused(lab: Any, tmp_path: Path) -> None:
     """One with a state of other keys; and one of before, whose state had another name."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "state.json").write_text('{"round_number": 3}')
-    assert "another version of protofl; " in refused(lab, lab.experiment(), tmp_path / "run", RunError)
+    whole = json.dumps(sealed({"run": "r", "code": {}, "server": {}, "facts": {}}))  # facts were in place of told
+    for state in ('{"round_number": 3}', whole):
+        (tmp_path / "run" / "state.json").write_text(state)
+        assert "another version of protofl; " in refused(lab, lab.experiment(), tmp_path / "run", RunError)
     (tmp_path / "old").mkdir()
     save_record(tmp_path / "old" / "state.safetensors", {"n": Count(1)}, {"run": "other"})
     assert "state.json: not found; " in refused(lab, lab.experiment(), tmp_path / "old", DataError)
