@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flcore.errors import ConfigError
-from flcore.files import json_text
 from flcore.wording import brief, unknown_key
 from pipelines.addresses import redact
 from pipelines.runs.standard_error import tell
@@ -37,6 +36,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 def run(arguments: argparse.Namespace) -> int:
     """``protofl run``: one configuration, from data to report."""
+    from flcore.files import json_text
     from pipelines.orchestration import commands
 
     metrics = commands.run(

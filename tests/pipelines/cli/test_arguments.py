@@ -92,8 +92,9 @@ def test_sizes_have_decimal_units_as_tables_print_them(text: str, count: int) ->
 
 
 OPTIONS = {
-    "run": "params set method seed out orchestrator restart no-wait json",
-    "compare": "params set methods variant seeds partition-seeds claims tuned budget out orchestrator restart no-wait",
+    "run": "params set method seed out orchestrator restart no-wait no-cache json",
+    "compare": "params set methods variant seeds partition-seeds claims tuned budget out orchestrator restart no-wait "
+    "no-cache",
     "sweep": "params set vary rows seeds baselines metric out orchestrator restart no-wait",
     "tune": "params set method trials objective metric max-bytes max-steps at-once storage out orchestrator no-wait",
     "stage prepare": "params set out",

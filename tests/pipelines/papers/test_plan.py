@@ -170,7 +170,7 @@ def test_what_is_set_counts_where_it_can_change_a_result() -> None:
         Asked(
             assignments=(
                 *("data.root=images", "engine.workers=3", "tracking.uri=http://me:hidden@host", "seed=9"),
-                *("local.batch_size=32", "partition.min_size=1", "local.lr=0.5", "local.lr=0.02"),
+                *("local.batch_size=32", "partition.min_size=1", "local.lr=0.02"),
             )
         ),
         columns={"even": {"values": {"partition.name": "dirichlet"}}, "skewed": {"values": {"local.lr": 0.02}}},
