@@ -67,13 +67,27 @@ class Folder:
         )
 
     def services(self) -> dict[str, dict[str, Any]]:
-        PASSWORD["current"] = self.password()
         said = self.ended("status", "--json").stdout  # which ends with 4 where none runs
         return {entry["name"]: entry for entry in json.loads(said)}
 
     def password(self) -> str:
         file = self.path / ".protofl" / "prefect-password"
         return file.read_text().strip() if file.exists() else ""
+
+    def ask(self, address: str, body: object) -> Any:
+        """Where the server's database is busy it says 503; Prefect's own client asks again then, too."""
+        login = base64.b64encode(self.password().encode()).decode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Basic {login}"}
+        request = urllib.request.Request(address, json.dumps(body).encode(), headers)
+        for seconds in (1, 2, 4, 8, None):
+            try:
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as error:
+                if error.code != 503 or seconds is None:
+                    raise
+                time.sleep(seconds)
+        return None
 
     def processes(self) -> list[str]:
         """What runs that was started from here: servers, worker, flows, recorders."""
@@ -89,26 +103,6 @@ class Folder:
     def logs(self) -> str:
         logs = sorted((self.path / ".protofl" / "logs").glob("*.log"))
         return "\n".join(f"--- {log.name}\n" + "\n".join(log.read_text().splitlines()[-60:]) for log in logs)
-
-
-PASSWORD = {"current": ""}
-"""What the Prefect server of the folder at hand asks for."""
-
-
-def ask(address: str, body: object) -> Any:
-    """Where the server's database is busy it says 503; Prefect's own client asks again then, too."""
-    login = base64.b64encode(PASSWORD["current"].encode()).decode()
-    headers = {"Content-Type": "application/json", "Authorization": f"Basic {login}"}
-    request = urllib.request.Request(address, json.dumps(body).encode(), headers)
-    for seconds in (1, 2, 4, 8, None):
-        try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            if error.code != 503 or seconds is None:
-                raise
-            time.sleep(seconds)
-    return None
 
 
 @contextmanager
@@ -160,14 +154,14 @@ def test_a_schedule_fires_and_ends_in_a_comparison_and_down_leaves_nothing(folde
     [out] = (folder.path / "runs" / "nightly").iterdir()
     assert (out / "comparison.json").exists()
 
-    artifacts = ask(f"{api}/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
+    artifacts = folder.ask(f"{api}/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
     [table] = [artifact for artifact in artifacts if artifact["key"] == "table"]
     assert "fedavg" in table["data"] and "fedproto" in table["data"]
     assert "progress" in {artifact["key"] for artifact in artifacts}
-    [flow] = ask(f"{api}/flows/filter", {"flows": {"id": {"any_": [run["flow_id"]]}}})
+    [flow] = folder.ask(f"{api}/flows/filter", {"flows": {"id": {"any_": [run["flow_id"]]}}})
     assert flow["name"] == "compare"
 
-    runs = mlflow_runs(first["mlflow"]["address"])
+    runs = mlflow_runs(folder, first["mlflow"]["address"])
     children = {run_id: tags for run_id, tags in runs.items() if "mlflow.parentRunId" in tags}
     assert len(children) == 2
     [parent] = {tags["mlflow.parentRunId"] for tags in children.values()}
@@ -282,12 +276,12 @@ def test_a_run_in_prefect_reads_as_the_algorithm_does_and_gives_its_bytes(
     done = folder.protofl(*asked, *more)  # the server is found without being asked for
     assert digests(folder.path / plain) == digests(folder.path / shown)
 
-    run, artifacts = the_flow_run(api, "federated-experiment", f"fedavg-s{seed}")
-    assert tasks_of(api, run["id"], "report") == tasks
+    run, artifacts = the_flow_run(folder, api, "federated-experiment", f"fedavg-s{seed}")
+    assert tasks_of(folder, api, run["id"], "report") == tasks
     assert {"digits", "fedavg"} <= set(run["tags"])
     assert artifacts["progress"] == 100 and "top1_global" in artifacts["result"]
     assert "tracking" not in json.dumps(run)
-    said = lines_of(api, run["id"])
+    said = lines_of(folder, api, run["id"])
     assert f"fedavg seed {seed}: 2 rounds" in said and f"fedavg seed {seed}: 2 rounds" in done.stderr.splitlines()
     assert "Prefect" not in done.stderr and "Finished in state" not in done.stderr
 
@@ -310,10 +304,10 @@ def test_many_runs_are_one_flow_that_ends_with_their_table(
 ) -> None:
     folder, api = with_prefect, with_prefect.services()["prefect"]["address"] + "/api"
     folder.protofl(*command, "--out", f"many-{command[0]}")
-    run, artifacts = the_flow_run(api, command[0], f"{command[0]} many-{command[0]}")
+    run, artifacts = the_flow_run(folder, api, command[0], f"{command[0]} many-{command[0]}")
     assert artifacts["progress"] == 100
     assert all(text in artifacts["table"] for text in in_table)
-    seen = tasks_of(api, run["id"], last)
+    seen = tasks_of(folder, api, run["id"], last)
     assert seen["prepare-data"] == seen["partition-data"] == seen[last] == 1
     trained = {name for name in seen if name.startswith(("fedavg-s0", "fedproto-s0", "trial "))}
     assert sum(seen[name] for name in trained) == 2 and len(seen) == 3 + len(trained)
@@ -326,11 +320,11 @@ def test_a_comparison_with_a_run_that_failed_has_failed_and_so_has_the_task_of_t
     command = [sys.executable, "-m", "pipelines.cli", "compare", *diverging, "--out", "some-failed"]
     done = subprocess.run(command, cwd=folder.path, env=folder.environment, capture_output=True, text=True, check=False)
     assert done.returncode == 4 and "protofl: 1 of 2 runs failed" in done.stderr and "fedproto" in done.stdout
-    run, artifacts = the_flow_run(api, "compare", "compare some-failed", state="FAILED")
+    run, artifacts = the_flow_run(folder, api, "compare", "compare some-failed", state="FAILED")
     assert "1 of 2 runs failed; the first of them, fedavg seed 0, bad: round 1" in run["state"]["message"]
     assert "fedproto" in artifacts["table"]
-    tasks_of(api, run["id"], "compare")
-    found = ask(f"{api}/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
+    tasks_of(folder, api, run["id"], "compare")
+    found = folder.ask(f"{api}/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
     failed = [task["state"]["message"] for task in found if task["state_type"] == "FAILED"]
     assert len(failed) == 1 and "round 1" in failed[0]
     assert {task["state_type"] for task in found} == {"COMPLETED", "FAILED"}
@@ -339,39 +333,41 @@ def test_a_comparison_with_a_run_that_failed_has_failed_and_so_has_the_task_of_t
 def one_that_takes_hours(folder: Folder, api: str, deployment: str) -> None:
     """Begin a run that is still under way when its worker is stopped."""
     asked = {"parameters": {"overrides": ["federation.rounds=100000"], "out": "long"}}
-    begun = ask(f"{api}/deployments/{deployment}/create_flow_run", asked)
+    begun = folder.ask(f"{api}/deployments/{deployment}/create_flow_run", asked)
     deadline = time.monotonic() + SECONDS_TO_RUN
     while time.monotonic() < deadline:
-        [found] = ask(f"{api}/flow_runs/filter", {"flow_runs": {"id": {"any_": [begun["id"]]}}})
+        [found] = folder.ask(f"{api}/flow_runs/filter", {"flow_runs": {"id": {"any_": [begun["id"]]}}})
         if found["state_type"] == "RUNNING" and list(folder.path.glob("long/runs/*/checkpoint")):
             return  # and trains, in processes of its own
         time.sleep(0.5)
     raise AssertionError(f"the run did not begin within {SECONDS_TO_RUN} s\n{folder.logs()}")
 
 
-def the_flow_run(api: str, flow: str, name: str, state: str = "COMPLETED") -> tuple[dict[str, Any], dict[str, Any]]:
+def the_flow_run(
+    folder: Folder, api: str, flow: str, name: str, state: str = "COMPLETED"
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The one run of a flow that has this name, which no other flow has begun, and its artifacts by their keys."""
     asked = {"flows": {"name": {"any_": [flow]}}, "flow_runs": {"name": {"any_": [name]}}}
-    [run] = ask(f"{api}/flow_runs/filter", asked)
+    [run] = folder.ask(f"{api}/flow_runs/filter", asked)
     assert run["state_type"] == state and run["parent_task_run_id"] is None
-    artifacts = ask(f"{api}/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
+    artifacts = folder.ask(f"{api}/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
     return run, {artifact["key"]: artifact["data"] for artifact in artifacts}
 
 
-def tasks_of(api: str, flow_run: str, last: str) -> dict[str, int]:
+def tasks_of(folder: Folder, api: str, flow_run: str, last: str) -> dict[str, int]:
     """How many tasks a run has of each name. The server learns of them a moment after they happen, in their order."""
     seen: Counter[str] = Counter()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not seen[last]:
         time.sleep(1)
-        found = ask(f"{api}/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}, "limit": 200})
+        found = folder.ask(f"{api}/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}, "limit": 200})
         seen = Counter(task["name"] for task in found)
     return dict(seen)
 
 
-def lines_of(api: str, flow_run: str) -> list[str]:
+def lines_of(folder: Folder, api: str, flow_run: str) -> list[str]:
     """What a run's page shows as its log."""
-    found = ask(f"{api}/logs/filter", {"logs": {"flow_run_id": {"any_": [flow_run]}}, "limit": 200})
+    found = folder.ask(f"{api}/logs/filter", {"logs": {"flow_run_id": {"any_": [flow_run]}}, "limit": 200})
     return [line["message"] for line in found]
 
 
@@ -385,19 +381,19 @@ def the_first_that_ended(folder: Folder, api: str) -> dict[str, Any]:
     ended = {"deployment_id": {"is_null_": False}, "state": {"type": {"any_": ["COMPLETED", "FAILED", "CRASHED"]}}}
     deadline = time.monotonic() + SECONDS_TO_RUN
     while time.monotonic() < deadline:
-        found = ask(f"{api}/flow_runs/filter", {"flow_runs": ended})
+        found = folder.ask(f"{api}/flow_runs/filter", {"flow_runs": ended})
         if found:
             return dict(found[0])
         time.sleep(1)
     raise AssertionError(f"no run ended within {SECONDS_TO_RUN} s\n{folder.logs()}")
 
 
-def mlflow_runs(address: str) -> dict[str, dict[str, str]]:
+def mlflow_runs(folder: Folder, address: str) -> dict[str, dict[str, str]]:
     """The tags of all runs, by their ids, as the server tells them."""
     api = f"{address}/api/2.0/mlflow"
-    experiments = ask(f"{api}/experiments/search", {"max_results": 100})["experiments"]
+    experiments = folder.ask(f"{api}/experiments/search", {"max_results": 100})["experiments"]
     asked = {"experiment_ids": [each["experiment_id"] for each in experiments], "max_results": 100}
-    found = ask(f"{api}/runs/search", asked).get("runs", [])
+    found = folder.ask(f"{api}/runs/search", asked).get("runs", [])
     return {run["info"]["run_id"]: {tag["key"]: tag["value"] for tag in run["data"]["tags"]} for run in found}
 
 
@@ -450,10 +446,10 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> It
 def test_it_is_trained_anew_when_the_data_are_new(deployed: Folder) -> None:
     """Thirty images of a class, the same thirty, then forty: trained, left alone, trained."""
     folder, api = deployed, deployed.services()["prefect"]["address"] + "/api"
-    states = [
-        ended(folder, api, started(api, "retrain-on-new-data", overrides=[f"data.limit_per_class={size}"]))["state"]
-        for size in (30, 30, 40)
-    ]
+    states = []
+    for size in (30, 30, 40):
+        run = started(folder, api, "retrain-on-new-data", overrides=[f"data.limit_per_class={size}"])
+        states.append(ended(folder, api, run)["state"])
     assert [state["type"] for state in states] == ["COMPLETED"] * 3
     assert [state["name"] for state in states] == ["Completed", "Unchanged", "Completed"]
     said = [state["message"] for state in states]
@@ -483,7 +479,7 @@ def test_a_flow_that_ends_badly_says_why_in_mlflow_and_to_the_webhook(
     asked: dict[str, Any] = {"out": out, "overrides": ["federation.rounds=100000"], "methods": ["fedavg"]}
     asked["seeds"] = [seed]  # the same run would be found again
     limit = {"limit_hours": 0.02} if way == "limit" else {"limit_hours": None}
-    run = started(api, "nightly-comparison", **asked, **limit)
+    run = started(folder, api, "nightly-comparison", **asked, **limit)
     if way != "limit":
         wait_until(folder, lambda: list(folder.path.glob(f"{out}/runs/*/checkpoint")))
         wait_until(folder, lambda: mlflow_statuses(folder, out))
@@ -491,7 +487,7 @@ def test_a_flow_that_ends_badly_says_why_in_mlflow_and_to_the_webhook(
         [process] = [each for each in psutil.process_iter() if is_flow(each, run)]
         process.kill()
     if way == "cancel":
-        ask(f"{api}/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+        folder.ask(f"{api}/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
 
     found = ended(folder, api, run)
     assert found["state"]["name"] == state, found["state"]
@@ -505,7 +501,7 @@ def test_the_form_refuses_what_no_flow_can_carry_out(deployed: Folder) -> None:
     api = deployed.services()["prefect"]["address"] + "/api"
     for parameters in ({"trials": 0}, {"objective": "beauty"}, {"limit_hours": "long"}):
         with pytest.raises(urllib.error.HTTPError) as caught:
-            started(api, "weekly-tuning", **parameters)
+            started(deployed, api, "weekly-tuning", **parameters)
         assert caught.value.code in (409, 422), parameters
 
 
@@ -532,7 +528,7 @@ def test_one_flow_at_a_time_holds_a_gpu(deployed: Folder) -> None:
     from pipelines.orchestration.gpus import limit_name
 
     folder, api = deployed, deployed.services()["prefect"]["address"] + "/api"
-    ask(f"{api}/v2/concurrency_limits/", {"name": limit_name("0"), "limit": 1})
+    folder.ask(f"{api}/v2/concurrency_limits/", {"name": limit_name("0"), "limit": 1})
     (folder.path / "holder.py").write_text(HOLDER)
     both = [
         subprocess.Popen(
@@ -552,11 +548,11 @@ def test_one_flow_at_a_time_holds_a_gpu(deployed: Folder) -> None:
     assert all(limit_name("0") in text for text in said)
 
 
-def started(api: str, deployment: str, **parameters: Any) -> str:
+def started(folder: Folder, api: str, deployment: str, **parameters: Any) -> str:
     """Start a deployment by hand; returns the id of its flow run."""
-    [found] = ask(f"{api}/deployments/filter", {"deployments": {"name": {"any_": [deployment]}}})
+    [found] = folder.ask(f"{api}/deployments/filter", {"deployments": {"name": {"any_": [deployment]}}})
     asked = {"parameters": found["parameters"] | parameters}
-    return str(ask(f"{api}/deployments/{found['id']}/create_flow_run", asked)["id"])
+    return str(folder.ask(f"{api}/deployments/{found['id']}/create_flow_run", asked)["id"])
 
 
 def ended(folder: Folder, api: str, run: str) -> dict[str, Any]:
@@ -564,7 +560,7 @@ def ended(folder: Folder, api: str, run: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def has_ended() -> bool:
-        [now] = ask(f"{api}/flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+        [now] = folder.ask(f"{api}/flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
         found.update(now)
         return now["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 

@@ -222,7 +222,7 @@ def deep_colour(brightest: int) -> bytes:
 
 def test_colours_of_16_bits_are_read_where_they_use_them(tmp_path: Path) -> None:
     assert decoded(one_each(deep_colour(0x4567), "png"), tmp_path / "all").tolist() == [[[[0, 0, 0x45]]]]
-    with pytest.raises(DataError, match=r"train/a/1\.png: .*16 bits"):
+    with pytest.raises(DataError, match=r"train/a/1\.png: .*16-bit"):
         decoded(one_each(deep_colour(4095), "png"), tmp_path / "twelve")
 
 

@@ -118,7 +118,7 @@ def test_data_that_are_not_there_or_damaged_are_refused_with_their_place(
         assert len(error.splitlines()) <= 2
         return error
 
-    assert refused("partition.num_clients=0", code=2) == "protofl: partition.num_clients = 0: must be >= 1\n"
+    assert "partition.num_clients = 0" in refused("partition.num_clients=0", code=2)
     assert list(empty_folder.iterdir()) == []
     error = refused("data.name=mnist", "data.root=nowhere", code=3)
     assert "nowhere" in error and "data.root" in error
