@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 
 
 class LockFile(FileIO):
-    """An open file that processes lock; closing it lets go of the lock.
+    """File that processes lock; closing it releases the lock.
 
     Attributes:
         stand_in: the file that says who holds the lock, and its content, where the file system has no locks.
@@ -51,23 +51,22 @@ def create(path: Path) -> BinaryIO:
     return cast(BinaryIO, path.open("wb"))
 
 
-def create_private(path: Path) -> BinaryIO:
-    """Open a file to be written that is not there yet and that nobody but this user can read."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-
-
 def open_end(path: Path) -> BinaryIO:
     """Open a file to be written behind its end; made where there is none."""
     return cast(BinaryIO, path.open("ab"))
 
 
-def create_new(path: Path) -> BinaryIO:
-    """Open a new file to be written.
+def create_new(path: Path, *, mode: int = 0o666) -> BinaryIO:
+    """Create a new file and open it for writing.
+
+    Args:
+        path: the file.
+        mode: its permissions, less those that the umask removes; 0o600: only this user can read it.
 
     Raises:
-        FileExistsError: there is one of this name.
+        FileExistsError: a file of this name exists.
     """
-    return cast(BinaryIO, path.open("xb"))
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")
 
 
 def open_lock(path: Path) -> LockFile:

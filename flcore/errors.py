@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 
 class Cure(StrEnum):
-    """What helps against an error, as a caller in Python does it; a command line has words of its own for each."""
+    """Advice for callers in Python; the command line has its own text for each."""
 
     START_OVER = "it cannot be resumed: pass restart=True, which throws it away and begins with the first round"
     TRAIN_AGAIN = "run it again with restart=True, which throws its results away, or delete its folder"

@@ -304,7 +304,7 @@ def refuse_missing(config: Config) -> None:
     """
     if config.aggregation.noise:
         require_accounting()
-    config.method.privacy(0)
+    config.method.privacy(0)  # requires the package that accounts for its noise
     if config.engine.name == "ray":
         require("ray", "engine.name = ray", "'protofl[ray]'")
     if config.engine.device == "cuda" and not torch.cuda.is_available():

@@ -110,8 +110,7 @@ def append(path: Path, content: bytes, *, at: int, durable: bool = False) -> int
 def sweep(folder: Path, name: str | None = None) -> None:
     """Remove what processes that were killed have left half written in a folder; in those below it nothing.
 
-    Of a process of another machine, which shares the folder, nobody here knows whether it lives: a file of its is
-    removed when nothing has been written to it for a day.
+    Whether a process of another machine is alive is unknown: its file is removed after a day without a write.
 
     Args:
         folder: need not be there.
@@ -244,7 +243,7 @@ class Blocks:
     pieces: Iterable[Tensor]
 
 
-def given_path(text: str) -> Path:
+def given_path(text: str | os.PathLike[str]) -> Path:
     """Return a path of a configuration with ``~`` replaced by the home folder, where there is one."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises
 

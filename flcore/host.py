@@ -1,4 +1,4 @@
-"""Which machine this is, and whether a process on it is alive: for files in folders that several machines share."""
+"""Identify this machine and its processes, for folders that several machines share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def is_alive(process: int, began: str | None = None) -> bool:
 def began_at(process: int) -> str | None:
     """Return when a process of this machine began, in the kernel's ticks; None if the system does not say."""
     try:
-        text = Path(f"/proc/{process}/stat").read_text()
+        text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return text.rpartition(")")[2].split()[19]  # the 22nd field; the name in brackets may hold spaces
+    return text.rpartition(")")[2].split()[19]  # the 22nd field; the name in brackets may hold anything

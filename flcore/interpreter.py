@@ -1,7 +1,7 @@
-"""How other Python processes are started: what they import is what is installed, not what lies in a working folder.
+"""Start Python processes that ignore the working folder when they import modules.
 
 ``python -m`` and ``python -c`` search the working folder first. A file ``random.py`` in it, or a folder ``flcore``,
-would be imported in place of the library of that name, and a folder that somebody sent would have its code run.
+would be imported in place of the library of that name, and code in a downloaded folder would run.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def python(*arguments: str) -> list[str]:
 
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a process whose own Python processes keep the working folder out of theirs too.
+    """Return an environment whose Python processes ignore the working folder.
 
     Args:
-        changes: variables beside those of this process.
+        changes: additional variables.
     """
     return {**os.environ, **(changes or {}), **_SAFE_PATH}

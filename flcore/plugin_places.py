@@ -14,19 +14,13 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if not isinstance(entries, list | tuple):
         return dict(raw)
     base = folder.absolute()
+    at_home = os.path.expanduser  # `Path.expanduser` raises if the user is unknown
     moved: list[Any] = []
     for entry in entries:
         if isinstance(entry, str | os.PathLike):
-            moved.append(str(base / _at_home(entry)))
+            moved.append(str(base / at_home(entry)))
         elif isinstance(entry, Mapping) and isinstance(entry.get("path"), str):
-            moved.append({**entry, "path": str(base / _at_home(entry["path"]))})
+            moved.append({**entry, "path": str(base / at_home(entry["path"]))})
         else:
             moved.append(entry)  # refused by `load_all`
     return {**raw, "plugins": moved}
-
-
-def _at_home(entry: str | os.PathLike[str]) -> Path:
-    try:
-        return Path(entry).expanduser()
-    except RuntimeError:  # of a user whom nobody knows; refused by `load`
-        return Path(entry)

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from flcore.errors import ConfigError, Cure
-from flcore.files import replace_file
+from flcore.files import given_path, replace_file
 from flcore.imports import imported_names
 from flcore.methods import METHODS, Method
 from flcore.params import build, declared
@@ -84,13 +84,13 @@ def load(path: str | os.PathLike[str], sha256: str | None = None) -> Plugin:
         EditedError: this process has loaded the file as it should be, and it was edited since.
     """
     try:
-        place = Path(path).expanduser().absolute()
+        place = given_path(path).absolute()
         if place.exists() and not place.is_file():
             raise ConfigError(f"plug-in {brief(str(place))}: is no file")  # nor a device, which may never end
         source = place.read_bytes()
     except OSError as error:
         raise ConfigError(f"plug-in {brief(str(path))}: cannot be read ({error.strerror})") from error
-    except (ValueError, RuntimeError) as error:  # no file can be called so, or no such user has a home
+    except ValueError as error:  # no file can be called so
         raise ConfigError(f"plug-in {brief(str(path))}: cannot be read ({error})") from error
     plugin = Plugin(place.stem, place, hashlib.sha256(source).hexdigest(), source)
     if sha256 not in (None, plugin.sha256):

@@ -99,7 +99,7 @@ def refuse_edited_code(config: Config) -> None:
     """
     refuse_edited(code_modules(config))
     for plugin in config.plugins:
-        with suppress(OSError):  # one that is gone is in memory, and workers say that they cannot read it
+        with suppress(OSError):  # a removed plug-in is still in memory; workers report it
             if plugin.path.read_bytes() != plugin.source:
                 raise EditedError.of(plugin.path)
 

@@ -259,7 +259,7 @@ def refuse_inside_a_run(place: Path) -> None:
     for folder in (whole, *whole.parents):
         if folder.name in _OWNED and RunFiles(folder.parent).config.exists():
             raise ConfigError(
-                f"{place}: lies in {folder.name}, which the run in {folder.parent} may remove; choose another --out"
+                f"{place}: lies in {folder.name}, which the run in {folder.parent} may remove; choose another folder"
             )
 
 

@@ -1,8 +1,7 @@
-"""The sources of the package as they were when this process began: what its code is named by, and what it imports.
+"""Snapshot of the package's sources at import.
 
-A process lives for hours, and files may be edited meanwhile. All of them are read when the package is imported, and a
-module that is imported later is made from what was read then. So the code in memory is always the code that a
-fingerprint names. A run does not begin where the disk holds other code: it would be code that people no longer see.
+Modules imported later use it, so the code in memory matches the fingerprint. A run is refused if the files have changed
+since.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def digests() -> dict[str, str]:
 
 
 def compare_with_parent(parent: Mapping[str, str]) -> None:
-    """Remember which sources are not those of the process that started this one.
+    """Record which sources differ from those of the parent process.
 
     Args:
         parent: its :func:`digests`.
@@ -119,5 +118,8 @@ class _Finder:
 
 
 def install() -> None:
-    """Let all further imports of the package use the sources that were read."""
+    """Let all further imports of the package use the snapshot.
+
+    After an edit, start Python again: `importlib.reload` returns the old source.
+    """
     sys.meta_path.insert(0, _Finder())

@@ -32,9 +32,9 @@ class _Shortened(reprlib.Repr):
 
 
 def brief(value: Any, most: int = 200) -> str:
-    """Return a value that somebody gave as a message has it: on one line, without control characters, and not too long.
+    """Return a value for a message: one line, no control characters, shortened.
 
-    Of an address nothing is shown but its kind: it may hold a password.
+    Addresses are reduced to their scheme: they may hold a password.
     """
     text = value if isinstance(value, str) else _Shortened().repr(value)
     before, address, _ = text.partition("://")

@@ -22,7 +22,7 @@ _VARIABLES = (
     *("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD"),
     "PROTOFL_WEBHOOK",
 )
-"""Variables of which all is secret; of others what is secret in an address."""
+"""Variables whose whole value is secret."""
 _SHORTEST = 4
 """Characters of a secret: shorter ones are part of ordinary words."""
 

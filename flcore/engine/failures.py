@@ -99,7 +99,7 @@ def _details(error: Exception) -> str:
 
 
 def is_the_machines(error: TurnError) -> bool:
-    """Return whether an error in a turn is the machine's and no client's: a full disk, no memory, a broken GPU."""
+    """Return whether the machine, not a client, caused an error: full disk, no memory, broken GPU."""
     cause = error.__cause__
     # PyTorch has no type of its own for memory of the CPU.
     return isinstance(cause, (OSError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)) or (

@@ -88,7 +88,7 @@ def round_facts(legs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _joined(parts: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, float]:
-    """Figures by name; one whose name an earlier part has is called ``<its part>.<name>``."""
+    """Merge values by name; a repeated name is prefixed with its part."""
     found: dict[str, float] = {}
     for origin, figures in parts:
         found |= {f"{origin}.{name}" if name in found else name: value for name, value in figures.items()}

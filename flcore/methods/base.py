@@ -295,7 +295,7 @@ class Method(Checked, ABC):
         return None
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
-        """The account of a differentially private part of its messages after so many rounds, 0 or more; else None.
+        """Return the privacy account after `releases` rounds (>= 0); None without noise.
 
         A client uploads at most once in a round: the worst case, whoever was sampled. JSON values that say what is
         covered: ``epsilon``, ``delta``, ``unit``, ``covers``, ``releases``.

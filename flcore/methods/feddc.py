@@ -9,9 +9,8 @@ the correction moves it by g − g_k in all. S_k = T_k for plain SGD (the paper'
 
     S_k = Σ_{t=1..T_k} (1 − m^t)/(1 − m) = (T_k − m·(1 − m^T_k)/(1 − m))/(1 − m).
 
-A deviation: the authors divide by η·T_k whatever the momentum, which with m = 0.9 and many steps is a correction ten
-times too strong. Adam's steps do not add up like this; it is refused. With Δ = w_k − w_g it ends with h_k ← h_k + Δ
-and g_k ← Δ.
+Deviation: the authors divide by η·T_k even with momentum; at m = 0.9 the correction is ten times too strong. Adam's
+steps do not add up like this; it is refused. With Δ = w_k − w_g it ends with h_k ← h_k + Δ and g_k ← Δ.
 
 Server, over the S clients of the round and all K clients, those absent with what they had:
 
@@ -163,7 +162,7 @@ class FedDC(AuthorsPreset, FedAvg):
 
 
 def response(turn: Turn, steps: int) -> float:
-    """Return η·S_k, how far a constant gradient of 1 moves a weight in so many steps; of none as of one."""
+    """Return η·S_k, the displacement of a weight by a constant gradient of 1; 0 steps count as 1."""
     count, kept = max(steps, 1), turn.momentum
     return turn.learning_rate * ((count - kept * (1 - kept**count) / (1 - kept)) / (1 - kept))
 

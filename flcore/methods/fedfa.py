@@ -6,11 +6,10 @@ still through its turn:
 1. a step on CE + λ·L_a,  L_a = (1/C)·Σ_i ‖f(x_i) − a_{y_i}‖² / n_{y_i}, n_c the samples of class c in it;
 2. a step of the head alone on the mean of CE(h(a_c), c) over *all* C anchors, by an Adam of its own.
 
-After its turn, once for each pass over its data (or the part of one that lies in the round, where
-batches are endless) and for the classes that it holds, a_c ← m·a_c + (1 − m)·f̄_c, f̄_c the
-mean over the pass's mini-batches of the class's mean feature, as it was while the weights moved. Server: weights and
-anchors averaged with n_k; who lacks a class sends its anchor as it came, and counts (``anchor_mean: holders``: does
-not).
+After its turn, once for each pass over its data (or the part of one that lies in the round, where batches are endless)
+and for the classes that it holds, a_c ← m·a_c + (1 − m)·f̄_c, f̄_c the mean over the pass's mini-batches of the class's
+mean feature, as it was while the weights moved. Server: weights and anchors averaged with n_k; who lacks a class sends
+its anchor as it came, and counts (``anchor_mean: holders``: does not).
 
 Anchors start as distinct unit vectors along the axes, or where there are fewer dimensions than classes as random
 directions. Deviation from the authors' code: f̄_c is the mean over the mini-batches that have the class; theirs is

@@ -166,9 +166,7 @@ class GFPL(ReleasesVectors, Method):
         """Refuse to answer with a head that is not there, or that nothing trains."""
         super().__post_init__()
         if not self.use_ce and (not self.dual or self.head != "etf"):
-            raise ValueError(
-                "use_ce = false leaves the second head alone: it needs use_dcs, a weight above 0, head=etf"
-            )
+            raise ValueError("use_ce = false leaves only the second head; set use_dcs, head=etf and a weight above 0")
         if self.head != "linear" and not self.dual:
             raise ValueError(f"head = {self.head} needs use_dcs and a weight above 0")
 
@@ -332,7 +330,8 @@ class GFPL(ReleasesVectors, Method):
         self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None, *, head: Head, among: str
     ) -> Tensor:
         """Scores [B, K] of one head: logits, cosines to the frame, or softmax + cosines."""
-        logits = model.classify(features := model.features(images))
+        features = model.features(images)
+        logits = model.classify(features)
         if head != "linear":
             cosines = projected(model, features) @ server[FRAME]["frame"]
             logits = cosines if head == "etf" else logits.softmax(dim=1) + cosines

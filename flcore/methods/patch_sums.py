@@ -181,7 +181,7 @@ class PatchSums(Method):
         """
         if not self.noise_multiplier:
             return 0.0
-        # One message leaves in each leg; the noise of a first leg has the name of the leg in its key, too.
+        # Each leg sends one message; first legs keep the leg's name in the key, so that results do not change.
         stream = turn.stream(purpose if turn.is_later_leg else f"{purpose}, {turn.leg}")
         drawn = torch.randn(shape, generator=stream, dtype=torch.float64)
         share = 1.0 if self.noise_of == "message" else 1 / math.sqrt(turn.setting.cohort_size)

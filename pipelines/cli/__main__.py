@@ -15,7 +15,7 @@ _SECONDS_TO_STOP = 2.0
 
 def main() -> int:
     """Carry out the command line of this process; the exit code is that of :func:`pipelines.cli.app.main`."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started this wants none
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise the parent has disabled it
         signal.signal(signal.SIGINT, _Interrupts())
     try:
         from pipelines.cli import app
@@ -31,7 +31,7 @@ def main() -> int:
 
 
 class _Interrupts:
-    """Ctrl-C: the first stops the command; the next, of a key held down, are ignored while it does so, and then end it.
+    """Stop at the first Ctrl-C, ignore repeats for two seconds, then exit.
 
     A second exception would come out of what the first one makes: as a traceback, and instead of its message.
     """
@@ -45,7 +45,7 @@ class _Interrupts:
             raise KeyboardInterrupt
         if time.monotonic() - self._first > _SECONDS_TO_STOP:
             with contextlib.suppress(OSError):
-                os.write(2, b"protofl: interrupted; the same command goes on where it stopped\n")
+                os.write(2, b"protofl: interrupted; run the same command to resume\n")
             os._exit(_INTERRUPTED)
 
 

@@ -73,7 +73,7 @@ def _main(given: Sequence[str], today: date | None) -> int:
             load_all(parsed.plugins)
         code = int(parsed.command(parsed))
     except KeyboardInterrupt:
-        tell("protofl: interrupted; the same command goes on where it stopped")
+        tell("protofl: interrupted; run the same command to resume")
         code = INTERRUPTED
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _has_no_reader(sys.stdout):
@@ -123,7 +123,7 @@ def _set_environment(debug: bool) -> None:
 
 
 def _told(error: Exception, had_folder: bool = True) -> tuple[str, int]:
-    """What to say of an error, and the exit code; where the working folder is gone, it may have been there before."""
+    """Return message and exit code of an error."""
     if isinstance(error, ProtoflError):
         return str(error), next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
     refused = system_error(error, had_folder)

@@ -74,7 +74,7 @@ class Parser(argparse.ArgumentParser):
             if len(given) > 1 and action.type in (names, whole_numbers):
                 self.error(f"{flag} stands twice; write one list, {flag} A,B")
             if len(set(given)) > 1:
-                self.error(f"{flag} stands twice, with different values; leave one of them out")
+                self.error(f"{flag} is given twice with different values; remove one")
 
     def _instead_of(self, token: str, has_commands: bool) -> str:
         flag, flags = token.partition("=")[0], self._flags()

@@ -141,9 +141,9 @@ def refuse_without_effect(arguments: argparse.Namespace) -> None:
     for key in (assignment.partition("=")[0].strip() for assignment in arguments.assignments):
         if of_several and key == "seed":
             where = "--seeds" if "seeds" in arguments else "compare.seeds"
-            raise ConfigError(f"--set seed: has no effect here; the seeds of all runs are those of {where}")
+            raise ConfigError(f"--set seed: has no effect here; the seeds come from {where}")
         if getattr(arguments, "partition_seeds", None) and key == "partition.seed":
-            raise ConfigError("--set partition.seed: has no effect beside --partition-seeds; leave one of them out")
+            raise ConfigError("--set partition.seed: no effect together with --partition-seeds; remove one")
         if not of_several and key.startswith("compare.") and not key.startswith("compare.settings"):
             raise ConfigError(f"--set {brief(key)}: has no effect here, where one configuration is run")
 

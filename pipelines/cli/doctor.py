@@ -258,7 +258,7 @@ def _git_and_dvc() -> Iterator[str]:
 def _missing_for_dvc(home: Path) -> Mapping[str, Any]:
     try:
         return missing_keys(home, read_params(home / DEFAULT_FILE))
-    except ConfigError:  # which is said of the parameters
+    except ConfigError:  # reported with the parameters
         return {}
 
 

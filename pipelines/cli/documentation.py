@@ -121,9 +121,9 @@ def parameters_page() -> str:
         _WRITTEN,
         "What `params.yaml` may say; anything left out has its default, and `--set KEY=VALUE` overrides. Options\n"
         "that contradict each other are refused. (Stages of `dvc.yaml` need the keys that they name.)\n"
-        "`seed`, the run's, stands by itself (default `0`), and so does `plugins`, a list of files with methods of\n"
-        "one's own (`protofl new method`), relative to the parameter file; every other key is in a section. Where a\n"
-        "section has a `name`, the chosen entry's keys stand beside it.\n",
+        "`seed` and `plugins` are top-level keys: `seed` is the run's (default `0`), `plugins` a list of files with\n"
+        "your own methods (`protofl new method`), relative to the parameter file. Every other key is in a section.\n"
+        "Where a section has a `name`, the chosen entry's keys are in the same section.\n",
         "Editors complete and check a parameter file by its first line: `# yaml-language-server: $schema=`, and then\n"
         "where `docs/params.schema.json` is; `protofl schema` prints that schema.\n",
     ]

@@ -27,13 +27,11 @@ def system_error(error: Exception, had_folder: bool) -> str | None:
         had_folder: whether the working folder was there when the command began.
     """
     if had_folder and isinstance(error, OSError) and not has_working_folder():
-        return (
-            "the folder in which the command was typed was removed while it ran; make it again, and start the command"
-        )
+        return "the working folder was removed while the command ran; create it and run the same command to resume"
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
         allowed = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         limit = "the file system allows" if allowed == resource.RLIM_INFINITY else f"{allowed} bytes (ulimit -f)"
-        return f"{error.filename or 'a file'}: larger than {limit}; raise the limit, and the same command goes on"
+        return f"{error.filename or 'a file'}: larger than {limit}; raise the limit and run the same command to resume"
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         folder = Path(os.fsdecode(error.filename)).parent
         if had_folder and not folder.exists():

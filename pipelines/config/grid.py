@@ -155,7 +155,7 @@ def heard_in_part(runs: Sequence[PlannedRun]) -> str | None:
         return None
     return (
         f"federation.participation = {show(shares[rows[0]])}: {listed(rows)} {'has' if len(rows) == 1 else 'have'} one "
-        "round, so that clients that are not sampled in it are not heard; for all clients, name a row with "
+        "round, so clients outside its sample never take part; for all clients, name a row with "
         f"--variant NAME={rows[0]},federation.participation=1"
     )
 

@@ -51,7 +51,7 @@ def override(raw: Mapping[str, Any], assignments: Iterable[str], options: Sequen
 
 
 def _refuse_conflicts(given: Sequence[Given]) -> None:
-    """Refuse two options of which one would silently replace what the other sets; equal values may stand twice."""
+    """Refuse two options if one would silently replace the other; equal values are allowed."""
     for (words, key, value), (later_words, later_key, later_value) in itertools.combinations(given, 2):
         common = min(len(key), len(later_key))
         if key[:common] != later_key[:common]:

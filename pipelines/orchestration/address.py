@@ -115,7 +115,7 @@ def _runs_here(address: Address) -> bool:
 
 
 def started_here(url: str) -> Address:
-    """Return the server that ``protofl up`` has started, with its password, whatever else is configured."""
+    """Return the server started by ``protofl up``, with its password, regardless of other configuration."""
     return Address(url, _OWN, _own_password())
 
 

@@ -1,9 +1,8 @@
 """Processes that go on when the command that started them has ended, and how they are found again and stopped.
 
-``.protofl/services.json`` says what was started here. A process is ours only if it began when that file says, counted
-from the start of the machine, whose clock may be set meanwhile, and if it still carries the mark that it was given in
-its environment. Whatever it starts inherits the mark, so that stopping finds a server's helpers and a worker's flows
-too, also those whose parent has died, and nothing else.
+``.protofl/services.json`` says what was started here. A process is identified by its start in ticks since boot and a
+mark in its environment; children inherit the mark. So stopping finds a server's helpers and a worker's flows too, also
+those whose parent has died, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from flcore import disk
 from flcore.files import write_json
+from flcore.host import began_at
 from flcore.interpreter import environment as environment_of
 from flcore.locks import take_lock
 
@@ -50,8 +50,8 @@ class Service:
         started: seconds since 1970, as the operating system tells it of the process.
         log: where it writes what it has to say.
         shows: what it was started on, where that is not the same for all: of MLflow the store, without a password.
-        ticks: clock ticks from the start of the machine to its own. None: an earlier version started it, whose servers
-            answer any web page.
+        ticks: its start in clock ticks since boot; 0 where the system does not say. None: started by an earlier
+            version.
     """
 
     name: str
@@ -98,7 +98,7 @@ def password() -> str:
         found = secrets.token_urlsafe(24)
         disk.make_folder(HOME)
         disk.remove(PASSWORD, missing_ok=True)
-        with disk.create_private(PASSWORD) as file:
+        with disk.create_new(PASSWORD, mode=0o600) as file:
             file.write(found.encode() + b"\n")
     return found
 
@@ -131,7 +131,7 @@ def start(name: str, url: str, command: Sequence[str], environment: Mapping[str,
         started = psutil.Process(process.pid).create_time()
     except psutil.NoSuchProcess:  # ended at once; whoever waits for its health will see
         started = time.time()
-    service = Service(name, url, process.pid, started, str(log), shows, _ticks(process.pid) or 0)
+    service = Service(name, url, process.pid, started, str(log), shows, _ticks(process.pid))
     # A process shows its environment a moment after it has begun; without it, it is not told from somebody else's.
     deadline = time.monotonic() + _SECONDS_TO_SHOW
     while process.poll() is None and not is_running(service) and time.monotonic() < deadline:
@@ -189,20 +189,9 @@ def _family(name: str) -> list[psutil.Process]:
     return found
 
 
-def _ticks(pid: int) -> int | None:
-    """Return when a process began, in clock ticks since the machine did; None where it is gone.
-
-    The time of day at which it began, which `psutil` gives, moves whenever the clock of a Linux machine is set.
-    """
-    if not Path("/proc/self/stat").exists():
-        import psutil
-
-        return int(psutil.Process(pid).create_time()) if psutil.pid_exists(pid) else None
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return int(text.rpartition(")")[2].split()[19])  # the 22nd field; the name before it may hold anything
+def _ticks(pid: int) -> int:
+    # Not the time of day that `psutil` gives, which moves when the clock of a Linux machine is set.
+    return int(began_at(pid) or 0)
 
 
 def _mark(name: str) -> str:

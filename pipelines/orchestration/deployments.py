@@ -15,12 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flcore import disk
 from flcore.errors import ConfigError, RunError
 from flcore.interpreter import environment as environment_of
 from flcore.interpreter import python
+from pipelines.config import yaml_text
 from pipelines.orchestration.address import Address, opened
 
 POOL = "protofl-process"
@@ -65,14 +64,9 @@ def declared() -> list[dict[str, Any]]:
     if found is None:
         return []
     try:
-        content = yaml.safe_load(found.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{found}: is not UTF-8 text; write it again") from error
-    except yaml.MarkedYAMLError as error:
-        where = "" if error.problem_mark is None else f" (line {error.problem_mark.line + 1})"
-        raise ConfigError(f"{found}: is not valid YAML: {error.problem}{where}; correct it") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{found}: is not valid YAML; correct it") from error
+        content = yaml_text.parse(found.read_text(encoding="utf-8"))
+    except ValueError as error:  # UnicodeDecodeError too
+        raise ConfigError(f"{found}: is not valid YAML: {error}; correct it") from error
     listed = content.get("deployments") if isinstance(content, dict) else None
     if (
         not isinstance(listed, list)

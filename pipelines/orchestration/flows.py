@@ -2,7 +2,7 @@
 
 ``federated-experiment`` is everything for one configuration, ``federated-training`` the same on given data;
 ``compare``, ``sweep`` and ``tune`` are many runs, and end with their tables, figures and MLflow runs;
-``retrain-on-new-data`` is an experiment that is carried out only where its data, configuration or code are new.
+``retrain-on-new-data`` is an experiment that trains only if data, configuration or code changed.
 What they share is in :mod:`pipelines.orchestration.flow_runs`.
 """
 
@@ -283,21 +283,18 @@ def retrain_on_new_data(
         asked = Experiment.open(checked, inputs.prepared, inputs.partition)
         data, last = asked.dataset.meta.fingerprint, home / "last.json"
         # A run's hash is of configuration and data.
-        name = hashlib.sha256(f"{asked.hash} {code_fingerprint(checked)}".encode()).hexdigest()[:16]
+        folder = home / hashlib.sha256(f"{asked.hash} {code_fingerprint(checked)}".encode()).hexdigest()[:16]
         before = read_json(last, "delete it; the data then count as new") if last.exists() else None
-        if before is not None and before["run"] == name and RunFiles(home / name).metrics.exists():
-            said = (
-                f"nothing to train: configuration, data ({data[:16]}) and code are those of {home / name}, the last "
-                "that finished"
-            )
+        if before is not None and before["run"] == folder.name and RunFiles(folder).metrics.exists():
+            said = f"nothing to train: configuration, data ({data[:16]}) and code equal those of {folder}"
             create_markdown_artifact(said, key="data")
-            return Completed(name="Unchanged", message=said, data=str(home / name))
+            return Completed(name="Unchanged", message=said, data=str(folder))
         was, why = "none has finished before", f"data {data[:16]}"
         if before is not None:
             was = f"the last run was {home / before['run']}"
             why = "changed configuration or code, " * (before["data_fingerprint"] == data) + why
         create_markdown_artifact(f"{why}; {was}", key="data")
-        outcome = experiment(checked, home / name, how, restart=restart, inputs=inputs)
+        outcome = experiment(checked, folder, how, restart=restart, inputs=inputs)
         sweep_leftovers(home, last.name)
         write_json(last, {"data_fingerprint": data, "run": outcome.directory.name})
         show_run(outcome)

@@ -1,7 +1,7 @@
 """``protofl up``, ``deploy``, ``status``, ``down``: Prefect with a worker, MLflow and Optuna's dashboard, on loopback.
 
-Each server checks where a request comes from (:mod:`pipelines.same_origin`), and Prefect's asks for a password besides,
-since who may ask it may have programs run. What runs is kept in ``.protofl/services.json``, see
+Each server checks where a request comes from (:mod:`pipelines.same_origin`), and Prefect's requires a password, because
+its clients can run programs. What runs is kept in ``.protofl/services.json``, see
 :mod:`pipelines.orchestration.background`.
 """
 

@@ -1,4 +1,4 @@
-"""Whether an archive's runs can be compared as it says; known before any of them is run."""
+"""Check before training that an archive's runs can be compared."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_rows(archive: Archive) -> None:
         run = by_name[name]
         pair = (draw, json.dumps(run.config.get("seed")))
         if (row, *pair) in seen:
-            raise DataError(f"{where}: rows: {row} stands twice with seed {pair[1]}")
+            raise DataError(f"{where}: rows: {row} appears twice with seed {pair[1]}")
         seen.add((row, *pair))
         if run.data != data:
             raise DataError(f"{where}: rows: {name} has other data than {comparison.rows[0][0]}")

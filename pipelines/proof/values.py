@@ -1,4 +1,4 @@
-"""JSON of somebody else: what is asked for is there and of its type, or it is a DataError."""
+"""Typed access to untrusted JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Values:
-    """A JSON object of which nothing is known yet: what is asked for is there and of its type, or it is a DataError."""
+    """Typed access to untrusted JSON; raises DataError for missing or mistyped keys."""
 
     where: str
     values: Mapping[str, Any]

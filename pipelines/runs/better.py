@@ -35,7 +35,7 @@ _DECLARED: dict[str, Direction] = {
     **dict.fromkeys(sorted(_LOST_SHARES | _COSTS), "lower"),
 }
 _COST_GROUPS = ("time", "energy", "clock", "comm", "loss")
-"""Of MLflow's names, the groups whose every figure is a cost but for those that are declared."""
+"""MLflow groups in which undeclared figures are costs."""
 
 _FREE_GROUPS = ("server", "analyses")
 """Their names are a method's or an analysis's own, and may be those of figures above."""
@@ -75,7 +75,7 @@ def check_direction(name: str, key: str = "--metric") -> None:
         name: of the figure. key: what asks for it.
 
     Raises:
-        ConfigError: which way it is better is not declared; names the figures of which it is.
+        ConfigError: its direction is not declared.
     """
     if direction(name) is None:
         raise ConfigError(
@@ -84,7 +84,7 @@ def check_direction(name: str, key: str = "--metric") -> None:
 
 
 def _declared(name: str) -> str | None:
-    """The declared figure that a name ends with, or has in front of a free one such as a class or a kind."""
+    """Return the declared figure that a name refers to."""
     parts = re.split(r"[./]", name)
     if parts[0] in _FREE_GROUPS:
         return None

@@ -63,7 +63,7 @@ class Predictor:
         return EVERYBODY if self._global is not None or self._experiment.method.has_vote else 0
 
     def __call__(self, images: np.ndarray, client: int | None = None) -> np.ndarray:
-        """Class probabilities [N, C]; of a method whose scores are no likelihoods only their order has a meaning.
+        """Return class probabilities [N, C]; for methods without likelihoods only the order is meaningful.
 
         Args:
             images: [N, C, H, W], uint8 (0 to 255) or floating (0 to 1).

@@ -126,7 +126,7 @@ class TrialRuns:
 
         Raises:
             ProtoflError: another process is at work in the trial's folder, the disk is full, data are damaged, or code
-                was edited: nothing that the values have done. The same command goes on.
+                was edited: unrelated to the values. Run the same command to resume.
         """
         files = RunFiles(run.directory)
         if error is None:

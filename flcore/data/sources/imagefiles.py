@@ -189,8 +189,8 @@ def depth_of(names: Sequence[str], read: Reader) -> Callable[[], int]:
             depth, too_dark = found()
         if too_dark is not None:
             raise DataError(
-                f"{too_dark}: colours of 16 bits, of which no image uses the upper two; store them with 8 bits, or "
-                "scaled to 65535"
+                f"{too_dark}: no 16-bit colour image uses the two highest bits; store them with 8 bits, or scale them "
+                "to 65535"
             )
         return depth
 

@@ -32,8 +32,7 @@ class Tape:
         augmentation: draws of `flcore.data.augment`, each [S, B, ...]; empty without augmentation.
         draws: of the method, each [S, ...].
         noted_from: first step whose features are averaged by class (:attr:`Phase.note`); S for none.
-        pass_numbers: of which pass over the samples each step is; 0 is the pass of the first step, which began in an
-            earlier round where batches are endless.
+        pass_numbers: pass of each step, counted from the pass of the first step.
     """
 
     positions: Tensor
@@ -164,7 +163,7 @@ def _laid_out(size: int, local: LocalConfig, turn: Turn, phase: Phase, number: i
 
 
 def _is_endless(local: LocalConfig, phase: Phase) -> bool:
-    """Whether the passes of a phase go on from round to round."""
+    """Return whether a phase's passes continue across rounds."""
     return local.batches == "endless" and passes(local, phase)[1] is not None
 
 

@@ -86,10 +86,10 @@ def train_group(
 def _turns(
     runner: TurnRunner, state: RunState, stack: Sequence[int], memories: Memories
 ) -> dict[int, tuple[Reply, Record] | Failure]:
-    """The turns of a stack.
+    """Train a stack.
 
-    Whose fault an error is cannot be told of a stack: with ``drop`` its clients are then trained one by one, and those
-    fail that fail alone. What comes of the others is what they give alone, in every kind of executor.
+    An error in a stack has no known client: with ``drop`` its clients are trained one by one, and only those that fail
+    alone are left out. The others give the same results as alone, in every kind of executor.
     """
     experiment = runner.experiment
     try:

@@ -85,9 +85,10 @@ def _connect(config: Config) -> Any:
         from ray.job_config import JobConfig
     except ImportError as error:
         raise ConfigError("engine.name = ray: Ray is not installed; pip install 'protofl[ray]'") from error
-    # Else Ray puts the working folder first in the search path of its actors, and what lies there is imported. What
-    # answers "yes" here can be pickled.
+    # Ray adds the script's folder and the working folder to its actors' search path unless this returns true. `object`
+    # does, and can be pickled.
     job = JobConfig()
+    assert hasattr(job, "_runtime_env_has_working_dir"), "this version of Ray asks another method"
     job._runtime_env_has_working_dir = object  # type: ignore[method-assign]
     engine = config.engine
     if not ray.is_initialized():
@@ -105,8 +106,8 @@ def _connect(config: Config) -> Any:
             if "AF_UNIX" not in str(error):
                 raise
             raise ConfigError(
-                f"TMPDIR = {brief(tempfile.gettempdir())}: too long a path for Ray's sockets; set TMPDIR to a shorter "
-                "one, such as /tmp"
+                f"TMPDIR = {brief(tempfile.gettempdir())}: too long a path for Ray's sockets; set TMPDIR to a path "
+                "under 60 characters"
             ) from error
     return ray
 
@@ -265,12 +266,7 @@ class RayWorker:
     """What runs in an actor: a worker with a checkpoint folder of its own."""
 
     def __init__(
-        self,
-        place: int,
-        config: Mapping[str, Any],
-        choice: tuple[bool, bool, bool],
-        plugins: Files,
-        digests: Mapping[str, str],
+        self, place: int, config: Mapping[str, Any], choice: Sequence[bool], plugins: Files, digests: Mapping[str, str]
     ) -> None:
         """Keep what it is told; whatever may fail comes later, with a request that can answer."""
         sources.compare_with_parent(digests)
