@@ -383,6 +383,7 @@ import pipelines.cli.__main__ as entry
 from pipelines.cli import app
 
 entry._SECONDS_TO_STOP = 60  # on a busy machine
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background has not
 main = entry.main
 
 def keep_pressing():
@@ -427,6 +428,7 @@ def work(arguments):
         time.sleep(60)
 
 entry._SECONDS_TO_STOP = 0.01
+signal.signal(signal.SIGINT, signal.default_int_handler)
 commands.doctor = work
 sys.argv = ["protofl", "doctor"]
 sys.exit(entry.main())
