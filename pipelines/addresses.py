@@ -17,6 +17,8 @@ _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.
 _PLACE = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]*)(?::\d+)?(?:/[^@?#&;=]*)?")
 _SECRET_NAME = r"pass|pwd|token|key|secret|auth|cred|odbc|signature|(?<![A-Za-z])sig(?![A-Za-z])"
 _OPTION = re.compile(rf"(?P<name>[\w.-]*(?:{_SECRET_NAME})[\w.-]*)=(?P<value>[^&]*)", re.IGNORECASE)
+_MISTYPED = re.compile(r"[A-Za-z][\w+.-]*:/(?!/)[^\s:@/]*:(?P<password>\S*)@")
+"""An address with one slash, which no library opens and each repeats."""
 _VARIABLES = (
     *("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_CLIENT_CUSTOM_HEADERS"),
     *("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD"),
@@ -62,6 +64,7 @@ def secrets(text: str) -> set[str]:
             found.add(option["value"])
             for part in unquote_plus(option["value"]).split(";"):  # of ODBC, which has a list of its own in one option
                 found |= {part.partition("=")[2].strip("{} ")} if _OPTION.match(part) else set()
+    found |= {login["password"] for login in _MISTYPED.finditer(text)}
     return _forms(found)
 
 
@@ -90,7 +93,7 @@ def redact(text: str) -> str:
 
     The last gate before text is printed, logged or sent; what is said of an address uses :func:`without_password`.
     """
-    known = set(_remembered)
+    known = _remembered.union(*map(secrets, text.split()))  # an address in the text itself is known by itself
     for name, value in os.environ.items():
         if name in _VARIABLES:
             known |= _forms({value, *re.findall(r'"([^"]*)"\s*[,}]', value)})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import stat
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +31,8 @@ class PretrainedFile:
         """
         try:
             facts = self.path.stat()
+            if not stat.S_ISREG(facts.st_mode):  # a pipe would be waited for, a device read without end
+                raise OSError(errno.EINVAL, "not a file")
             found = _digest(self.path, (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino))
         except OSError as error:
             raise DataError(

@@ -142,6 +142,8 @@ def refuse_without_effect(arguments: argparse.Namespace) -> None:
         if of_several and key == "seed":
             where = "--seeds" if "seeds" in arguments else "compare.seeds"
             raise ConfigError(f"--set seed: has no effect here; the seeds come from {where}")
+        if "methods" in arguments and key == "method.name":
+            raise ConfigError("--set method.name: has no effect here; use --methods or compare.methods")
         if getattr(arguments, "partition_seeds", None) and key == "partition.seed":
             raise ConfigError("--set partition.seed: no effect together with --partition-seeds; remove one")
         if not of_several and key.startswith("compare.") and not key.startswith("compare.settings"):
@@ -172,23 +174,18 @@ def stage(arguments: argparse.Namespace) -> int:
     from pipelines.stages import commands
 
     params = arguments.params or DEFAULT_FILE
-    before, code = _content(params), read_sources(_PACKAGE)
+
+    def used() -> tuple[bytes | None, Mapping[str, bytes]]:
+        return params.read_bytes() if params.is_file() else None, read_sources(_PACKAGE)
+
+    before = used()
     which = (arguments.method, arguments.seed)
     commands.stage(arguments.stage, _raw(arguments), arguments.out, *which, restart=arguments.restart)
     # DVC records parameters and code as they are when a stage ends, as what its results were made from.
     refuse_edited()
-    if _content(params) != before:
-        raise EditedError.of(params)
-    if read_sources(_PACKAGE) != code:
-        raise EditedError.of(_PACKAGE)
+    if used() != before:
+        raise EditedError.of(f"{params} or a file of {_PACKAGE.name}")
     return 0
-
-
-def _content(file: Path) -> bytes | None:
-    try:
-        return file.read_bytes()
-    except OSError:  # the command that needs it says what is wrong
-        return None
 
 
 def list_(arguments: argparse.Namespace) -> int:

@@ -12,10 +12,9 @@ import platform
 import shutil
 import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 from packaging.requirements import InvalidRequirement, Requirement
@@ -28,8 +27,8 @@ from flcore.processor import processor_class
 from pipelines.config.files import DEFAULT_FILE, read_params
 from pipelines.config.params import for_entry
 from pipelines.orchestration.address import configured, problem_with
-from pipelines.runs.provenance import GIT, LOCK, ROOT, git_commit
-from pipelines.stages.parameters import advice, missing_keys
+from pipelines.runs.provenance import LOCK, ROOT, git, git_commit
+from pipelines.stages.parameters import problem
 from pipelines.tracking.store import resolve_uri, sqlite_file, ui_command
 
 _PATIENCE_SECONDS = 2.0
@@ -247,27 +246,25 @@ def _git_and_dvc() -> Iterator[str]:
     elif not (home / "dvc.yaml").exists():
         yield _miss("dvc: a repository without stages", "get dvc.yaml from the project")
     else:
-        missing = _missing_for_dvc(home)
-        if missing:
-            yield _miss("dvc: `dvc repro` and `make run` do not work", advice(missing))
+        refused = _problem_for_dvc(home)
+        if refused is not None:
+            yield _miss("dvc: `dvc repro` and `make run` do not work", refused)
             return
         state = "with dvc.lock" if (home / "dvc.lock").exists() else "nothing reproduced yet; `dvc repro` does it"
         yield _ok(f"dvc: repository with stages, {state}")
 
 
-def _missing_for_dvc(home: Path) -> Mapping[str, Any]:
+def _problem_for_dvc(home: Path) -> str | None:
     try:
-        return missing_keys(home, read_params(home / DEFAULT_FILE))
+        return problem(home, read_params(home / DEFAULT_FILE))
     except ConfigError:  # reported with the parameters
-        return {}
+        return None
 
 
 def _git(*arguments: str) -> str | None:
     """What git says of the code; None where it fails or is not there."""
     try:
-        done = subprocess.run(
-            [*GIT, *arguments], capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False
-        )
+        done = subprocess.run(git(*arguments), capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from flcore.errors import ConfigError, ProtoflError
-from flcore.files import given_path
 from pipelines.config.files import read_params
 from pipelines.orchestration.pages import runs_page
 from pipelines.runs.file_state import refuse_linked_folders
 from pipelines.runs.standard_error import console, safe_streams, tell
-from pipelines.stages.parameters import advice, missing_keys
+from pipelines.stages.parameters import problem
 
 _ARTIFACTS = Path("artifacts")
 _WIDTH_OF_A_LOG = 150
@@ -49,13 +48,13 @@ def _check(parameters: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: a key is missing. DataError: a folder below data.root is a link.
     """
-    missing = missing_keys(Path(), parameters)
-    if missing:
-        raise ConfigError(advice(missing))
+    refused = problem(Path(), parameters)
+    if refused is not None:
+        raise ConfigError(refused)
     data = parameters.get("data")
     root = data.get("root") if isinstance(data, Mapping) else None
     if isinstance(root, str):
-        refuse_linked_folders(given_path(root))
+        refuse_linked_folders(Path(root))
 
 
 def _print_table(parameters: Mapping[str, Any]) -> None:

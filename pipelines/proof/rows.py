@@ -10,6 +10,7 @@ from flcore.errors import ConfigError, DataError
 from flcore.params import build
 from flcore.sections import CompareConfig
 from pipelines.proof.contents import PROOF, Archive, ArchivedComparison
+from pipelines.runs.better import check_direction
 
 _WITHOUT_PARTITION = "central"
 
@@ -46,6 +47,9 @@ def check_rows(archive: Archive) -> None:
             raise DataError(f"{where}: rows: {name} has another partition than other runs of seed {pair[1]}")
     try:
         build(CompareConfig, section_of(comparison), "compare")
+        for name, claim in comparison.claims.items():
+            if claim["metric"]:
+                check_direction(claim["metric"], f"compare.claims.{name}: metric")
     except ConfigError as error:
         raise DataError(f"{where}: {error}") from error
 

@@ -23,10 +23,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "infra" / "requirements.lock"
 """The lock of all packages; not there where the code was installed by itself."""
 
-# The code is run already: git need not refuse a checkout that is another user's, as in a container.
-GIT = ("git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT))
-"""The beginning of a command to git about the code."""
-
 _PACKAGES = ("prefect", "mlflow", "dvc", "optuna")
 
 
@@ -68,6 +64,12 @@ def processor_of(environment: Mapping[str, Any]) -> str | None:
     return environment.get("processor") or environment.get("cpu_capability")
 
 
+def git(*arguments: str) -> list[str]:
+    """Return a command to git about the code."""
+    # The code is run already: git need not refuse a checkout that is another user's, as in a container.
+    return ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), *arguments]
+
+
 def git_commit() -> str | None:
     """The commit of the code, with ``-dirty`` for changes since; outside a checkout the one PROTOFL_COMMIT says, or None.
 
@@ -75,7 +77,7 @@ def git_commit() -> str | None:
     """
     said = os.environ.get("PROTOFL_COMMIT") or None
     try:
-        command = [*GIT, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        command = git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return said

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flcore.wording import brief
 from pipelines.config import yaml_text
 
 _IMAGES = "images"
@@ -37,6 +38,17 @@ def missing_keys(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     defaults = Config().to_mapping()
     values = {key: _IMAGES if key == "data.root" else _value(key, defaults) for key in absent}
     return {key: {} if isinstance(value, Mapping) else value for key, value in values.items()}
+
+
+def problem(folder: Path, raw: Mapping[str, Any]) -> str | None:
+    """Return why DVC cannot carry out the stages with these parameters; None if it can."""
+    missing = missing_keys(folder, raw)
+    if missing:
+        return advice(missing)
+    root = _value("data.root", raw)
+    if isinstance(root, str) and root.startswith("~"):
+        return f"data.root = {brief(root)}: DVC does not know ~; write the whole path"
+    return None
 
 
 def advice(missing: Mapping[str, Any]) -> str:

@@ -144,6 +144,11 @@ def test_a_password_is_no_part_of_a_longer_word(monkeypatch: pytest.MonkeyPatch)
     assert redact(r"PWD%3Dmean a\nmean :mean@host") == r"PWD%3D*** a\n*** :***@host"
 
 
+def test_an_address_with_one_slash_and_one_that_nobody_has_named_are_known() -> None:
+    assert redact("http:/me:sesame77@h:1/db did not answer") == "http:/me:***@h:1/db did not answer"
+    assert redact("at postgresql://me:se/cret@host/runs, late") == "at postgresql://me:***@host/runs, late"
+
+
 def test_ordinary_words_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """A password of three letters is in half of all words."""
     remember("postgresql://me:run@host/x")

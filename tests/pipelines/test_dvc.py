@@ -92,6 +92,7 @@ def test_make_run_says_what_dvc_would_trip_over_or_not_see(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it goes on"))
     (tmp_path / ".git").mkdir()
+    (tmp_path / "dvc.yaml").write_text("stages: {prepare: {cmd: x, deps: ['${data.root}']}}\n")
 
     def said(text: str, code: int) -> str:
         (tmp_path / "params.yaml").write_text(text)

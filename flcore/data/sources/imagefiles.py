@@ -256,6 +256,7 @@ def _pixels(image: Image.Image, channels: int, depth: Callable[[], int]) -> np.n
     """Return uint8 HxW or HxWx3, upright, over white; gray is repeated, colour is weighted as in ITU-R 601."""
     if _is_deep_colour(image):
         depth()  # raises where the upper 8 bits would be a few shades
+    _scale_transparency(image)
     is_portable = image.format == "PPM"  # states its own maximum, which Pillow scales to 16 bits
     _turn_upright(image)
     if image.mode.startswith("I"):  # gray of 16 bits; Pillow's own conversion would clip it at 255
@@ -273,6 +274,14 @@ def _pixels(image: Image.Image, channels: int, depth: Callable[[], int]) -> np.n
 def _is_deep_colour(image: Image.Image) -> bool:
     """Return whether the file has 16-bit colours, of which Pillow reads 8 bits; call it before decoding."""
     return not image.mode.startswith("I") and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
+
+
+def _scale_transparency(image: Image.Image) -> None:
+    """Scale a PNG's transparent grey of 1, 2 or 4 bits to 8 bits, as Pillow scales pixels; call it before decoding."""
+    value = image.info.get("transparency")
+    if image.format == "PNG" and isinstance(value, int):
+        tile = getattr(image, "tile", ())
+        image.info["transparency"] = value * {"1": 255, "L;2": 85, "L;4": 17}.get(str(tile[0][3]) if tile else "", 1)
 
 
 def _turn_upright(image: Image.Image) -> None:

@@ -82,6 +82,8 @@ def _opened(root: Path) -> tuple[list[str], Reader]:
             return (root / name).read_bytes()
 
         return files, read
+    if root.exists() and not root.is_file():  # a pipe would be waited for
+        raise DataError(f"{root}: neither a folder of images nor a zip")
     try:
         archive = zipfile.ZipFile(root)  # closed when nothing reads from it any more
     # What its directory makes zipfile trip over: names that are no text, sizes that are none, an unknown version.

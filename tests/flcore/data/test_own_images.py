@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import unicodedata
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -159,6 +161,18 @@ def test_transparent_images_are_blended_onto_white(tmp_path: Path) -> None:
         assert (image if gray else image[..., 0]).tolist() == _BLENDED, name
 
 
+def two_bit_png(values: tuple[int, int, int, int], transparent: int) -> bytes:
+    """One row of four grey pixels of 2 bits, which Pillow cannot write."""
+    row = sum(value << (6 - 2 * place) for place, value in enumerate(values))
+    parts = {b"IHDR": struct.pack(">IIBBBBB", 4, 1, 2, 0, 0, 0, 0), b"tRNS": struct.pack(">H", transparent)}
+    parts |= {b"IDAT": zlib.compress(bytes([0, row])), b"IEND": b""}
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts.items()
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
 def test_one_transparent_value_is_white_at_any_depth(tmp_path: Path) -> None:
     """As PNG and GIF have it: 7 is transparent. 0x4567 of 16 bits is 0x45 = 69."""
     seven = np.array([[7, 9]], dtype=np.uint8)
@@ -170,6 +184,7 @@ def test_one_transparent_value_is_white_at_any_depth(tmp_path: Path) -> None:
         ("gray.png", file_of(seven, transparency=7), [[255, 9]]),
         ("deep.png", file_of(np.array([[7, 0x4567]], dtype=np.uint16), transparency=7), [[255, 69]]),
         ("moving.gif", file.getvalue(), [[255, 9]]),
+        ("two.png", two_bit_png((0, 1, 2, 3), 1), [[0, 255, 170, 255]]),  # 2 of 0 to 3 is 2 x 85
     ):
         (image,) = decoded(one_each(content, name.partition(".")[2]), tmp_path / name)
         assert (image if image.ndim == 2 else image[..., 0]).tolist() == expected, name

@@ -65,6 +65,15 @@ def test_what_is_to_be_added_changes_no_result_and_is_enough(started: list[list[
     assert started == [["dvc", "repro"]]
 
 
+def test_a_root_that_dvc_does_not_know_is_refused(started: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    raw = read_params(None)
+    Path("params.yaml").write_text(write(with_values(raw, {**missing_keys(Path(), raw), "data.root": "~/images"})))
+    assert make_run.main() == 2 and started == []
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "data.root" in said
+    assert any(line.startswith("miss dvc: ") and "data.root" in line for line in examine())
+
+
 def test_a_parameter_file_that_cannot_be_read_is_a_line(
     started: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,7 +129,7 @@ def test_why_a_run_was_stopped_is_a_tag_until_it_goes_on(tmp_path: Path, reader:
     [stopped] = reader.runs()
     said = stopped.data.tags["protofl.stopped"]
     assert stopped.info.status == "FAILED"
-    assert said.startswith("Failed: postgresql://***@host/runs xxx") and len(said) == 1000
+    assert said.startswith("Failed: postgresql://me:***@host/runs xxx") and len(said) == 1000
     write_run(run_dir, rounds=2, finished=True)
     assert RunTracker(run_dir, uri=reader.uri).sync(final=True)
     [finished] = reader.runs()
