@@ -376,4 +376,5 @@ def test_a_division_that_cannot_be_is_refused_before_data_are_read(partition: di
 
 def test_a_division_of_images_whose_classes_only_their_files_tell_is_not_refused_yet() -> None:
     partition = {"name": "classes_per_client", "classes": 3, "num_clients": 12}
-    Config.from_mapping({"data": {"name": "imagefolder", "root": "images"}, "partition": partition})
+    config = Config.from_mapping({"data": {"name": "imagefolder", "root": "images"}, "partition": partition})
+    assert config.partition.num_clients == 12

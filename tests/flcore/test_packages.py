@@ -34,4 +34,5 @@ def test_a_package_that_is_missing_is_named_before_data_are_read(
 
 def test_who_asks_for_no_noise_needs_no_account(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    Experiment.open(lab.config(method__name="fedproto"), lab.prepared, lab.partition_folder)
+    experiment = Experiment.open(lab.config(method__name="fedproto"), lab.prepared, lab.partition_folder)
+    assert experiment.method.name == "fedproto"

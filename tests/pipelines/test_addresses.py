@@ -107,7 +107,7 @@ def test_secrets_in_other_places(address: str, secret: str) -> None:
         "https://lab.example/api",
         "http://[::1]:4200/api",
         "sqlite:///mlruns/mlflow.db",
-        "sqlite:////home/me@work/größe #1/mlflow.db",
+        "sqlite:////srv/me@work/größe #1/mlflow.db",
         "postgresql+psycopg2://host/runs",
         "databricks",
         "./mlruns",
