@@ -171,7 +171,13 @@ def test_an_option_may_be_repeated_with_the_same_value_and_lists_of_options_are_
 
 @pytest.mark.parametrize(
     "words",
-    ["run --seed 010", "run --seed 1_000", "compare --seeds 1,02", "tune --method x --trials ٣", "bench overhead --scale 1_0"],
+    [
+        "run --seed 010",
+        "run --seed 1_000",
+        "compare --seeds 1,02",
+        "tune --method x --trials ٣",
+        "bench overhead --scale 1_0",
+    ],
 )
 def test_numbers_that_readers_disagree_about_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Python reads 010 as 10, YAML 1.1 as 8; ٣ is 3 to Python alone."""
