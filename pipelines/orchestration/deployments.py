@@ -17,9 +17,11 @@ from typing import Any
 
 from flcore import disk
 from flcore.errors import ConfigError, RunError
+from flcore.files import write_json
 from flcore.interpreter import environment as environment_of
 from flcore.interpreter import python
 from pipelines.config import yaml_text
+from pipelines.orchestration import working_folder
 from pipelines.orchestration.address import Address, opened
 
 POOL = "protofl-process"
@@ -105,12 +107,26 @@ def register(address: Address, logs: Path, limits: Mapping[str, int]) -> None:
             _ask(address, "PATCH", f"/v2/concurrency_limits/{name}", {"limit": slots})
     deployed = file()
     if deployed is not None:
-        command = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployed)]
+        command = ["pipelines.orchestration.registering", "--no-prompt", "deploy", "--all"]
+        command += ["--prefect-file", str(_with_steps(deployed, logs))]
         _carry_out(address, command, logs / "deployments.log", f"{deployed}: Prefect does not take these deployments")
     told = file(_AUTOMATIONS)
     if told is not None and os.environ.get(WEBHOOK):
         command = ["pipelines.orchestration.notifications", str(told)]
         _carry_out(address, command, logs / "notifications.log", f"{told}: Prefect does not take these automations")
+
+
+def _with_steps(deployed: Path, folder: Path) -> Path:
+    """Write a copy of the deployments, with protofl's steps for protofl's flows that declare none; returns where."""
+    content = yaml_text.parse(deployed.read_text(encoding="utf-8"))
+    if content.get("pull") is None:
+        for each in content["deployments"]:
+            if str(each.get("entrypoint")).startswith("pipelines."):
+                each.setdefault("pull", working_folder.steps())
+    disk.make_folder(folder)
+    copy = folder / "deployments.json"  # JSON is YAML too
+    write_json(copy, content)
+    return copy
 
 
 def _carry_out(address: Address, module: Sequence[str], log: Path, problem: str) -> None:

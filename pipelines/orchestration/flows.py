@@ -30,6 +30,7 @@ from pipelines.addresses import has_secrets
 from pipelines.config.grid import plan
 from pipelines.config.params import without_tracking
 from pipelines.execution.bodies import comparison, comparison_runs, experiment
+from pipelines.orchestration import working_folder
 from pipelines.orchestration.ended import HOOKS
 from pipelines.orchestration.flow_runs import (
     CURRENT,
@@ -54,6 +55,8 @@ from pipelines.tuning.metrics import check_metric
 
 STORAGE = "PROTOFL_STORAGE"
 """Variable of a worker: Optuna's storage for studies that name none. It may hold a password; a parameter may not."""
+
+working_folder.enter()
 
 
 @flow(name="federated-experiment", **HOOKS)

@@ -11,12 +11,15 @@ from prefect.states import Completed
 from pydantic import Field
 
 from flcore.config import Config
+from pipelines.orchestration import working_folder
 from pipelines.orchestration.ended import HOOKS
 from pipelines.orchestration.flow_runs import Hours, Seed, dated, left_by_all, operation, refuse_stores, show_table
 from pipelines.papers.carry_out import folder_of, run_table
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.plan import Asked
 from pipelines.papers.share import plan_of_share, told_kept
+
+working_folder.enter()
 
 
 @flow(name="paper-table", **HOOKS)

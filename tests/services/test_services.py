@@ -58,7 +58,7 @@ class Folder:
 
     def ended(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "pipelines.cli", *arguments],
+            [sys.executable, "-P", "-m", "pipelines.cli", *arguments],  # as the command itself, not from its folder
             cwd=self.path,
             env=self.environment | variables,
             capture_output=True,
@@ -503,6 +503,32 @@ def test_the_form_refuses_what_no_flow_can_carry_out(deployed: Folder) -> None:
         with pytest.raises(urllib.error.HTTPError) as caught:
             started(deployed, api, "weekly-tuning", **parameters)
         assert caught.value.code in (409, 422), parameters
+
+
+PLANTED = ("sitecustomize", "pipelines", "flcore", "random", "numpy", "torch", "prefect")
+
+
+def test_no_process_imports_modules_of_the_working_folder(tmp_path: Path) -> None:
+    """Each file would leave a mark and end the process: of a command, a server, the worker, a flow, a hook."""
+    home, marks = tmp_path / "home", tmp_path / "marks"
+    home.mkdir()
+    marks.mkdir()
+    with made_in(home) as folder:
+        for name in PLANTED:
+            code = f"open({str(marks / name)!r}, 'w').close()\nraise SystemExit({name!r})\n"
+            (home / f"{name}.py").write_text(code)
+        folder.protofl("up", "--no-mlflow", "--no-dashboard")
+        api = folder.services()["prefect"]["address"] + "/api"
+        run = started(folder, api, "nightly-comparison", out="good")
+        assert ended(folder, api, run)["state"]["type"] == "COMPLETED", folder.logs()
+        assert (home / "good" / "comparison.json").exists()
+
+        run = started(folder, api, "nightly-comparison", out="bad", overrides=["federation.rounds=100000"])
+        wait_until(folder, lambda: mlflow_statuses(folder, "bad"))
+        folder.ask(f"{api}/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+        assert ended(folder, api, run)["state"]["type"] == "CANCELLED", folder.logs()
+        wait_until(folder, lambda: mlflow_statuses(folder, "bad") == {"KILLED"})
+    assert list(marks.iterdir()) == []
 
 
 HOLDER = """\

@@ -106,7 +106,7 @@ def test_who_may_use_a_server_may_deploy_to_it(api: Address, tmp_path: Path, mon
     names = ("PREFECT_API_URL", "PREFECT_API_KEY")
     stand_in = tmp_path / "elsewhere" / "prefect.py"
     stand_in.parent.mkdir()
-    stand_in.write_text(f"import os; print(*(os.environ.get(name) for name in {names}))")
+    stand_in.write_text(f"import os; print(*(os.environ.get(name) for name in {names})); raise SystemExit")
     monkeypatch.setenv("PYTHONPATH", str(stand_in.parent))
     (tmp_path / "prefect.py").write_text("raise RuntimeError('of the working folder')")
     deployments.register(api, tmp_path / "logs", {})

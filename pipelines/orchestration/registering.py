@@ -1,0 +1,16 @@
+"""Prefect's command line with protofl's flows imported, for ``prefect deploy``.
+
+That command adds the working folder to the search path to import a flow by its name. A flow that is imported before is
+not looked for there, nor is a library that it needs.
+"""
+
+from __future__ import annotations
+
+from prefect.cli import app
+
+from pipelines.orchestration import flows, paper_flow
+
+FLOWS = (flows, paper_flow)
+
+if __name__ == "__main__":
+    app()
