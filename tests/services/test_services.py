@@ -606,7 +606,7 @@ def wait_until(folder: Folder, holds: Callable[[], object]) -> None:
 def is_flow(process: psutil.Process, run: str) -> bool:
     """Whether a process carries out a flow run; the servers and the worker only know of it."""
     try:
-        return process.environ().get("PREFECT__FLOW_RUN_ID") == run and "prefect" in " ".join(process.cmdline())
+        return process.environ().get("PREFECT__FLOW_RUN_ID") == run and "prefect.engine" in process.cmdline()
     except psutil.Error:
         return False
 
