@@ -215,6 +215,7 @@ def test_equal_steps_give_who_trains_longer_fewer_rounds(
     assert "steps, as fedavg does as given" in outcome.markdown
 
 
+@pytest.mark.slow
 def test_variants_are_tuned_as_methods_are_and_every_division_is_run(
     carried_out: tuple[Operation, Comparing], tmp_path: Path
 ) -> None:
