@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from flcore import sources
+from flcore.core import loaded_code
 from flcore.version import VERSION
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ __all__ = ["__version__", "run"]
 
 __version__ = VERSION
 
-sources.install()
+loaded_code.install()
 
 _ON_REQUEST = {"run": "flcore.running"}
 """Name → module. `import flcore` stays light: torch is imported by whoever trains."""

@@ -22,8 +22,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from flcore import disk, plugins
-from flcore.config import Config
+from flcore.config import plugins
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, Cure, DataError, RunError
+from flcore.core.text import brief
 from flcore.data import dataset
 from flcore.data.dataset import Dataset
 from flcore.data.dividing import make_partition
@@ -32,15 +34,11 @@ from flcore.data.summary import repeated_images
 from flcore.engine.numerics import alone, single_thread
 from flcore.engine.orchestrator import Orchestrator
 from flcore.engine.rounds import Observers
-from flcore.errors import ConfigError, Cure, DataError, RunError
 from flcore.evaluation.scoring import Scorer
 from flcore.evaluation.summaries import check_history, summarise
-from flcore.experiment import EngineChoice, Experiment
-from flcore.files import NOT_JSON, finite, given_path, read_json, read_lines, sweep
-from flcore.locks import sole_use
-from flcore.provenance import code_fingerprint
-from flcore.records import Record, load_record
-from flcore.run_folder import (
+from flcore.experiment.experiment import EngineChoice, Experiment
+from flcore.experiment.provenance import code_fingerprint
+from flcore.experiment.run_folder import (
     RunFiles,
     check_seal,
     finished_by_other_code,
@@ -54,8 +52,11 @@ from flcore.run_folder import (
     write_result,
     write_text,
 )
+from flcore.io import disk
+from flcore.io.files import NOT_JSON, finite, given_path, read_json, read_lines, sweep
+from flcore.io.locks import sole_use
+from flcore.io.records import Record, load_record
 from flcore.training import train
-from flcore.wording import brief
 
 logger = logging.getLogger(__name__)
 

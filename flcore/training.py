@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
-from flcore import disk, plugins
-from flcore.config import Config
+from flcore.config import plugins
+from flcore.config.schema import Config
+from flcore.core.cpu_class import processor_class
+from flcore.core.errors import ConfigError
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.energy import machine_meter
 from flcore.engine.local.choice import EngineDecision, decide
@@ -27,14 +29,9 @@ from flcore.engine.pool.ray import ray_pool
 from flcore.engine.pool.workers import worker_count
 from flcore.engine.rounds import Observers, run_name, run_rounds
 from flcore.engine.run_state import RunState
-from flcore.errors import ConfigError
-from flcore.experiment import Experiment
-from flcore.files import make_durable, sealed, sweep, write_tensors
-from flcore.locks import sole_use
-from flcore.processor import processor_class
-from flcore.provenance import code_fingerprint, library_fingerprint, refuse_edited_code
-from flcore.records import save_record
-from flcore.run_folder import (
+from flcore.experiment.experiment import Experiment
+from flcore.experiment.provenance import code_fingerprint, library_fingerprint, refuse_edited_code
+from flcore.experiment.run_folder import (
     RunFiles,
     described,
     forget_results,
@@ -45,6 +42,10 @@ from flcore.run_folder import (
     write_result,
     write_text,
 )
+from flcore.io import disk
+from flcore.io.files import make_durable, sealed, sweep, write_tensors
+from flcore.io.locks import sole_use
+from flcore.io.records import save_record
 
 _PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "scipy", "safetensors")
 
@@ -74,7 +75,7 @@ def train(
         restart: throw away a checkpoint that cannot be used.
         about: what ``config.json`` says of machine and code; None: :func:`environment`.
         seat: in a meeting of runs that train in one stack (:func:`flcore.engine.local.meeting.meet`); None: alone.
-        held: the caller holds the folder's lock (:func:`flcore.locks.sole_use`).
+        held: the caller holds the folder's lock (:func:`flcore.io.locks.sole_use`).
 
     Returns:
         False if the run had already finished there and nothing was done.

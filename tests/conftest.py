@@ -16,8 +16,8 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from flcore import plugins
-from flcore.config import Config
+from flcore.config import plugins
+from flcore.config.schema import Config
 from flcore.data.dataset import Dataset, Meta, Split, prepare
 from flcore.data.dividing import make_partition
 from flcore.data.partition import ClientSplit, Partition
@@ -32,10 +32,10 @@ from flcore.engine.pool.process import local_pool
 from flcore.engine.rounds import Observers, run_rounds
 from flcore.engine.turns import Failure, Place, Reply
 from flcore.evaluation.forward import Forward, StoredImages
-from flcore.experiment import Experiment
-from flcore.messages import Payload
+from flcore.experiment.experiment import Experiment
+from flcore.io.messages import Payload
+from flcore.io.records import Payloads, Record, serialise
 from flcore.models import Backbone
-from flcore.records import Payloads, Record, serialise
 
 
 def pytest_collection_finish() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import flcore
 import pipelines
-from flcore.imports import imported_names
+from flcore.config.imports import imported_names
 
 LONGEST = 360  # lines
 
@@ -64,51 +64,31 @@ class House:
 LIBRARY = House(
     Path(flcore.__file__).parent,
     rooms=(
-        # Words and tools that know nothing of learning; what is said in them holds everywhere above.
-        (
-            "version",
-            "errors",
-            "sources",
-            "rng",
-            "twins",
-            "schedules",
-            "registry",
-            "imports",
-            "disk",
-            "host",
-            "locks",
-            "plugin_places",
-            "conditions",
-            "hints",
-            "wording",
-            "processor",
-            "user_cache",
-            "interpreter",
-        ),
-        # Values: how parameters are declared, arrays written, records kept and counted, weights moved by a step.
-        ("params", "files", "messages", "records", "optim", "compression"),
-        # What one model and one set of images are; a loss reads a model's answers and never the model.
-        ("losses", "data", "models"),
-        # What methods make of features and images, on a client or on the server.
-        ("prototypes", "generators"),
-        # What the server makes of many clients' weights and prototypes, whatever the method.
+        # Knows nothing of federated learning.
+        ("version", "core"),
+        # What is written to disk and what travels.
+        ("io",),
+        # Pure functions of tensors.
+        ("math",),
+        # The one place where clients' answers become one.
         ("aggregation",),
-        # One paper each, as answers to the engine's questions; they never see the engine, nor a configuration.
+        # Networks, images and their division among clients.
+        ("models", "data"),
+        # One paper each. They see neither the engine nor a configuration.
         ("methods",),
-        # Methods from outside the package: they extend the table of methods, and a configuration names them.
-        ("plugins",),
-        # Every value of a run, checked; whoever stands above takes its values from here.
-        ("sections", "config"),
-        # What follows from a configuration and files alone: which code, which folder, which data and initial weights;
-        # and whose messages a simulation spoils.
-        ("provenance", "run_folder", "poisoning", "experiment"),
-        # How a state is scored; the engine scores while it trains, never the other way round.
+        # Every value of a run, checked. It knows the registries of the rooms below.
+        ("config",),
+        # What follows from a configuration and files alone.
+        ("experiment",),
+        # How a state is scored. The engine scores while it trains, never the other way round.
         ("evaluation",),
-        # How rounds are carried out.
+        # How rounds run.
         ("engine",),
-        # From a configuration to a finished folder, by all of the above; and the package's front door.
+        # From a configuration to a finished folder.
         ("training",),
         ("running",),
+        # Figures of the papers.
+        ("analyses",),
         ("__init__",),
     ),
     # Methods of five parts and of four loss terms, each part with its switches, and each parameter with when it counts.
@@ -152,7 +132,7 @@ def test_every_file_has_a_room_and_every_room_a_file(house: House) -> None:
 def test_arrows_are_seen() -> None:
     """The graph is no empty one: some arrows that everybody can check."""
     assert "methods.fedavg" in LIBRARY.arrows["methods.fedprox"]
-    assert "registry" in LIBRARY.arrows["models"]
+    assert "core.registry" in LIBRARY.arrows["models"]
     assert "engine.rounds" in LIBRARY.arrows["training"]
     assert "data.dataset" in LIBRARY.arrows["running"] and "data" not in LIBRARY.arrows["running"]
     assert "execution.run_pool" in PIPELINES.arrows["execution.bodies"]
@@ -224,7 +204,7 @@ FORBIDDEN = {
 }
 EXCEPTIONS = {
     # A person's own methods, in a file that they name.
-    ("flcore/plugins.py", "exec"),
+    ("flcore/config/plugins.py", "exec"),
     # The official files of CIFAR, which torchvision unpickles once their published check sums are right.
     ("flcore/data/sources/cifar.py", "torchvision.datasets"),
     # Fetches files in IDX, which are read here.
@@ -298,7 +278,7 @@ BY_OWNER = {"os": {"link", "symlink", "remove", "replace", "open"}, "shutil": {"
 TO_A_BUFFER = {"np": {"save", "savez"}, "torch": {"save"}}
 """Those that may be given a buffer, which is called ``content``."""
 OURS = {"write_text"}
-"""Those that are called so here and go through :mod:`flcore.disk`."""
+"""Those that are called so here and go through :mod:`flcore.io.disk`."""
 PAST_THE_DISK = {
     "flcore.engine.local.compiler": "a few lines that the compiler is tried with",
     "flcore.engine.pool.ray": "the folder of a worker on another node, which lives no longer than the worker",
@@ -316,7 +296,7 @@ OWN_FOLDERS = "pipelines.bench"
 
 
 def past_the_disk(source: str) -> list[str]:
-    """Calls in a source that change what is on a disk, as written there, but for those of :mod:`flcore.disk`."""
+    """Calls in a source that change what is on a disk, as written there, but for those of :mod:`flcore.io.disk`."""
     return [ast.unparse(call) for call in ast.walk(ast.parse(source)) if isinstance(call, ast.Call) and changes(call)]
 
 
@@ -366,7 +346,7 @@ def test_what_changes_on_the_disk_goes_through_one_file(house: House) -> None:
     found: dict[str, list[str]] = {}
     for path in sorted(house.root.rglob("*.py")):
         module = f"{house.name}.{house.module_of(path)}"
-        if module != "flcore.disk" and not module.startswith(OWN_FOLDERS):
+        if module != "flcore.io.disk" and not module.startswith(OWN_FOLDERS):
             found[module] = past_the_disk(path.read_text())
     assert {module: calls for module, calls in found.items() if calls and module not in PAST_THE_DISK} == {}
     ours = {module for module in PAST_THE_DISK if module.startswith(f"{house.name}.")}

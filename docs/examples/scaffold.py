@@ -27,9 +27,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.messages import Weights
+from flcore.aggregation.mean import average_weights
+from flcore.core.params import Search, param
+from flcore.io.messages import Weights
+from flcore.io.records import Payloads, Record, Slot
 from flcore.methods.fedavg import FedAvg, sample_counts
-from flcore.methods.vocabulary import (
+from flcore.methods.types import (
     MODEL,
     Batch,
     Context,
@@ -42,9 +45,6 @@ from flcore.methods.vocabulary import (
     TrainedClient,
     Turn,
 )
-from flcore.models.averaging import average_weights
-from flcore.params import Search, param
-from flcore.records import Payloads, Record, Slot
 
 CONTROL = Slot("control", Weights)
 """c at the server and on its way down, c_i in a client's memory; for parameters, not for buffers."""

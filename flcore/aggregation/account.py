@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flcore.aggregation.settings import Aggregation
-from flcore.errors import require_accounting
+from flcore.core.errors import require_accounting
 
 COVERS = (
     "the global models of all rounds, against who sees nothing else; the server sees each update as it is, facts of "

@@ -12,9 +12,9 @@ import torch
 
 from flcore.aggregation.rules import robust
 from flcore.aggregation.settings import Aggregation
-from flcore.messages import Prototypes
-from flcore.prototypes.fusion import fuse_prototypes
-from flcore.prototypes.release import clip_to_norm
+from flcore.io.messages import Prototypes
+from flcore.math.prototypes.fusion import fuse_prototypes
+from flcore.math.prototypes.release import clip_to_norm
 
 FEWEST = 3
 """Clients that a class needs before a median or a trimmed mean leaves anybody out."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from flcore.params import param
+from flcore.core.params import param
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcore.aggregation.mean import average_weights
 from flcore.aggregation.rules import robust
 from flcore.aggregation.settings import Aggregation
-from flcore.messages import Weights
-from flcore.models.averaging import average_weights
+from flcore.io.messages import Weights
 
 
 def fold_weights(

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcore import disk
+from flcore.core.errors import Cure, DataError
+from flcore.core.params import LARGEST
+from flcore.core.text import brief
 from flcore.data.images import channel_statistics, convert_channels, resize
 from flcore.data.normalisation import Normalisation, Values, of_channels
 from flcore.data.sources.base import RawDataset, RawSplit, Source
-from flcore.errors import Cure, DataError
-from flcore.files import Blocks, content_bytes, read_json, read_tensors, write_json, write_tensors
-from flcore.params import LARGEST
-from flcore.wording import brief
+from flcore.io import disk
+from flcore.io.files import Blocks, content_bytes, read_json, read_tensors, write_json, write_tensors
 
 _CURE = Cure.PREPARE_AGAIN
 _BLOCK_BYTES = 32 * 2**20  # of images that are decoded and converted at a time

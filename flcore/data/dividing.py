@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from flcore.core.errors import DataError
+from flcore.core.rng import numpy_stream
 from flcore.data.client_holdout import ClientTest, few_shot, label_slices, own_group, proportional, stratified_cut
 from flcore.data.dataset import Dataset, Split
 from flcore.data.imbalance import Imbalance
 from flcore.data.partition import ClientSplit, Partition, fingerprint_of, is_ascending
 from flcore.data.partitioners.base import Assignment, HeldOut, Indices, Partitioner, joined
 from flcore.data.tasks import cumulative_tests
-from flcore.errors import DataError
-from flcore.rng import numpy_stream
 from flcore.version import VERSION
 
 

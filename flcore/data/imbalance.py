@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from flcore.core.errors import DataError
 from flcore.data.partitioners.base import Indices, indices_by_class, joined
-from flcore.errors import DataError
 
 Profile = Literal["exp", "step"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flcore.errors import ConfigError
-from flcore.wording import shown
+from flcore.core.errors import ConfigError
+from flcore.core.text import shown
 
 Values = float | tuple[float, ...]
 """One number for all channels, or one for each."""

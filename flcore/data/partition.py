@@ -12,13 +12,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from flcore import disk
+from flcore.core.errors import Cure, DataError
+from flcore.core.text import brief
 from flcore.data.dataset import Dataset
 from flcore.data.imbalance import minority_classes
 from flcore.data.partitioners.base import Indices
-from flcore.errors import Cure, DataError
-from flcore.files import content_bytes, read_json, read_tensors, write_json, write_tensors
-from flcore.wording import brief
+from flcore.io import disk
+from flcore.io.files import content_bytes, read_json, read_tensors, write_json, write_tensors
 
 _CURE = Cure.DIVIDE_AGAIN
 _PARTS = ("train", "val", "test")

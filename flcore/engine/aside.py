@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flcore.engine.owned import load_owned, save_owned
-from flcore.files import make_durable, sweep
-from flcore.records import Record
+from flcore.io.files import make_durable, sweep
+from flcore.io.records import Record
 
 
 @dataclass(frozen=True)

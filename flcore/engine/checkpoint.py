@@ -34,17 +34,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flcore import disk
+from flcore.core.errors import Cure, DataError, RunError
 from flcore.engine.aside import Aside
 from flcore.engine.energy import Clock
 from flcore.engine.owned import load_owned, save_owned
 from flcore.engine.record_lines import RecordLines
 from flcore.engine.run_state import RunName, RunState
 from flcore.engine.turn_results import TurnResults
-from flcore.errors import Cure, DataError, RunError
-from flcore.files import json_text, make_durable, read_json, replace_file, sealed, unsealed
-from flcore.messages import Payload, Size
-from flcore.records import Record, load_record, save_record
+from flcore.io import disk
+from flcore.io.files import json_text, make_durable, read_json, replace_file, sealed, unsealed
+from flcore.io.messages import Payload, Size
+from flcore.io.records import Record, load_record, save_record
 
 CURE = Cure.START_OVER
 

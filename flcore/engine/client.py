@@ -25,11 +25,11 @@ from flcore.engine.local.step import learning_rate
 from flcore.engine.local.tape import planned_steps
 from flcore.engine.turns import Failure, Place, Reply, exchange_in
 from flcore.evaluation.forward import Forward, stacked_part
-from flcore.experiment import Experiment
-from flcore.messages import Payload, Prototypes, Size, Weights, all_finite
-from flcore.methods.vocabulary import BATCHNORM, MODEL, PRIVATE, Leg, Turn
-from flcore.poisoning import poisoned_message
-from flcore.records import Payloads, Record, measure, on_device
+from flcore.experiment.experiment import Experiment
+from flcore.experiment.poisoning import poisoned_message
+from flcore.io.messages import Payload, Prototypes, Size, Weights, all_finite
+from flcore.io.records import Payloads, Record, measure, on_device
+from flcore.methods.types import BATCHNORM, MODEL, PRIVATE, Leg, Turn
 
 Memories = Callable[[int], Record]
 
@@ -264,7 +264,7 @@ class _Passes:
 
 
 class _Trained:
-    """A client after local training, for :meth:`flcore.methods.base.Method.reply`."""
+    """A client after local training, for :meth:`flcore.methods.api.Method.reply`."""
 
     def __init__(self, passes: _Passes, index: int, outcome: Outcome, num_samples: int) -> None:
         self._passes, self._index, self._outcome = passes, index, outcome

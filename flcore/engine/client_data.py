@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flcore.data.images import normalise
-from flcore.experiment import Experiment
+from flcore.experiment.experiment import Experiment
 
 MOST_BYTES = 256 * 2**20
 """Normalised images that are held at once; of larger sets every mini-batch is normalised by itself (the same bits)."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flcore.core.rng import numpy_stream
 from flcore.engine.local.tape import planned_steps
-from flcore.experiment import Experiment
-from flcore.methods.vocabulary import Leg
-from flcore.rng import numpy_stream
+from flcore.experiment.experiment import Experiment
+from flcore.methods.types import Leg
 
 DEFAULT_STACK = {"cpu": 8, "cuda": 128}
 

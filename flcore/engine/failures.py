@@ -1,8 +1,9 @@
 """Where a run can fail, said in one way: in this process, in a worker, on a cluster, one client or a stack of them.
 
 The code that carries out a client's turn puts :func:`turn_part` around each part of it, the round puts :func:`located`
-around a server stage. What is raised inside comes out as a :class:`~flcore.errors.RunError` that names the place; what
-the user can mend (:class:`~flcore.errors.ConfigError`, :class:`~flcore.errors.DataError`) comes out as it is.
+around a server stage. What is raised inside comes out as a :class:`~flcore.core.errors.RunError` that names the place;
+what the user can mend (:class:`~flcore.core.errors.ConfigError`, :class:`~flcore.core.errors.DataError`) comes out as
+it is.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError, listed
 from flcore.engine.turns import Failure, Place
-from flcore.errors import ConfigError, DataError, ProtoflError, RunError, listed
-from flcore.messages import Payload, Prototypes, Weights
+from flcore.io.messages import Payload, Prototypes, Weights
 
 
 class LocatedError(RunError):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flcore.errors import DataError
-from flcore.records import Payloads, Record, load_record, save_record
+from flcore.core.errors import DataError
+from flcore.io.records import Payloads, Record, load_record, save_record
 
 
 def save_owned(path: Path, record: Payloads, place: Any, run: str) -> None:

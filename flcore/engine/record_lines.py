@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flcore import disk
-from flcore.errors import DataError
-from flcore.files import append, json_text, read_lines, sealed, unsealed
+from flcore.core.errors import DataError
+from flcore.io import disk
+from flcore.io.files import append, json_text, read_lines, sealed, unsealed
 
 NAMES = ("history.jsonl", "timing.jsonl")
 

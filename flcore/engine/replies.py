@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flcore.core.errors import DataError
 from flcore.engine.turns import Failure, Reply
-from flcore.errors import DataError
-from flcore.files import read_json, sealed, unsealed, write_json
-from flcore.messages import Size
-from flcore.records import load_record, save_record
+from flcore.io.files import read_json, sealed, unsealed, write_json
+from flcore.io.messages import Size
+from flcore.io.records import load_record, save_record
 
 Result = Reply | Failure
 

@@ -1,7 +1,7 @@
 """Scoring within a round: its end, and states on the way that the method wants scored too.
 
 Records are immutable, so a state in front of a calibration or a retraining is there for the asking
-(:meth:`flcore.methods.base.Method.score_before`): no method keeps one for this. Parts of a scoring go to the workers
+(:meth:`flcore.methods.api.Method.score_before`): no method keeps one for this. Parts of a scoring go to the workers
 that are idle between two legs, where there are some and it pays.
 """
 
@@ -17,10 +17,10 @@ from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.pool.executors import Executor
 from flcore.engine.run_state import RunState
 from flcore.evaluation.scoring import Part, Request, Scorer
-from flcore.experiment import Experiment
-from flcore.methods.base import Method
-from flcore.methods.vocabulary import Leg
-from flcore.records import Record
+from flcore.experiment.experiment import Experiment
+from flcore.io.records import Record
+from flcore.methods.api import Method
+from flcore.methods.types import Leg
 
 Headline = Mapping[str, float | None]
 
@@ -37,7 +37,7 @@ def passed_through(
     """The states of a leg that a method wants scored, by label.
 
     Args:
-        method: whose :meth:`~flcore.methods.base.Method.score_before` says which.
+        method: whose :meth:`~flcore.methods.api.Method.score_before` says which.
         leg: that has just ended.
         before: the state at its beginning.
         in_front: what the server held in front of each of its stages.

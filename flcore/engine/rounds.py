@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from flcore.core.errors import DataError, RunError
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import download
 from flcore.engine.cohort import Cohort, groups, select_cohort, stacks, taking_part
@@ -25,13 +26,12 @@ from flcore.engine.pool.workers import worker_count
 from flcore.engine.round_scores import Passed, RoundScorer, passed_through
 from flcore.engine.run_state import RunName, RunState, Traffic, leg_facts, round_facts
 from flcore.engine.turns import Failure, Reply, exchange_in
-from flcore.errors import DataError, RunError
-from flcore.experiment import Experiment
-from flcore.files import finite
-from flcore.messages import Size
-from flcore.methods.vocabulary import Exchange, Leg, Replies, Stage
-from flcore.provenance import code_modules
-from flcore.records import Record
+from flcore.experiment.experiment import Experiment
+from flcore.experiment.provenance import code_modules
+from flcore.io.files import finite
+from flcore.io.messages import Size
+from flcore.io.records import Record
+from flcore.methods.types import Exchange, Leg, Replies, Stage
 
 RoundRecord = Mapping[str, Any]
 

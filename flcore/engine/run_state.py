@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from flcore.core.errors import listed
 from flcore.engine.turns import Place, Reply
-from flcore.errors import listed
-from flcore.messages import Size
-from flcore.records import Record
+from flcore.io.messages import Size
+from flcore.io.records import Record
 
 Traffic = Mapping[str, Size]
 """Cost of messages by kind."""

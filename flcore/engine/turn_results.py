@@ -11,13 +11,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flcore import disk
+from flcore.core.errors import DataError
 from flcore.engine.energy import Clock
 from flcore.engine.owned import load_owned, save_owned
 from flcore.engine.replies import Result, load_result, save_result
 from flcore.engine.turns import Reply
-from flcore.errors import DataError
-from flcore.records import Record
+from flcore.io import disk
+from flcore.io.records import Record
 
 
 class TurnResults:

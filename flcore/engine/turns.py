@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from flcore.messages import Size, Weights
-from flcore.methods.base import Method
-from flcore.methods.vocabulary import Exchange, Leg, Setting
-from flcore.records import Record
+from flcore.io.messages import Size, Weights
+from flcore.io.records import Record
+from flcore.methods.api import Method
+from flcore.methods.types import Exchange, Leg, Setting
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Reply:
         seconds: that training and answering took; of a stack each client has the share that it has of the steps. What a
             turn is does not depend on them, so that they are not compared.
         trained: the weights on the device that trained them, where the message holds copies of them
-            (`flcore/twins.py`); they live as long as the reply.
+            (`flcore/io/twins.py`); they live as long as the reply.
     """
 
     message: Record

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flcore.experiment import Experiment
-from flcore.messages import Weights
-from flcore.methods.vocabulary import BATCHNORM, MODEL, PRIVATE, with_statistics
-from flcore.models.averaging import average_weights
-from flcore.records import Record
+from flcore.aggregation.mean import average_weights
+from flcore.experiment.experiment import Experiment
+from flcore.io.messages import Weights
+from flcore.io.records import Record
+from flcore.methods.types import BATCHNORM, MODEL, PRIVATE, with_statistics
 
 Memories = Callable[[int], Record]
 """Client id → what that client remembers."""

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from flcore.data.images import normalise
-from flcore.experiment import Experiment
-from flcore.messages import Weights
-from flcore.methods.vocabulary import Predict, with_statistics
+from flcore.experiment.experiment import Experiment
+from flcore.io.messages import Weights
+from flcore.io.records import Record
+from flcore.methods.types import Predict, with_statistics
 from flcore.models.base import Backbone, laid_out, load_weights
 from flcore.models.network import Network, Values
 from flcore.models.view import EncodedOnce, ModuleView
-from flcore.records import Record
 
 
 class Images(Protocol):
@@ -111,7 +111,7 @@ class Forward:
             images: what it is asked.
             ways: by name.
             server: what the server holds, on the device.
-            classes: bool [K] on the device, see :meth:`flcore.methods.base.Method.predict`.
+            classes: bool [K] on the device, see :meth:`flcore.methods.api.Method.predict`.
             name: of the images. Where a method has states scored on the way, what the encoder made of them last time is
                 kept by it, if that is little: calibration and retraining leave encoders alone, so that both models
                 share it.

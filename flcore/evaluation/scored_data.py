@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flcore.core.errors import DataError
 from flcore.data.client_holdout import own_group
 from flcore.data.partitioners.base import joined
-from flcore.errors import DataError
-from flcore.experiment import Experiment
+from flcore.experiment.experiment import Experiment
 
 
 @dataclass(frozen=True)

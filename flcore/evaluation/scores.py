@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcore.methods.base import ScoreKind
+from flcore.methods.api import ScoreKind
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Scores:
 
     Attributes:
         loss_global: mean cross-entropy of the global answer in nats; None too where its scores are no likelihoods
-            (:attr:`flcore.methods.base.Method.score_kind`).
+            (:attr:`flcore.methods.api.Method.score_kind`).
         class_accuracy: per class of the global answer, None for classes without test samples.
         local_accuracy: per client.
         client_std: population standard deviation of ``local_accuracy``.
         top1_vote: of the majority vote of all clients' models, where it was asked for and the method has one.
         class_accuracy_vote: its accuracy by class.
-        alternatives: per other way to predict (:meth:`flcore.methods.base.Method.alternatives`) its ``top1_global``,
+        alternatives: per other way to predict (:meth:`flcore.methods.api.Method.alternatives`) its ``top1_global``,
             ``mean_local`` and ``pooled_local``.
         tasks: where clients' own models are scored before aggregation: ``tested`` [C], the images of each class in the
             global test set; ``private_correct`` [K, C], those that each client's model gets right;

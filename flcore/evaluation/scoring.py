@@ -30,10 +30,10 @@ from flcore.evaluation.continual import task_scores
 from flcore.evaluation.forward import Forward, StoredImages
 from flcore.evaluation.scored_data import scored_data
 from flcore.evaluation.scores import Scores, right_answers, summarised
-from flcore.experiment import Experiment
-from flcore.messages import Weights
-from flcore.methods.vocabulary import Predict, with_statistics
-from flcore.records import Record, on_device
+from flcore.experiment.experiment import Experiment
+from flcore.io.messages import Weights
+from flcore.io.records import Record, on_device
+from flcore.methods.types import Predict, with_statistics
 
 Share = Callable[["Request", Sequence["Part"]], Iterable[Mapping[str, Tensor]]]
 """Has workers answer the parts of a request, in their order."""
@@ -47,8 +47,8 @@ class Request:
     """What to score.
 
     Attributes:
-        ways: names of the ways to answer; :data:`MAIN` and those of :meth:`flcore.methods.base.Method.alternatives`,
-            or of :meth:`flcore.methods.base.Method.score_before`.
+        ways: names of the ways to answer; :data:`MAIN` and those of :meth:`flcore.methods.api.Method.alternatives`,
+            or of :meth:`flcore.methods.api.Method.score_before`.
         round: after which round; None for the last. Where data change, it says what clients have met.
         vote: whether the majority vote of clients' models is taken where there is no global model.
         private: whether clients' own models are scored on the global test set.

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flcore.errors import DataError
+from flcore.core.errors import DataError
 from flcore.evaluation.continual import ACCURACIES, summarise_tasks
 from flcore.evaluation.scores import Scores
-from flcore.experiment import Experiment
+from flcore.experiment.experiment import Experiment
 
 
 def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -45,15 +45,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.errors import ConfigError
-from flcore.losses.basic import cross_entropy
-from flcore.messages import Arrays, Weights
-from flcore.methods.new_head import NewHead
-from flcore.methods.server_training import Moving, Terms, fit, leaves
-from flcore.methods.vocabulary import Facts, Replies, Setting, TrainedClient, Turn
-from flcore.optim import Sgd
-from flcore.params import Search, param
-from flcore.prototypes.gaussians import (
+from flcore.core.errors import ConfigError
+from flcore.core.optim import Sgd
+from flcore.core.params import Search, param
+from flcore.core.rng import torch_stream
+from flcore.io.messages import Arrays, Weights
+from flcore.io.records import Payloads, Slot
+from flcore.math.losses.basic import cross_entropy
+from flcore.math.prototypes.gaussians import (
     ClassGaussians,
     class_gaussian,
     from_upper_triangles,
@@ -62,8 +61,9 @@ from flcore.prototypes.gaussians import (
     sample_gaussians,
     upper_triangles,
 )
-from flcore.records import Payloads, Slot
-from flcore.rng import torch_stream
+from flcore.methods.kit.new_head import NewHead
+from flcore.methods.kit.server_training import Moving, Terms, fit, leaves
+from flcore.methods.types import Facts, Replies, Setting, TrainedClient, Turn
 
 STATISTICS = Slot("statistics", Arrays)
 """Of a client's k classes: ``classes`` and ``counts`` int64 [k], ``means`` float32 [k, d] and ``covariances`` float32

@@ -31,13 +31,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcore.conditions import above
-from flcore.losses.basic import cross_entropy
-from flcore.losses.gradient_matching import gradient_distance, linear_gradient
-from flcore.messages import Arrays, Weights
+from flcore.core.conditions import above
+from flcore.core.optim import Sgd
+from flcore.core.params import Search, param
+from flcore.core.rng import torch_stream
+from flcore.io.messages import Arrays, Weights
+from flcore.io.records import Payloads, Record, Slot
+from flcore.math.losses.basic import cross_entropy
+from flcore.math.losses.gradient_matching import gradient_distance, linear_gradient
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.server_training import Moving, Terms, fit, leaves
-from flcore.methods.vocabulary import (
+from flcore.methods.kit.server_training import Moving, Terms, fit, leaves
+from flcore.methods.types import (
     MODEL,
     Exchange,
     Facts,
@@ -49,10 +53,6 @@ from flcore.methods.vocabulary import (
     TrainedClient,
     Turn,
 )
-from flcore.optim import Sgd
-from flcore.params import Search, param
-from flcore.records import Payloads, Record, Slot
-from flcore.rng import torch_stream
 
 CLASSIFIER = Slot("classifier", Weights)
 """h̃."""

@@ -23,13 +23,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcore.conditions import above, on
-from flcore.messages import Count, Weights
+from flcore.aggregation.mean import average_weights
+from flcore.core.conditions import above, on
+from flcore.core.params import Search, param
+from flcore.io.messages import Count, Weights
+from flcore.io.records import Record, Slot
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import MODEL, Exchange, Facts, Phase, Replies, Setting, Stage, Update
-from flcore.models.averaging import average_weights
-from flcore.params import Search, param
-from flcore.records import Record, Slot
+from flcore.methods.types import MODEL, Exchange, Facts, Phase, Replies, Setting, Stage, Update
 
 AVERAGE = Slot("average", Weights)
 """The mean of the global models of some rounds, at the server once there is one."""

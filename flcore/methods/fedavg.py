@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flcore.aggregation.weights import fold_weights
-from flcore.messages import Count
-from flcore.methods.base import Method
-from flcore.methods.vocabulary import (
+from flcore.io.messages import Count
+from flcore.io.records import Payloads, Record
+from flcore.methods.api import Method
+from flcore.methods.types import (
     MODEL,
     NUM_SAMPLES,
     Exchange,
@@ -25,7 +26,6 @@ from flcore.methods.vocabulary import (
     Turn,
     folds,
 )
-from flcore.records import Payloads, Record
 
 
 @dataclass(frozen=True)

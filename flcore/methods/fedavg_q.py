@@ -19,10 +19,13 @@ from typing import ClassVar, Literal
 
 import torch
 
-from flcore.compression import quantised_all, restored_all
-from flcore.messages import Arrays, Count, Payload, Weights
+from flcore.aggregation.mean import average_weights
+from flcore.core.params import param
+from flcore.io.messages import Arrays, Count, Payload, Weights
+from flcore.io.records import Payloads, Record, Slot
+from flcore.math.compression import quantised_all, restored_all
 from flcore.methods.fedavg import FedAvg, sample_counts
-from flcore.methods.vocabulary import (
+from flcore.methods.types import (
     MODEL,
     NUM_SAMPLES,
     Exchange,
@@ -33,12 +36,9 @@ from flcore.methods.vocabulary import (
     TrainedClient,
     Turn,
 )
-from flcore.models.averaging import average_weights
-from flcore.params import param
-from flcore.records import Payloads, Record, Slot
 
 CHANGE = Slot("change", Arrays)
-"""A client's quantised difference, see :func:`flcore.compression.quantised_all`."""
+"""A client's quantised difference, see :func:`flcore.math.compression.quantised_all`."""
 
 STATISTICS = Slot("model_statistics", Weights)
 """BatchNorm statistics beside quantised parameters, as they are."""

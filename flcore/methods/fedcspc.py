@@ -57,19 +57,27 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from flcore.conditions import above, on
-from flcore.errors import ConfigError
-from flcore.losses.alignment import angle_loss, edge_loss, extrapolate, triplet_hinge
-from flcore.losses.basic import cross_entropy, weighted_mean
-from flcore.losses.contrastive import contrastive_terms, prototype_contrast, source_weights
-from flcore.messages import Arrays, Payload, Prototypes, Weights
-from flcore.methods.base import ScoreKind
-from flcore.methods.class_prototypes import ReleasesVectors
+from flcore.core.conditions import above, on
+from flcore.core.errors import ConfigError
+from flcore.core.optim import Sgd
+from flcore.core.params import Search, param
+from flcore.core.schedules import Constant, Exponential, Pieces, Schedule
+from flcore.io.messages import Arrays, Payload, Prototypes, Weights
+from flcore.io.records import Payloads, Record, Slot, on_device
+from flcore.math.losses.alignment import angle_loss, edge_loss, extrapolate, triplet_hinge
+from flcore.math.losses.basic import cross_entropy, weighted_mean
+from flcore.math.losses.contrastive import contrastive_terms, prototype_contrast, source_weights
+from flcore.math.prototypes.class_means import class_means
+from flcore.math.prototypes.clustering import cluster_prototypes
+from flcore.math.prototypes.exemplars import best_means, fuse, similarities
+from flcore.math.prototypes.partners import Drawn, Partners
+from flcore.methods.api import ScoreKind
 from flcore.methods.fedavg import sample_counts
-from flcore.methods.on_top import OnTop, patched
-from flcore.methods.preset import AuthorsPreset
-from flcore.methods.server_training import Moving, Terms, fit, leaves
-from flcore.methods.vocabulary import (
+from flcore.methods.kit.class_prototypes import ReleasesVectors
+from flcore.methods.kit.on_top import OnTop, patched
+from flcore.methods.kit.preset import AuthorsPreset
+from flcore.methods.kit.server_training import Moving, Terms, fit, leaves
+from flcore.methods.types import (
     MODEL,
     Batch,
     Before,
@@ -87,14 +95,6 @@ from flcore.methods.vocabulary import (
 )
 from flcore.models.network import Network, Values
 from flcore.models.view import EncodedOnce
-from flcore.optim import Sgd
-from flcore.params import Search, param
-from flcore.prototypes.class_means import class_means
-from flcore.prototypes.clustering import cluster_prototypes
-from flcore.prototypes.exemplars import best_means, fuse, similarities
-from flcore.prototypes.partners import Drawn, Partners
-from flcore.records import Payloads, Record, Slot, on_device
-from flcore.schedules import Constant, Exponential, Pieces, Schedule
 
 CLUSTERS = Slot("cluster_prototypes", Arrays)
 """A client's q prototypes: ``vectors`` float32 [q, e] and ``labels`` int64 [q]."""

@@ -35,12 +35,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.conditions import on
-from flcore.losses.basic import inner_product, proximal
-from flcore.messages import Weights
+from flcore.aggregation.mean import average_weights
+from flcore.core.conditions import on
+from flcore.core.params import Search, param
+from flcore.io.messages import Weights
+from flcore.io.records import Payloads, Record, Slot
+from flcore.math.losses.basic import inner_product, proximal
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.preset import AuthorsPreset
-from flcore.methods.vocabulary import (
+from flcore.methods.kit.preset import AuthorsPreset
+from flcore.methods.types import (
     MODEL,
     Batch,
     Context,
@@ -54,9 +57,6 @@ from flcore.methods.vocabulary import (
     TrainedClient,
     Turn,
 )
-from flcore.models.averaging import average_weights
-from flcore.params import Search, param
-from flcore.records import Payloads, Record, Slot
 
 DRIFT = Slot("drift", Weights)
 """h_k in a client's memory; at the server h, the mean over all clients."""

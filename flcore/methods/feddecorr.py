@@ -15,11 +15,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from flcore.losses.basic import cross_entropy
-from flcore.losses.decorrelation import correlation_penalty
+from flcore.core.params import Search, param
+from flcore.math.losses.basic import cross_entropy
+from flcore.math.losses.decorrelation import correlation_penalty
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import Batch, Context, LocalModel
-from flcore.params import Search, param
+from flcore.methods.types import Batch, Context, LocalModel
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.conditions import among
-from flcore.messages import Arrays, Payload, Weights
-from flcore.methods.base import ScoreKind
+from flcore.aggregation.mean import average_weights
+from flcore.core.conditions import among
+from flcore.core.params import Search, param
+from flcore.core.rng import torch_stream
+from flcore.io.messages import Arrays, Payload, Weights
+from flcore.io.records import Payloads, Record, Slot
+from flcore.methods.api import ScoreKind
 from flcore.methods.fedavg import FedAvg, aggregate, sample_counts
-from flcore.methods.preset import AuthorsPreset
-from flcore.methods.vocabulary import (
+from flcore.methods.kit.preset import AuthorsPreset
+from flcore.methods.types import (
     MODEL,
     Exchange,
     Facts,
@@ -54,10 +58,6 @@ from flcore.methods.vocabulary import (
     TrainedClient,
     Turn,
 )
-from flcore.models.averaging import average_weights
-from flcore.params import Search, param
-from flcore.records import Payloads, Record, Slot
-from flcore.rng import torch_stream
 
 ASSIGNMENT = Slot("assignment", Arrays)
 """``model`` int64 [N]: which of the models side by side each client gets in the coming round."""

@@ -27,12 +27,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.conditions import on
-from flcore.losses.basic import anchor_distance, cross_entropy
-from flcore.losses.vectors import unit_vectors
-from flcore.messages import Arrays
+from flcore.core.conditions import on
+from flcore.core.optim import Adam
+from flcore.core.params import Search, param
+from flcore.core.rng import torch_stream
+from flcore.io.messages import Arrays
+from flcore.io.records import Payloads, Record, Slot
+from flcore.math.losses.basic import anchor_distance, cross_entropy
+from flcore.math.losses.vectors import unit_vectors
 from flcore.methods.fedavg import FedAvg, sample_counts
-from flcore.methods.vocabulary import (
+from flcore.methods.types import (
     Batch,
     Context,
     Exchange,
@@ -46,10 +50,6 @@ from flcore.methods.vocabulary import (
     Turn,
     Update,
 )
-from flcore.optim import Adam
-from flcore.params import Search, param
-from flcore.records import Payloads, Record, Slot
-from flcore.rng import torch_stream
 
 ANCHORS = Slot("anchors", Arrays)
 """``anchors`` float32 [C, d]; with ``anchor_mean: holders`` also, on its way up, ``held`` bool [C]."""

@@ -29,13 +29,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from flcore.conditions import Condition, above
-from flcore.generators.draws import draw_noise
-from flcore.generators.features import diversity_loss, fidelity_loss, frozen_head_logits, teacher_divergence
-from flcore.generators.networks import constant_output
-from flcore.losses.basic import cross_entropy
-from flcore.messages import Arrays
-from flcore.methods.feature_generator import (
+from flcore.core.conditions import Condition, above
+from flcore.core.params import Search, param
+from flcore.core.schedules import Exponential
+from flcore.io.messages import Arrays
+from flcore.io.records import Payloads, Record
+from flcore.math.generators.draws import draw_noise
+from flcore.math.generators.features import diversity_loss, fidelity_loss, frozen_head_logits, teacher_divergence
+from flcore.math.generators.networks import constant_output
+from flcore.math.losses.basic import cross_entropy
+from flcore.methods.kit.feature_generator import (
     FLOOR,
     GENERATOR,
     LABEL_COUNTS,
@@ -44,11 +47,8 @@ from flcore.methods.feature_generator import (
     Objective,
     generated_cross_entropy,
 )
-from flcore.methods.server_training import Terms
-from flcore.methods.vocabulary import Batch, Context, LocalModel, Stage, TrainedClient, Turn
-from flcore.params import Search, param
-from flcore.records import Payloads, Record
-from flcore.schedules import Exponential
+from flcore.methods.kit.server_training import Terms
+from flcore.methods.types import Batch, Context, LocalModel, Stage, TrainedClient, Turn
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,19 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.conditions import above
-from flcore.losses.alignment import row_distance
-from flcore.losses.basic import cross_entropy
-from flcore.messages import Arrays, Prototypes
-from flcore.methods.class_prototypes import CLASS_COUNTS, ReleasesPrototypes, counts_of_uploads
+from flcore.core.conditions import above
+from flcore.core.params import Search, param
+from flcore.io.messages import Arrays, Prototypes
+from flcore.io.records import Payloads, Record, Slot
+from flcore.math.losses.alignment import row_distance
+from flcore.math.losses.basic import cross_entropy
+from flcore.math.prototypes.class_means import class_means
+from flcore.math.prototypes.fusion import fuse_prototypes
+from flcore.math.prototypes.release import Unit
 from flcore.methods.fedavg import FedAvg, sample_counts
-from flcore.methods.preset import AuthorsPreset
-from flcore.methods.vocabulary import (
+from flcore.methods.kit.class_prototypes import CLASS_COUNTS, ReleasesPrototypes, counts_of_uploads
+from flcore.methods.kit.preset import AuthorsPreset
+from flcore.methods.types import (
     Batch,
     Context,
     Exchange,
@@ -49,11 +54,6 @@ from flcore.methods.vocabulary import (
     TrainedClient,
     Turn,
 )
-from flcore.params import Search, param
-from flcore.prototypes.class_means import class_means
-from flcore.prototypes.fusion import fuse_prototypes
-from flcore.prototypes.release import Unit
-from flcore.records import Payloads, Record, Slot
 
 KNOWLEDGE = Slot("knowledge", Prototypes)
 """Per class a row of d + C: the mean feature, then the mean soft prediction."""

@@ -40,23 +40,26 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.conditions import above, among, on
+from flcore.core.conditions import above, among, on
+from flcore.core.errors import ConfigError
+from flcore.core.params import Classes, Search, param
 from flcore.data.imbalance import minority_classes
-from flcore.errors import ConfigError
-from flcore.losses.alignment import memory_divergence, smooth_l1_to_prototypes
-from flcore.losses.basic import cross_entropy
-from flcore.messages import Arrays, Count, Payload, Prototypes, Weights
-from flcore.methods.base import ScoreKind
-from flcore.methods.class_prototypes import (
+from flcore.io.messages import Arrays, Count, Payload, Prototypes, Weights
+from flcore.io.records import Payloads, Record, Slot
+from flcore.math.losses.alignment import memory_divergence, smooth_l1_to_prototypes
+from flcore.math.losses.basic import cross_entropy
+from flcore.math.prototypes.clustering import Partition, cluster_classes, partition_by
+from flcore.methods.api import ScoreKind
+from flcore.methods.fedavg import FedAvg, aggregate
+from flcore.methods.fedper import FedPer
+from flcore.methods.kit.class_prototypes import (
     RunningPrototypes,
     fused_prototypes,
     nearest_prototype,
     no_prototypes,
     received_prototypes,
 )
-from flcore.methods.fedavg import FedAvg, aggregate
-from flcore.methods.fedper import FedPer
-from flcore.methods.vocabulary import (
+from flcore.methods.types import (
     MODEL,
     PROTOTYPES,
     Batch,
@@ -73,9 +76,6 @@ from flcore.methods.vocabulary import (
     Turn,
     folds,
 )
-from flcore.params import Classes, Search, param
-from flcore.prototypes.clustering import Partition, cluster_classes, partition_by
-from flcore.records import Payloads, Record, Slot
 
 REPORT_LEG = "report-counts"
 

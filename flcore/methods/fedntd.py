@@ -16,15 +16,15 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from flcore.conditions import above
-from flcore.losses.alignment import not_true_distillation
-from flcore.losses.basic import cross_entropy
-from flcore.messages import Weights
-from flcore.methods.base import Part, frozen_answer
+from flcore.core.conditions import above
+from flcore.core.params import Search, param
+from flcore.io.messages import Weights
+from flcore.io.records import Payloads
+from flcore.math.losses.alignment import not_true_distillation
+from flcore.math.losses.basic import cross_entropy
+from flcore.methods.api import Part, frozen_answer
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import MODEL, Batch, Context, LocalModel, Setting, Turn
-from flcore.params import Search, param
-from flcore.records import Payloads
+from flcore.methods.types import MODEL, Batch, Context, LocalModel, Setting, Turn
 
 
 @dataclass(frozen=True)

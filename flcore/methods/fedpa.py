@@ -33,7 +33,7 @@ those that clients have reported so far, the server looks at nobody's data.
 prototypes (``generator_distance`` in the history, the RMS of ‖G(ε, ỹ) − φ^ỹ‖ over a batch). Training survives that.
 
 Prototypes of rare classes are nearly single features, which ``min_count``, ``proto_clip`` and ``proto_noise`` withhold,
-bound and blur (`flcore/prototypes/release.py`); label counts are sent as they are.
+bound and blur (`flcore/math/prototypes/release.py`); label counts are sent as they are.
 """
 
 from __future__ import annotations
@@ -45,18 +45,21 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.conditions import Condition, above, on
-from flcore.generators.features import diversity_loss, fidelity_loss, frozen_head_logits
-from flcore.losses.alignment import prototype_pull
-from flcore.losses.basic import cross_entropy
-from flcore.messages import Arrays
-from flcore.methods.class_prototypes import (
+from flcore.core.conditions import Condition, above, on
+from flcore.core.params import Search, param
+from flcore.core.schedules import Exponential
+from flcore.io.messages import Arrays
+from flcore.io.records import Payloads, Record, Slot
+from flcore.math.generators.features import diversity_loss, fidelity_loss, frozen_head_logits
+from flcore.math.losses.alignment import prototype_pull
+from flcore.math.losses.basic import cross_entropy
+from flcore.methods.kit.class_prototypes import (
     RunningPrototypes,
     fused_prototypes,
     no_prototypes,
     received_prototypes,
 )
-from flcore.methods.feature_generator import (
+from flcore.methods.kit.feature_generator import (
     FLOOR,
     GENERATOR,
     LABEL_COUNTS,
@@ -68,8 +71,8 @@ from flcore.methods.feature_generator import (
     reported,
     uniform_distribution,
 )
-from flcore.methods.server_training import Terms
-from flcore.methods.vocabulary import (
+from flcore.methods.kit.server_training import Terms
+from flcore.methods.types import (
     PROTOTYPES,
     Batch,
     Context,
@@ -83,9 +86,6 @@ from flcore.methods.vocabulary import (
     Turn,
     folds,
 )
-from flcore.params import Search, param
-from flcore.records import Payloads, Record, Slot
-from flcore.schedules import Exponential
 
 KNOWN_COUNTS = Slot("known_counts", Arrays)
 """``held`` int64 [N, K]: every client's latest label counts, which the server sends to nobody."""

@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from flcore.errors import ConfigError
-from flcore.messages import Weights
+from flcore.core.errors import ConfigError
+from flcore.core.params import param
+from flcore.io.messages import Weights
+from flcore.io.records import Payloads, Record, Slot
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import MODEL, Setting, TrainedClient, Turn
-from flcore.params import param
-from flcore.records import Payloads, Record, Slot
+from flcore.methods.types import MODEL, Setting, TrainedClient, Turn
 
 TOP = Slot("top", Weights)
 """A client's personal layers, in its memory."""

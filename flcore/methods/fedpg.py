@@ -47,8 +47,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.conditions import Condition, above, on
-from flcore.generators.images import (
+from flcore.core.conditions import Condition, above, on
+from flcore.core.params import Search, param
+from flcore.io.messages import Arrays, Count, Prototypes
+from flcore.io.records import Payloads, Record, Slot, on_device
+from flcore.math.generators.images import (
     dce_loss,
     guided_targets,
     image_facts,
@@ -57,13 +60,13 @@ from flcore.generators.images import (
     random_targets,
     target_facts,
 )
-from flcore.messages import Arrays, Count, Prototypes
-from flcore.methods.class_prototypes import ReleasesPrototypes, fused_prototypes, no_prototypes
-from flcore.methods.image_generator import GENERATOR, SHIPPING, ImageGeneratorMethod
-from flcore.methods.preset import AuthorsPreset
-from flcore.methods.server_training import Terms, leaves
-from flcore.methods.virtual_images import VIRTUAL, VirtualLoss, global_features
-from flcore.methods.vocabulary import (
+from flcore.math.prototypes.supports import support_means
+from flcore.methods.kit.class_prototypes import ReleasesPrototypes, fused_prototypes, no_prototypes
+from flcore.methods.kit.image_generator import GENERATOR, SHIPPING, ImageGeneratorMethod
+from flcore.methods.kit.preset import AuthorsPreset
+from flcore.methods.kit.server_training import Terms, leaves
+from flcore.methods.kit.virtual_images import VIRTUAL, VirtualLoss, global_features
+from flcore.methods.types import (
     MODEL,
     PROTOTYPES,
     Batch,
@@ -78,9 +81,6 @@ from flcore.methods.vocabulary import (
     Turn,
     folds,
 )
-from flcore.params import Search, param
-from flcore.prototypes.supports import support_means
-from flcore.records import Payloads, Record, Slot, on_device
 
 TARGETS = Slot("targets", Arrays)
 """``means`` [K, d]: P' of the last training; not there before the first."""

@@ -22,11 +22,15 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from flcore.conditions import above
-from flcore.losses.basic import cross_entropy
-from flcore.losses.contrastive import prototype_contrast
-from flcore.messages import Arrays
-from flcore.methods.class_prototypes import (
+from flcore.core.conditions import above
+from flcore.core.params import Search, param
+from flcore.core.schedules import Linear
+from flcore.io.messages import Arrays
+from flcore.io.records import Payloads, Record
+from flcore.math.losses.basic import cross_entropy
+from flcore.math.losses.contrastive import prototype_contrast
+from flcore.methods.fedavg import FedAvg
+from flcore.methods.kit.class_prototypes import (
     CLASS_COUNTS,
     ReleasesPrototypes,
     counts_of_uploads,
@@ -34,8 +38,7 @@ from flcore.methods.class_prototypes import (
     no_prototypes,
     received_prototypes,
 )
-from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import (
+from flcore.methods.types import (
     PROTOTYPES,
     Batch,
     Context,
@@ -49,9 +52,6 @@ from flcore.methods.vocabulary import (
     Turn,
     folds,
 )
-from flcore.params import Search, param
-from flcore.records import Payloads, Record
-from flcore.schedules import Linear
 
 
 @dataclass(frozen=True)

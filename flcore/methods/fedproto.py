@@ -20,18 +20,20 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.losses.alignment import prototype_pull
-from flcore.losses.basic import cross_entropy
-from flcore.losses.vectors import distances
-from flcore.methods.base import Method, ScoreKind
-from flcore.methods.class_prototypes import (
+from flcore.core.params import Search, param
+from flcore.io.records import Payloads, Record
+from flcore.math.losses.alignment import prototype_pull
+from flcore.math.losses.basic import cross_entropy
+from flcore.math.losses.vectors import distances
+from flcore.methods.api import Method, ScoreKind
+from flcore.methods.kit.class_prototypes import (
     RunningPrototypes,
     fused_prototypes,
     no_prototypes,
     received_prototypes,
 )
-from flcore.methods.preset import AuthorsPreset
-from flcore.methods.vocabulary import (
+from flcore.methods.kit.preset import AuthorsPreset
+from flcore.methods.types import (
     MODEL,
     PROTOTYPES,
     Batch,
@@ -46,8 +48,6 @@ from flcore.methods.vocabulary import (
     Turn,
     folds,
 )
-from flcore.params import Search, param
-from flcore.records import Payloads, Record
 
 
 @dataclass(frozen=True)

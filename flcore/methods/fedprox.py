@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from flcore.losses.basic import proximal
+from flcore.core.params import Search, param
+from flcore.math.losses.basic import proximal
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import MODEL, Batch, Context, LocalModel, Turn
-from flcore.params import Search, param
+from flcore.methods.types import MODEL, Batch, Context, LocalModel, Turn
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from flcore.losses.basic import cross_entropy
+from flcore.core.params import Search, param
+from flcore.math.losses.basic import cross_entropy
 from flcore.methods.fedper import FedPer, layer_of
-from flcore.methods.vocabulary import Batch, Context, Leg, LocalModel, Phase, Setting
-from flcore.params import Search, param
+from flcore.methods.types import Batch, Context, Leg, LocalModel, Phase, Setting
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from flcore.messages import Arrays, Weights
+from flcore.aggregation.mean import average_weights
+from flcore.core.params import Search, param
+from flcore.io.messages import Arrays, Weights
+from flcore.io.records import Payloads, Record, Slot
 from flcore.methods.fedavg import FedAvg, sample_counts
-from flcore.methods.vocabulary import MODEL, Exchange, Facts, Kind, Leg, Replies, Setting, Stage
-from flcore.models.averaging import average_weights
-from flcore.params import Search, param
-from flcore.records import Payloads, Record, Slot
+from flcore.methods.types import MODEL, Exchange, Facts, Kind, Leg, Replies, Setting, Stage
 
 Models = Mapping[int, Weights]
 

@@ -47,15 +47,21 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from flcore.conditions import above, among, on
-from flcore.errors import ConfigError
-from flcore.losses.alignment import dot_regression
-from flcore.losses.basic import cross_entropy
-from flcore.losses.vectors import unit_vectors
-from flcore.messages import Arrays, Mixtures
-from flcore.methods.base import Method, ScoreKind
-from flcore.methods.class_prototypes import ReleasesVectors
-from flcore.methods.vocabulary import (
+from flcore.core.conditions import above, among, on
+from flcore.core.errors import ConfigError
+from flcore.core.optim import Sgd
+from flcore.core.params import Classes, Rounds, Search, param
+from flcore.core.rng import torch_stream
+from flcore.io.messages import Arrays, Mixtures
+from flcore.io.records import Payloads, Record, Slot
+from flcore.math.losses.alignment import dot_regression
+from flcore.math.losses.basic import cross_entropy
+from flcore.math.losses.vectors import unit_vectors
+from flcore.math.prototypes.etf import simplex_etf
+from flcore.math.prototypes.mixtures import Mixture, fit_class_mixtures, fuse_uploads, packed, sample_classes, unpacked
+from flcore.methods.api import Method, ScoreKind
+from flcore.methods.kit.class_prototypes import ReleasesVectors
+from flcore.methods.types import (
     MODEL,
     Batch,
     Before,
@@ -73,12 +79,6 @@ from flcore.methods.vocabulary import (
     Turn,
     Update,
 )
-from flcore.optim import Sgd
-from flcore.params import Classes, Rounds, Search, param
-from flcore.prototypes.etf import simplex_etf
-from flcore.prototypes.mixtures import Mixture, fit_class_mixtures, fuse_uploads, packed, sample_classes, unpacked
-from flcore.records import Payloads, Record, Slot
-from flcore.rng import torch_stream
 
 RETRAIN_LEG = "retrain-heads"
 

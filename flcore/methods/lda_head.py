@@ -2,8 +2,8 @@
 
 When the base's last round is over, one more leg of that round follows: *all* clients receive the final model w_g and
 send class counts, class sums and one second moment of their features (evaluation mode, no augmentation); the server
-(stage ``solve-head``) adds them and solves w_c = (S_w + λI)⁻¹ μ_c (`flcore/prototypes/discriminant.py`). Where CCVR
-sends a covariance per class and trains a head on draws, this sends one matrix for all classes and solves once.
+(stage ``solve-head``) adds them and solves w_c = (S_w + λI)⁻¹ μ_c (`flcore/math/prototypes/discriminant.py`). Where
+CCVR sends a covariance per class and trains a head on draws, this sends one matrix for all classes and solves once.
 
 The state in front of it is scored as ``before_discriminant``. Bodies are not touched. Second moments cost
 D(D + 1)/2 values per client in the precision of ``wire``.
@@ -16,11 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from flcore.messages import Arrays, Weights
-from flcore.methods.new_head import NewHead
-from flcore.methods.vocabulary import Facts, Replies, Setting, TrainedClient, Turn
-from flcore.params import Search, param
-from flcore.prototypes.discriminant import (
+from flcore.core.params import Search, param
+from flcore.io.messages import Arrays, Weights
+from flcore.io.records import Payloads, Slot
+from flcore.math.prototypes.discriminant import (
     GRID,
     ClassSums,
     added,
@@ -30,10 +29,11 @@ from flcore.prototypes.discriminant import (
     packed,
     unpacked,
 )
-from flcore.records import Payloads, Slot
+from flcore.methods.kit.new_head import NewHead
+from flcore.methods.types import Facts, Replies, Setting, TrainedClient, Turn
 
 SUMS = Slot("class_sums", Arrays)
-"""A client's class sums, see :func:`flcore.prototypes.discriminant.packed`."""
+"""A client's class sums, see :func:`flcore.math.prototypes.discriminant.packed`."""
 
 
 @dataclass(frozen=True)

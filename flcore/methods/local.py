@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from flcore.methods.base import Method
-from flcore.methods.vocabulary import MODEL, TrainedClient, Turn
-from flcore.records import Payloads
+from flcore.io.records import Payloads
+from flcore.methods.api import Method
+from flcore.methods.types import MODEL, TrainedClient, Turn
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcore.conditions import above
-from flcore.losses.basic import cross_entropy
-from flcore.losses.contrastive import model_contrast
-from flcore.messages import Weights
-from flcore.methods.base import Part, frozen_answer
+from flcore.core.conditions import above
+from flcore.core.params import Search, param
+from flcore.io.messages import Weights
+from flcore.io.records import Payloads, Slot
+from flcore.math.losses.basic import cross_entropy
+from flcore.math.losses.contrastive import model_contrast
+from flcore.methods.api import Part, frozen_answer
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import MODEL, Batch, Context, LocalModel, TrainedClient, Turn
-from flcore.params import Search, param
-from flcore.records import Payloads, Slot
+from flcore.methods.types import MODEL, Batch, Context, LocalModel, TrainedClient, Turn
 
 PREVIOUS = Slot("previous", Weights)
 """The model with which a client ended its last turn, in its memory."""

@@ -3,10 +3,10 @@
 Nothing is trained by gradients. Everything that clients send is a sum over their images, so that the model is the same
 for every division of the data, every order and any number of clients (protolda.md). Each client answers once, in legs:
 
-1. ``patch-moments``, 2. ``dictionary-1`` … ``-s``: a whitened dictionary (`flcore/methods/patch_sums.py`).
+1. ``patch-moments``, 2. ``dictionary-1`` … ``-s``: a whitened dictionary (`flcore/methods/kit/patch_sums.py`).
 3. ``statistics``: receives the filters, sends class counts, class sums (the prototypes, before division) and the second
    moment of its features (`flcore/models/patch_dictionary.py`). Server ``solve-head``: standardise by the summed
-   moments, w_c = (S_w + λI)⁻¹ μ_c (`flcore/prototypes/discriminant.py`).
+   moments, w_c = (S_w + λI)⁻¹ μ_c (`flcore/math/prototypes/discriminant.py`).
 4. ``deliver-head``: the head goes to everybody, in the last round.
 
 With ``federation.participation: 1`` one round does it all. Otherwise the first cohort makes the dictionary (where
@@ -39,14 +39,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.errors import ConfigError
-from flcore.messages import Arrays, Count, Payload, Weights
-from flcore.methods.base import ScoreKind
-from flcore.methods.patch_sums import CLASS_WEIGHTS, FILTERS, PatchSums
-from flcore.methods.sums_by_client import EACH, joined, only, sums_of_each
-from flcore.methods.vocabulary import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
-from flcore.params import Search, param
-from flcore.prototypes.discriminant import (
+from flcore.core.errors import ConfigError
+from flcore.core.params import Search, param
+from flcore.io.messages import Arrays, Count, Payload, Weights
+from flcore.io.records import Payloads, Record, Slot
+from flcore.math.prototypes.discriminant import (
     GRID,
     ClassSums,
     Linear,
@@ -59,12 +56,15 @@ from flcore.prototypes.discriminant import (
     ridge,
     unpacked,
 )
-from flcore.prototypes.gaussians import from_upper_triangles, upper_triangles
-from flcore.prototypes.release import clip_to_norm
-from flcore.records import Payloads, Record, Slot
+from flcore.math.prototypes.gaussians import from_upper_triangles, upper_triangles
+from flcore.math.prototypes.release import clip_to_norm
+from flcore.methods.api import ScoreKind
+from flcore.methods.kit.patch_sums import CLASS_WEIGHTS, FILTERS, PatchSums
+from flcore.methods.kit.sums_by_client import EACH, joined, only, sums_of_each
+from flcore.methods.types import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
 
 STATISTICS = Slot("statistics", Arrays)
-"""A client's class sums, see :func:`flcore.prototypes.discriminant.packed`."""
+"""A client's class sums, see :func:`flcore.math.prototypes.discriminant.packed`."""
 
 TASK = Slot("task", Count)
 """The task of the stream that statistics are of."""

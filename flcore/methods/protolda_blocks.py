@@ -5,7 +5,7 @@ The features are ProtoLDA's. Instead of the second moment, D(D + 1)/2 numbers, c
 3. ``statistics``: class counts, class sums and the diagonal of the second moment. Server ``begin-basis``: standardise;
    the first block of directions spans the class means.
 4. ``products-1`` … ``-m``: receive C directions U, send Σ f (fᵀU). Server ``extend-basis``: the head that is best over
-   all directions so far (`flcore/prototypes/krylov.py`); what it leaves is the next block.
+   all directions so far (`flcore/math/prototypes/krylov.py`); what it leaves is the next block.
 5. ``deliver-head``.
 
 Everybody answers in the first round, whoever is sampled; later rounds change nothing. A block costs 2·D·C numbers per
@@ -23,14 +23,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from flcore.messages import Arrays, Weights
-from flcore.methods.patch_sums import ASKS_ONCE, CLASS_WEIGHTS, FILTERS, PatchSums
-from flcore.methods.vocabulary import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
-from flcore.params import Search, param
-from flcore.prototypes.discriminant import Margins, head
-from flcore.prototypes.krylov import directions, next_block, solved, standardised_products
-from flcore.prototypes.release import clip_to_norm
-from flcore.records import Payloads, Record, Slot
+from flcore.core.params import Search, param
+from flcore.io.messages import Arrays, Weights
+from flcore.io.records import Payloads, Record, Slot
+from flcore.math.prototypes.discriminant import Margins, head
+from flcore.math.prototypes.krylov import directions, next_block, solved, standardised_products
+from flcore.math.prototypes.release import clip_to_norm
+from flcore.methods.kit.patch_sums import ASKS_ONCE, CLASS_WEIGHTS, FILTERS, PatchSums
+from flcore.methods.types import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
 
 MARGINS = Slot("margins", Arrays)
 """``counts`` float64 [C], ``sums`` [C, D], ``squares`` [D]; of one client, at the server (float64) of all."""

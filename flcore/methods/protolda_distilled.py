@@ -27,13 +27,15 @@ from typing import Any, ClassVar, TypeVar, cast
 import torch
 from torch import Tensor
 
-from flcore.losses.alignment import softmax_divergence
-from flcore.losses.basic import cross_entropy, weighted_mean
-from flcore.messages import Arrays, Payload, Weights
+from flcore.core.params import Search, build, param
+from flcore.io.messages import Arrays, Payload, Weights
+from flcore.io.records import Payloads, Record, Slot
+from flcore.math.losses.alignment import softmax_divergence
+from flcore.math.losses.basic import cross_entropy, weighted_mean
 from flcore.methods.fedavg_q import FedAvgQ
-from flcore.methods.patch_sums import ASKS_ONCE, FILTERS
+from flcore.methods.kit.patch_sums import ASKS_ONCE, FILTERS
 from flcore.methods.protolda import DELIVERY_LEG, HEAD, ProtoLDA
-from flcore.methods.vocabulary import (
+from flcore.methods.types import (
     Batch,
     Context,
     Exchange,
@@ -50,8 +52,6 @@ from flcore.models import build_model
 from flcore.models.base import extract_weights
 from flcore.models.network import Network
 from flcore.models.patch_dictionary import PatchDictionary
-from flcore.params import Search, build, param
-from flcore.records import Payloads, Record, Slot
 
 ANSWERS = Slot("answers", Arrays)
 """In a client's memory: ``logits`` float32 [n, C], what the teacher says of its samples, in their order."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flcore.methods.base import Method
-from flcore.registry import Registry
+from flcore.core.registry import Registry
+from flcore.methods.api import Method
 
 METHODS: Registry[type[Method]] = Registry(
     "method",

@@ -1,6 +1,6 @@
 """VHL (Tang, Zhang, Shi, He, Han, Chu, ICML 2022): one fixed set of noise images, the same for all clients.
 
-Virtual set: per class a random mean map, images around it (Gaussian; `flcore/generators/virtual.py`), sent once to
+Virtual set: per class a random mean map, images around it (Gaussian; `flcore/math/generators/virtual.py`), sent once to
 every client, at its first participation, as uint8 in order of classes (labels follow from the order). It follows from
 the seed, so that here nobody stores it, and the server only notes who has received it: whoever needs it draws it again.
 
@@ -25,12 +25,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.conditions import Condition, above
-from flcore.generators.virtual import gaussian_virtual_images
-from flcore.messages import Arrays
+from flcore.core.conditions import Condition, above
+from flcore.core.params import Search, param
+from flcore.core.rng import torch_stream
+from flcore.io.messages import Arrays
+from flcore.io.records import Payloads, Record, Slot, on_device
+from flcore.math.generators.virtual import gaussian_virtual_images
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.preset import AuthorsPreset
-from flcore.methods.virtual_images import (
+from flcore.methods.kit.preset import AuthorsPreset
+from flcore.methods.kit.virtual_images import (
     VIRTUAL,
     VirtualLoss,
     class_major_labels,
@@ -38,7 +41,7 @@ from flcore.methods.virtual_images import (
     global_features,
     virtual_context,
 )
-from flcore.methods.vocabulary import (
+from flcore.methods.types import (
     MODEL,
     Batch,
     Context,
@@ -50,9 +53,6 @@ from flcore.methods.vocabulary import (
     Stage,
     Turn,
 )
-from flcore.params import Search, param
-from flcore.records import Payloads, Record, Slot, on_device
-from flcore.rng import torch_stream
 
 HOLDERS = Slot("holders", Arrays)
 """``clients`` bool [K]: who has received the virtual set."""

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from torch import nn
 
+from flcore.core.registry import Registry
+from flcore.core.rng import seeded_globally
 from flcore.models.base import Backbone, Drops, extract_weights, load_weights, widen_head
-from flcore.registry import Registry
-from flcore.rng import seeded_globally
 
 __all__ = [
     "MODELS",
@@ -68,7 +68,7 @@ def build_model(
 
     PyTorch initialises from the global generator; it is forked and put back, so that building a model disturbs nobody.
     With more ``outputs`` than classes, whatever does not belong to the additional ones starts the same; so does
-    everything else with ``extra`` layers (:meth:`flcore.methods.base.Method.extra_layers`), which are made last.
+    everything else with ``extra`` layers (:meth:`flcore.methods.api.Method.extra_layers`), which are made last.
     """
     with seeded_globally(seed):
         module = spec.build(shape, num_classes)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flcore.messages import Weights
+from flcore.io.messages import Weights
 
 Drops = Mapping[str, Tensor]
 """Uniform numbers by dropout site: what is drawn beforehand for the dropout of a step."""

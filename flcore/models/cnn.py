@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flcore.core.params import param
 from flcore.models.base import Backbone, Drops, dropout, flat_size
 from flcore.models.pooling import MaxPool, max_pool
-from flcore.params import param
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
+from flcore.core.params import param
 from flcore.models.base import Backbone, HiddenHead, flat_size
 from flcore.models.pooling import MaxPool
-from flcore.params import param
 
 _WIDTHS = (32, 64, 64, 128, 128)
 

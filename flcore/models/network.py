@@ -11,7 +11,7 @@ from torch import Tensor
 from flcore.models.base import Backbone
 
 Values = Mapping[str, Tensor]
-"""Parameters and buffers by the module's names; see :meth:`flcore.messages.Weights.values`."""
+"""Parameters and buffers by the module's names; see :meth:`flcore.io.messages.Weights.values`."""
 
 Result = TypeVar("Result")
 

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flcore.core.params import param
 from flcore.models.base import Backbone
-from flcore.params import param
 
 _ROOT_OFFSET = 1e-6  # keeps the gradient of the square root finite where nothing passes the threshold
 _CACHED = 2**20  # values of a map at a time: larger ones do not stay in the cache, and cost three times as much

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from flcore.errors import DataError, listed
-from flcore.files import read_tensors
+from flcore.core.errors import DataError, listed
+from flcore.io.files import read_tensors
 
 
 @dataclass(frozen=True)

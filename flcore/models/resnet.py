@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from flcore.files import given_path
+from flcore.core.params import param
+from flcore.io.files import given_path
 from flcore.models.base import Backbone
 from flcore.models.pretrained import PretrainedFile, load_pretrained
-from flcore.params import param
 
 _LEFT_OUT = ("conv1.", "bn1.", "fc.")
 """What FedProto's code, whose settings GFPL takes over, draws anew although the rest starts from ImageNet weights."""

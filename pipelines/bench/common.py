@@ -19,12 +19,12 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.cpu_class import processor_class
+from flcore.core.errors import ConfigError, RunError
+from flcore.core.interpreter import python
 from flcore.data.dataset import Dataset, Meta, Split
 from flcore.data.dividing import make_partition
-from flcore.errors import ConfigError, RunError
-from flcore.interpreter import python
-from flcore.processor import processor_class
 from pipelines.bench.work import CLASSES, MEAN, STD
 from pipelines.bench.workload import make_images
 from pipelines.runs.layout import RunFiles, read_json, write_json

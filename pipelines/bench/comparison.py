@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError
 from flcore.data.sources.mnist import Mnist
-from flcore.errors import ConfigError
 from pipelines.bench.common import (
     Bench,
     BenchOptions,

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from pipelines.bench.common import Bench, BenchOptions, Federation, Measurement, Timing, paired, synthetic_dataset
 
 CLIENTS, SAMPLES, COHORT, BATCH, TEST_SIZE = 1000, 50, 50, 10, 10_000

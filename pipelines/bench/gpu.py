@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from pipelines.bench import cross_device
 from pipelines.bench.common import (
     Bench,

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from flcore.errors import ConfigError, RunError
-from flcore.interpreter import python
+from flcore.core.errors import ConfigError, RunError
+from flcore.core.interpreter import python
 from flcore.models import MODELS
 from pipelines.bench.common import (
     Bench,

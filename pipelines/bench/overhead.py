@@ -35,8 +35,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flcore.config import Config
-from flcore.errors import ConfigError, RunError
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, RunError
 from pipelines.bench.bits import ONE_PROCESS, STARTS_OVER, Bits, Verdict, compared, kill_and_start_again, run_digest
 from pipelines.bench.common import (
     Bench,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from pipelines.bench.common import Bench, BenchOptions, Federation, Measurement, Timing, paired, synthetic_dataset
 
 SAMPLES, COHORT, STEPS, BATCH, TEST_SIZE = 20, 10, 10, 10, 1000

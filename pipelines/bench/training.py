@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import flcore
-from flcore.errors import ProtoflError
+from flcore.core.errors import ProtoflError
 from pipelines.config.files import read_params
 from pipelines.config.params import override
 

@@ -19,9 +19,9 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TextIO
 
-from flcore.errors import ConfigError, DataError, ProtoflError, RunError
-from flcore.user_cache import VARIABLE, user_cache
-from flcore.wording import fit_to_print
+from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
+from flcore.core.text import fit_to_print
+from flcore.io.user_cache import VARIABLE, user_cache
 from pipelines.addresses import remember
 from pipelines.cli.arguments import USAGE
 from pipelines.cli.parser import make_parser
@@ -68,7 +68,7 @@ def _main(given: Sequence[str], today: date | None) -> int:
         if getattr(parsed, "out", None) is not None:
             parsed.out = dated(parsed.out, today or datetime.now(UTC).date())
         if parsed.plugins and not hasattr(parsed, "params"):  # else they are part of a configuration
-            from flcore.plugins import load_all
+            from flcore.config.plugins import load_all
 
             load_all(parsed.plugins)
         code = int(parsed.command(parsed))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any, NoReturn, TypeVar
 
-from flcore.wording import brief, fit_to_print, nearest
+from flcore.core.text import brief, fit_to_print, nearest
 from pipelines.addresses import redact
 
 T = TypeVar("T")

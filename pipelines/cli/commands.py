@@ -13,8 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flcore.errors import ConfigError
-from flcore.wording import brief, unknown_key
+from flcore.core.errors import ConfigError
+from flcore.core.text import brief, unknown_key
 from pipelines.addresses import redact
 from pipelines.runs.standard_error import tell
 
@@ -36,7 +36,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 def run(arguments: argparse.Namespace) -> int:
     """``protofl run``: one configuration, from data to report."""
-    from flcore.files import json_text
+    from flcore.io.files import json_text
     from pipelines.orchestration import commands
 
     metrics = commands.run(
@@ -169,7 +169,7 @@ def _say_models(arguments: argparse.Namespace, raw: Mapping[str, Any], rows: Seq
 
 def stage(arguments: argparse.Namespace) -> int:
     """``protofl stage``: one stage of `dvc.yaml`, inline."""
-    from flcore.sources import EditedError, read_sources, refuse_edited
+    from flcore.core.loaded_code import EditedError, read_sources, refuse_edited
     from pipelines.config.files import DEFAULT_FILE
     from pipelines.stages import commands
 
@@ -224,7 +224,7 @@ def _load_plugins(arguments: argparse.Namespace) -> bool:
     entries = with_plugins(read_params(arguments.params), arguments.plugins).get("plugins")
     if not entries:
         return False
-    from flcore.plugins import load_all
+    from flcore.config.plugins import load_all
 
     return bool(load_all(entries))
 
@@ -283,9 +283,9 @@ def _asks_for_the_best(arguments: argparse.Namespace) -> bool:
 
 def analyse(arguments: argparse.Namespace) -> int:
     """``protofl analyse``: analyses of a finished run, and its page."""
-    from flcore.config import Config
-    from flcore.evaluation.analyses import SUMMARIES
-    from flcore.run_folder import stored_mapping
+    from flcore.analyses import SUMMARIES
+    from flcore.config.schema import Config
+    from flcore.experiment.run_folder import stored_mapping
     from pipelines.reporting.run_report import report
 
     directory: Path = arguments.directory

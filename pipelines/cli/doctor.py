@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 from packaging.requirements import InvalidRequirement, Requirement
 
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.cpu_class import processor_class
+from flcore.core.errors import ConfigError, RunError
 from flcore.engine.local.compiler import check_compiler, compiler_missing, compiler_name
-from flcore.errors import ConfigError, RunError
-from flcore.files import given_path
-from flcore.processor import processor_class
+from flcore.io.files import given_path
 from pipelines.config.files import DEFAULT_FILE, read_params
 from pipelines.config.params import for_entry
 from pipelines.orchestration.address import configured, problem_with

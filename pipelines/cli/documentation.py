@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flcore.config.sections import PLAIN, SHARED
+from flcore.core.params import declared
+from flcore.core.text import shown
 from flcore.methods import METHODS
-from flcore.params import declared
-from flcore.sections import PLAIN, SHARED
-from flcore.wording import shown
 from pipelines.cli import registry
 from pipelines.cli.headlines import headlines, names
 from pipelines.cli.parser import make_parser

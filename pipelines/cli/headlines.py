@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import flcore
-from flcore.evaluation.analyses import SUMMARIES
+from flcore.analyses import SUMMARIES
 
 _ROOT = Path(flcore.__file__).parent
 _TABLES = {

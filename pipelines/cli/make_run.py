@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flcore.errors import ConfigError, ProtoflError
+from flcore.core.errors import ConfigError, ProtoflError
 from pipelines.config.files import read_params
 from pipelines.orchestration.pages import runs_page
 from pipelines.runs.file_state import refuse_linked_folders
@@ -59,8 +59,8 @@ def _check(parameters: Mapping[str, Any]) -> None:
 
 def _print_table(parameters: Mapping[str, Any]) -> None:
     """Read the runs, which may have come by DVC, and print for this terminal; what draws figures is not loaded."""
-    from flcore.params import build
-    from flcore.sections import CompareConfig
+    from flcore.config.sections import CompareConfig
+    from flcore.core.params import build
     from pipelines.reporting.claims import claims_of
     from pipelines.reporting.comparison import compare
     from pipelines.reporting.comparison_files import print_table

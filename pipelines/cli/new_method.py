@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from string import Template
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
+from flcore.experiment.run_folder import refuse_inside_a_run, write_text
 from flcore.methods import METHODS
-from flcore.run_folder import refuse_inside_a_run, write_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flcore.errors import ConfigError, DataError
+from flcore.core.errors import ConfigError, DataError
 from pipelines.cli import options
 from pipelines.cli.arguments import Parser, names, positive, whole_numbers
 

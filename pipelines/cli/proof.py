@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flcore.errors import ConfigError, RunError, listed
-from flcore.wording import fit_to_print
+from flcore.core.errors import ConfigError, RunError, listed
+from flcore.core.text import fit_to_print
 from pipelines.cli.arguments import Parser, names
 
 ARCHIVE_EPILOG = """\
@@ -73,7 +73,7 @@ def reproduce_options(parser: Parser) -> None:
 
 def archive(arguments: argparse.Namespace) -> int:
     """``protofl archive``: a run or comparison as a file from which anybody repeats it."""
-    from flcore.run_folder import refuse_inside_a_run
+    from flcore.experiment.run_folder import refuse_inside_a_run
     from pipelines.proof.archive import archive as write
 
     out = arguments.out or Path(f"{arguments.directory.resolve().name}.zip")

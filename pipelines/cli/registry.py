@@ -6,14 +6,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from flcore.config.sections import EngineConfig
+from flcore.core.errors import ConfigError
+from flcore.core.params import declared
+from flcore.core.text import shown, unknown_key
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
-from flcore.errors import ConfigError
 from flcore.methods import METHODS
 from flcore.models import MODELS
-from flcore.params import declared
-from flcore.sections import EngineConfig
-from flcore.wording import shown, unknown_key
 from pipelines.cli.headlines import SHOWN, Headline, headlines
 
 _REGISTRIES: Mapping[str, Mapping[str, Any]] = {"datasets": SOURCES, "partitioners": PARTITIONERS, "models": MODELS}
@@ -103,7 +103,7 @@ def searched(search: Mapping[str, Any]) -> str:
     """What tuning tries of a parameter, in words.
 
     Args:
-        search: as :meth:`flcore.params.Param.describe` has it.
+        search: as :meth:`flcore.core.params.Param.describe` has it.
     """
     if "choices" in search:
         values = ", ".join(shown(choice) for choice in search["choices"])

@@ -10,9 +10,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from flcore.errors import ConfigError
-from flcore.plugin_places import located
-from flcore.wording import brief, is_control
+from flcore.config.plugin_places import located
+from flcore.core.errors import ConfigError
+from flcore.core.text import brief, is_control
 from pipelines.addresses import remember
 from pipelines.config import yaml_text
 

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flcore.config import Config
-from flcore.errors import ConfigError, listed
+from flcore.config.schema import Config
+from flcore.config.sections import SECTIONS, own_keys
+from flcore.core.errors import ConfigError, listed
+from flcore.core.params import declared
+from flcore.core.text import brief, unknown_key
 from flcore.methods import METHODS
-from flcore.params import declared
-from flcore.sections import SECTIONS, own_keys
-from flcore.wording import brief, unknown_key
 from pipelines.config import yaml_text
 from pipelines.config.params import for_entry, with_values
 

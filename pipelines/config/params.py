@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flcore.errors import ConfigError
-from flcore.sections import DEFAULT_NAMES, SECTIONS, own_keys
-from flcore.wording import brief, unknown_key
+from flcore.config.sections import DEFAULT_NAMES, SECTIONS, own_keys
+from flcore.core.errors import ConfigError
+from flcore.core.text import brief, unknown_key
 from pipelines.config import yaml_text
 
 Given = tuple[str, tuple[str, ...], Any]
@@ -117,8 +117,8 @@ def _without_the_choices(section: str, values: Mapping[str, Any]) -> dict[str, A
     kept = {key: value for key, value in values.items() if key in own_keys(section)}
     if len(kept) == len(values):
         return kept
-    from flcore.config import REGISTRIES
-    from flcore.params import declared
+    from flcore.config.schema import REGISTRIES
+    from flcore.core.params import declared
 
     chosen, registry = values.get("name", DEFAULT_NAMES[section]), REGISTRIES[section]
     if not isinstance(chosen, str) or chosen not in registry:

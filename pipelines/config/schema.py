@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flcore.config.sections import DEFAULT_NAMES, PLAIN, SHARED
+from flcore.core.params import Param, declared
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
 from flcore.methods import METHODS
 from flcore.models import MODELS
-from flcore.params import Param, declared
-from flcore.sections import DEFAULT_NAMES, PLAIN, SHARED
 
 TARGET = Path("docs/params.schema.json")
 

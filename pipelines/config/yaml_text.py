@@ -11,7 +11,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from flcore.wording import brief, is_control
+from flcore.core.text import brief, is_control
 
 if TYPE_CHECKING:
     import yaml

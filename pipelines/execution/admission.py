@@ -27,7 +27,7 @@ from typing import Protocol
 
 import torch
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from flcore.engine.pool.workers import physical_cores, worker_count
 from pipelines.execution.one_run import PlacedRun
 from pipelines.runs import memory

@@ -12,15 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, DataError, ProtoflError
+from flcore.core.text import printable
 from flcore.engine.energy import machine_meter
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
-from flcore.errors import ConfigError, DataError, ProtoflError
-from flcore.experiment import refuse_missing
-from flcore.locks import sole_use
-from flcore.run_folder import RunFiles, refuse_other_run
-from flcore.wording import printable
+from flcore.experiment.experiment import refuse_missing
+from flcore.experiment.run_folder import RunFiles, refuse_other_run
+from flcore.io.locks import sole_use
 from pipelines.config.grid import PlannedRun, heard_in_part
 from pipelines.config.params import for_entry
 from pipelines.execution.admission import most_at_once

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, RunError
 from flcore.engine.cohort import round_steps
-from flcore.errors import ConfigError, RunError
-from flcore.experiment import Experiment
-from flcore.run_folder import RunFiles
+from flcore.experiment.experiment import Experiment
+from flcore.experiment.run_folder import RunFiles
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry, with_values
 from pipelines.execution.bodies import carry_out_all

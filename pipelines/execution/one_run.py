@@ -12,17 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flcore import disk, training
-from flcore.config import Config
+from flcore import training
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.engine.local.meeting import Seat
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.rounds import Observers
-from flcore.errors import ConfigError, DataError, RunError
-from flcore.experiment import Experiment
-from flcore.files import sealed
-from flcore.locks import sole_use
-from flcore.provenance import code_fingerprint
-from flcore.run_folder import (
+from flcore.experiment.experiment import Experiment
+from flcore.experiment.provenance import code_fingerprint
+from flcore.experiment.run_folder import (
     RunFiles,
     described,
     finished_by_other_code,
@@ -32,6 +30,9 @@ from flcore.run_folder import (
     refuse_other_run,
     write_result,
 )
+from flcore.io import disk
+from flcore.io.files import sealed
+from flcore.io.locks import sole_use
 from flcore.running import evaluate
 from pipelines.runs import analyses, memory
 from pipelines.runs.cache import Cache, has_finished, place

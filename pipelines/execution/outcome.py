@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flcore.errors import RunError
+from flcore.core.errors import RunError
 
 
 @dataclass(frozen=True)

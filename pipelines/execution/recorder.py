@@ -23,9 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from flcore import disk
-from flcore.errors import ConfigError, DataError, ProtoflError, RunError
-from flcore.interpreter import python
+from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
+from flcore.core.interpreter import python
+from flcore.io import disk
 
 _KINDS: Mapping[str, type[ProtoflError]] = {"ConfigError": ConfigError, "DataError": DataError, "RunError": RunError}
 _LOG = Path(".protofl") / "logs" / "recorder.log"

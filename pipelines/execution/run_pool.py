@@ -21,15 +21,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
+from flcore.core.loaded_code import EditedError
 from flcore.engine.local.meeting import Seat, meet
 from flcore.engine.numerics import alone
 from flcore.engine.pool.child import Child, end_with_parent
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
-from flcore.errors import ConfigError, DataError, ProtoflError, RunError
-from flcore.provenance import refuse_edited_code
-from flcore.sources import EditedError
+from flcore.experiment.provenance import refuse_edited_code
 from pipelines.execution.one_run import GivenUpError, Hurdles, PlacedRun, carry_out, is_of_the_machine
 from pipelines.execution.progress import Watcher
 from pipelines.runs import memory

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from flcore.core.errors import ProtoflError, RunError
 from flcore.engine.pool.groups import StoppedError
-from flcore.errors import ProtoflError, RunError
 from pipelines.execution.admission import Admission, More
 from pipelines.execution.one_run import GivenUpError, PlacedRun, was_stopped_by_the_machine
 from pipelines.execution.operation import Operation

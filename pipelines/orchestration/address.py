@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from pipelines.addresses import redact, remember, without_password
 from pipelines.orchestration.background import STATE, is_running, known_password, recorded
 from pipelines.orchestration.serving import HOST

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flcore.errors import RunError
+from flcore.core.errors import RunError
 from pipelines.execution.outcome import FailedRunsError
 from pipelines.orchestration.address import choose, is_lost
 

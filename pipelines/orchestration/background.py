@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flcore import disk
-from flcore.files import write_json
-from flcore.host import began_at
-from flcore.interpreter import environment as environment_of
-from flcore.locks import take_lock
+from flcore.core.host import began_at
+from flcore.core.interpreter import environment as environment_of
+from flcore.io import disk
+from flcore.io.files import write_json
+from flcore.io.locks import take_lock
 
 if TYPE_CHECKING:
     import psutil  # type: ignore[import-untyped]

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flcore.errors import RunError
+from flcore.core.errors import RunError
 from pipelines.config.params import without_tracking
 from pipelines.execution.progress import watcher_for_standard_error
 from pipelines.execution.recorder import Recorder
@@ -19,7 +19,7 @@ from pipelines.reporting.formats import plural
 from pipelines.runs.standard_error import print_drawn, tell
 
 if TYPE_CHECKING:
-    from flcore.config import Config
+    from flcore.config.schema import Config
     from pipelines.execution.operation import Operation
     from pipelines.execution.outcome import Outcome
     from pipelines.tuning.asked import Asked
@@ -62,7 +62,7 @@ def run(
             from pipelines.execution.bodies import experiment
 
             outcome = experiment(config, out, how, restart=restart)
-    from flcore.run_folder import RunFiles
+    from flcore.experiment.run_folder import RunFiles
     from pipelines.runs.layout import read_json
 
     metrics = dict(read_json(RunFiles(outcome.directory).metrics))
@@ -199,7 +199,7 @@ def operation(
     said: list[str] = []
     tell: list[Callable[[str], None]] = [said.append]
     with Recorder(tracking, lambda text: tell[0](text)) as recorder:
-        from flcore.config import Config
+        from flcore.config.schema import Config
         from pipelines.execution.operation import Operation
         from pipelines.execution.steps import InlineSteps
 

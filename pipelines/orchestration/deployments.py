@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flcore import disk
-from flcore.errors import ConfigError, RunError
-from flcore.files import write_json
-from flcore.interpreter import environment as environment_of
-from flcore.interpreter import python
+from flcore.core.errors import ConfigError, RunError
+from flcore.core.interpreter import environment as environment_of
+from flcore.core.interpreter import python
+from flcore.io import disk
+from flcore.io.files import write_json
 from pipelines.config import yaml_text
 from pipelines.orchestration import working_folder
 from pipelines.orchestration.address import Address, opened

@@ -15,10 +15,10 @@ from typing import Any
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.logging.loggers import flow_run_logger
 
-from flcore.config import Config
-from flcore.errors import RunError
-from flcore.locks import sole_use
-from flcore.run_folder import RunFiles
+from flcore.config.schema import Config
+from flcore.core.errors import RunError
+from flcore.experiment.run_folder import RunFiles
+from flcore.io.locks import sole_use
 from pipelines.config.params import override
 from pipelines.execution.outcome import FailedRunsError
 from pipelines.execution.recorder import Recorder

@@ -19,10 +19,10 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from pydantic import Field, WithJsonSchema
 
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError
 from flcore.engine.pool.workers import worker_count
-from flcore.errors import ConfigError
-from flcore.run_folder import RunFiles
+from flcore.experiment.run_folder import RunFiles
 from pipelines.config import files
 from pipelines.config.files import read_params
 from pipelines.config.params import brought_models, for_entry, override

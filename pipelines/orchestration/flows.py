@@ -19,13 +19,13 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from flcore.config import Config
-from flcore.errors import ConfigError
-from flcore.experiment import Experiment
-from flcore.files import read_json, write_json
-from flcore.files import sweep as sweep_leftovers
-from flcore.provenance import code_fingerprint
-from flcore.run_folder import RunFiles
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError
+from flcore.experiment.experiment import Experiment
+from flcore.experiment.provenance import code_fingerprint
+from flcore.experiment.run_folder import RunFiles
+from flcore.io.files import read_json, write_json
+from flcore.io.files import sweep as sweep_leftovers
 from pipelines.addresses import has_secrets
 from pipelines.config.grid import plan
 from pipelines.config.params import without_tracking

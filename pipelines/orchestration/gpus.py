@@ -10,8 +10,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from flcore.config.sections import EngineConfig
 from flcore.engine.pool.workers import device_of, worker_count
-from flcore.sections import EngineConfig
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DRIVER = Path("/proc/driver/nvidia/gpus")

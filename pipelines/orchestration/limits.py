@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from prefect.concurrency.sync import concurrency
 from prefect.utilities.timeout import timeout
 
-from flcore.errors import RunError
+from flcore.core.errors import RunError
 from pipelines.orchestration.gpus import limit_name, visible_gpus
 
 

@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from pipelines.orchestration import working_folder
 from pipelines.orchestration.ended import HOOKS
 from pipelines.orchestration.flow_runs import Hours, Seed, dated, left_by_all, operation, refuse_stores, show_table

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from flcore import disk
+from flcore.io import disk
 from pipelines.addresses import folder_address, sqlite_address, without_password
 from pipelines.orchestration import background, deployments
 from pipelines.orchestration.gpus import VISIBLE

@@ -19,7 +19,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 
-from flcore.errors import ProtoflError
+from flcore.core.errors import ProtoflError
 from pipelines.execution.one_run import was_stopped_by_the_machine
 from pipelines.execution.steps import Steps, Work
 

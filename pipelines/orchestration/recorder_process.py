@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flcore.errors import ProtoflError
-from flcore.run_folder import RunFiles
+from flcore.core.errors import ProtoflError
+from flcore.experiment.run_folder import RunFiles
 from pipelines.addresses import redact
 from pipelines.runs.standard_error import console
 

@@ -21,8 +21,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from flcore.errors import ConfigError, RunError
-from flcore.interpreter import python
+from flcore.core.errors import ConfigError, RunError
+from flcore.core.interpreter import python
 from pipelines.addresses import without_password
 from pipelines.orchestration import background, deployments, plans
 from pipelines.orchestration.address import configured, problem_with, started_here

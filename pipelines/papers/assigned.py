@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flcore.config import Config
-from flcore.errors import ConfigError
-from flcore.sections import DEFAULT_NAMES
-from flcore.wording import brief
+from flcore.config.schema import Config
+from flcore.config.sections import DEFAULT_NAMES
+from flcore.core.errors import ConfigError
+from flcore.core.text import brief
 from pipelines.papers.catalogue import Column, PaperTable
 from pipelines.runs.compared import flatten
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flcore.errors import ConfigError, DataError, RunError
-from flcore.run_folder import RunFiles, described
+from flcore.core.errors import ConfigError, DataError, RunError
+from flcore.experiment.run_folder import RunFiles, described
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import without_tracking
 from pipelines.execution.bodies import RUNS, comparison, comparison_runs

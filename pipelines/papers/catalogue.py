@@ -44,8 +44,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from flcore.errors import ConfigError
-from flcore.evaluation.analyses import SUMMARIES, without_round
+from flcore.analyses import SUMMARIES, without_round
+from flcore.core.errors import ConfigError
 from flcore.methods import METHODS
 from pipelines.papers.yaml_checks import mapping, needed, number, only
 

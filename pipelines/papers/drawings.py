@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from matplotlib.figure import Figure
 
-from flcore.errors import DataError
-from flcore.evaluation.analyses import without_round
+from flcore.analyses import without_round
+from flcore.core.errors import DataError
 from pipelines.papers.catalogue import DIVISION, Column, PaperTable
 from pipelines.papers.formulas import spoken_of
 from pipelines.papers.marks import on_panel

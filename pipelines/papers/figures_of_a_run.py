@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from flcore.errors import ConfigError, DataError, RunError
-from flcore.run_folder import RunFiles
+from flcore.core.errors import ConfigError, DataError, RunError
+from flcore.experiment.run_folder import RunFiles
 from pipelines.papers.formulas import FORMULAS, PREFIX
 from pipelines.runs.analyses import load
 from pipelines.runs.folder import read_lines

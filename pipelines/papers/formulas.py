@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from flcore.data.dataset import Dataset
+from flcore.experiment.run_folder import described
 from flcore.methods.gfpl import GFPL
 from flcore.models import build_model
-from flcore.run_folder import described
 from pipelines.reporting.figures.partition import load_partition
 from pipelines.runs.inputs import inputs_of
 

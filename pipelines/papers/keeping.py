@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flcore.config import Config
-from flcore.errors import ConfigError, RunError
-from flcore.run_folder import RunFiles, described
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, RunError
+from flcore.experiment.run_folder import RunFiles, described
 from pipelines.execution.bodies import comparison_runs
 from pipelines.papers.assigned import key_of
 from pipelines.papers.catalogue import PaperTable, table_named

@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from flcore.errors import DataError
+from flcore.core.errors import DataError
 from pipelines.papers.catalogue import PaperTable, table_named
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import TableResults, assembled

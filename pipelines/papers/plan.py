@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from flcore.config import Config
-from flcore.errors import ConfigError, DataError, ProtoflError, RunError
-from flcore.sections import FederationConfig
+from flcore.config.schema import Config
+from flcore.config.sections import FederationConfig
+from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import override, with_values
 from pipelines.execution.bodies import comparison_runs

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flcore.errors import DataError
-from flcore.run_folder import RunFiles, described
+from flcore.core.errors import DataError
+from flcore.experiment.run_folder import RunFiles, described
 from pipelines.papers.catalogue import Column, PaperTable, Row
 from pipelines.papers.figures_of_a_run import figure
 from pipelines.papers.plan import Asked

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import replace
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from pipelines.papers.catalogue import PaperTable
 from pipelines.papers.keeping import kept_places
 from pipelines.papers.kept import KeptTable, kept_so_far

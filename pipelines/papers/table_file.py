@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flcore.errors import DataError
+from flcore.core.errors import DataError
 from pipelines.runs.layout import read_json
 
 

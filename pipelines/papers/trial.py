@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from flcore.config import Config
-from flcore.run_folder import RunFiles
+from flcore.config.schema import Config
+from flcore.experiment.run_folder import RunFiles
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import with_values
 from pipelines.execution.bodies import carry_out_all, comparison_runs

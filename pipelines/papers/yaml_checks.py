@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 
 
 def number(value: Any, place: str) -> float:

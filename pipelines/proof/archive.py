@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flcore.config import Config
-from flcore.errors import ConfigError, DataError
-from flcore.files import json_text, read_json
-from flcore.provenance import code_fingerprint, code_modules
-from flcore.run_folder import RunFiles, check_seal, described, stored_config
-from flcore.wording import brief
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, DataError
+from flcore.core.text import brief
+from flcore.experiment.provenance import code_fingerprint, code_modules
+from flcore.experiment.run_folder import RunFiles, check_seal, described, stored_config
+from flcore.io.files import json_text, read_json
 from pipelines.proof.contents import (
     CLAIMED,
     FINGERPRINT_DIGITS,

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flcore.errors import DataError
+from flcore.core.errors import DataError
 from pipelines.proof.stored_zip import StoredZip, read_zip
 from pipelines.proof.values import LARGEST, MOST_JSON, Values, read_json_object
 

@@ -64,7 +64,7 @@ class Described:
 
     @property
     def processor(self) -> str:
-        """Its class: :func:`flcore.processor.processor_class`."""
+        """Its class: :func:`flcore.core.cpu_class.processor_class`."""
         return processor_of(self.environment) or "unknown"
 
 

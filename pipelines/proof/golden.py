@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flcore.config import Config
-from flcore.errors import ConfigError
-from flcore.files import read_json, write_json
+from flcore.config.schema import Config
+from flcore.core.cpu_class import processor_class
+from flcore.core.errors import ConfigError
+from flcore.core.text import unknown_key
+from flcore.experiment.run_folder import RunFiles
+from flcore.io.files import read_json, write_json
 from flcore.methods import METHODS
-from flcore.processor import processor_class
-from flcore.run_folder import RunFiles
 from flcore.running import divide, prepare, run
 from flcore.training import package_versions
-from flcore.wording import unknown_key
 from pipelines.proof.results import beyond_tolerance, digest_of, result_files
 
 FOLDER = Path(__file__).with_name("golden")

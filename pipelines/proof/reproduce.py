@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flcore import disk
-from flcore.errors import ConfigError, DataError, RunError, listed
-from flcore.files import read_json, replace_file, sweep
-from flcore.plugin_places import located
-from flcore.run_folder import RunFiles, refuse_inside_a_run, write_result
+from flcore.config.plugin_places import located
+from flcore.core.errors import ConfigError, DataError, RunError, listed
+from flcore.experiment.run_folder import RunFiles, refuse_inside_a_run, write_result
+from flcore.io import disk
+from flcore.io.files import read_json, replace_file, sweep
 from pipelines.config.params import override
 from pipelines.orchestration.commands import operation
 from pipelines.proof.contents import (
@@ -41,7 +41,7 @@ from pipelines.runs.inputs import Inputs
 from pipelines.runs.standard_error import print_drawn
 
 if TYPE_CHECKING:
-    from flcore.config import Config
+    from flcore.config.schema import Config
     from pipelines.execution.one_run import PlacedRun
     from pipelines.execution.operation import Operation
 
@@ -146,7 +146,7 @@ def _place(archive: Archive, run: ArchivedRun, home: Path, assignments: Sequence
 
 def _config(archive: Archive, run: ArchivedRun, folder: Path, assignments: Sequence[str]) -> Config:
     """The configuration of a run with what is said of this machine; trained here, whoever trained it before."""
-    from flcore.config import Config
+    from flcore.config.schema import Config
 
     raw = located(without_places(run.config), folder)
     try:
@@ -281,7 +281,7 @@ def _check_files(
 
 def _note_circumstances(run: ArchivedRun, ready: PlacedRun, findings: Findings) -> None:
     """What is other here than where the archive was made, and could be why bytes differ."""
-    from flcore.provenance import code_modules
+    from flcore.experiment.provenance import code_modules
     from flcore.training import environment
 
     here = environment(ready.config)

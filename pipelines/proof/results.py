@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from flcore.run_folder import RunFiles
+from flcore.experiment.run_folder import RunFiles
 from pipelines.runs.record import COMMUNICATION, SCORES, TASK_SCORES
 
 COMPARED = (

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from flcore.errors import ConfigError, DataError
-from flcore.params import build
-from flcore.sections import CompareConfig
+from flcore.config.sections import CompareConfig
+from flcore.core.errors import ConfigError, DataError
+from flcore.core.params import build
 from pipelines.proof.contents import PROOF, Archive, ArchivedComparison
 from pipelines.runs.better import check_direction
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from flcore.errors import ConfigError, DataError
-from flcore.files import replace_file, sweep
+from flcore.core.errors import ConfigError, DataError
+from flcore.io.files import replace_file, sweep
 
 Content = bytes | Path
 """Of an entry: bytes, or a file that holds them."""

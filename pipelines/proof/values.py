@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flcore.errors import DataError
-from flcore.wording import printable
+from flcore.core.errors import DataError
+from flcore.core.text import printable
 from pipelines.proof.stored_zip import StoredZip
 
 LARGEST = 2**63 - 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from flcore.errors import ConfigError, ProtoflError
+from flcore.core.errors import ConfigError, ProtoflError
 from pipelines.reporting.claims import JudgedRow, RowClaim, judge
 from pipelines.reporting.formats import listed, plural
 from pipelines.reporting.statistics import (

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flcore import disk
-from flcore.errors import DataError
-from flcore.params import build
-from flcore.sections import CompareConfig
+from flcore.config.sections import CompareConfig
+from flcore.core.errors import DataError
+from flcore.core.params import build
+from flcore.io import disk
 from pipelines.reporting import comparison as comparisons
 from pipelines.reporting.claims import claims_of
 from pipelines.reporting.comparison import Comparison, Tuned, tuned_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from flcore.wording import shown
+from flcore.core.text import shown
 from pipelines.reporting.claims import claims_table
 from pipelines.reporting.comparison import STRICT_FRACTION, Comparison, MethodSummary, Tuned
 from pipelines.reporting.formats import MISSING, format_bytes, listed

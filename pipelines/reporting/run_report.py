@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flcore.evaluation.analyses import without_round
+from flcore.analyses import without_round
 from pipelines.reporting import page_tables
 from pipelines.reporting.comparison import compare
 from pipelines.reporting.comparison_tables import comparison_tables, definitions
@@ -33,7 +33,7 @@ from pipelines.runs.layout import RunFiles
 from pipelines.runs.record import load_run
 
 if TYPE_CHECKING:
-    from flcore.config import Config
+    from flcore.config.schema import Config
 
 _LEARNING = "Learning curves"
 

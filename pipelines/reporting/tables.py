@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from flcore import files
-from flcore.files import sweep
+from flcore.io import files
+from flcore.io.files import sweep
 from pipelines.reporting.formats import (
     MISSING,
     format_bytes,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from flcore.errors import DataError
-from flcore.files import read_json
-from flcore.run_folder import RunFiles
+from flcore.core.errors import DataError
+from flcore.experiment.run_folder import RunFiles
+from flcore.io.files import read_json
 from pipelines.reporting.comparison import Comparison
 from pipelines.reporting.formats import MISSING
 from pipelines.reporting.statistics import Summary, summarise

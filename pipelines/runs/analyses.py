@@ -18,17 +18,17 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from flcore import disk
-from flcore.errors import DataError
-from flcore.evaluation.analyses import SUMMARIES, chosen, with_snapshots, without_round
-from flcore.files import replace_file, sweep
+from flcore.io import disk
+from flcore.core.errors import DataError
+from flcore.analyses import SUMMARIES, chosen, with_snapshots, without_round
+from flcore.io.files import replace_file, sweep
 from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
 from pipelines.runs.standard_error import tell
 
 if TYPE_CHECKING:
-    from flcore.config import Config
-    from flcore.evaluation.analyses.base import FinishedRun, Result
-    from flcore.experiment import Experiment
+    from flcore.config.schema import Config
+    from flcore.analyses.base import FinishedRun, Result
+    from flcore.experiment.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
     index = _index(files)
     if names:
         from flcore.engine.numerics import single_thread
-        from flcore.evaluation.analyses.base import Result
-        from flcore.evaluation.analyses.registry import ANALYSES
-        from flcore.experiment import EngineChoice, Experiment
+        from flcore.analyses.base import Result
+        from flcore.analyses.registry import ANALYSES
+        from flcore.experiment.experiment import EngineChoice, Experiment
 
         single_thread()
         nothing_is_trained = EngineChoice(stack=False, compile=False)
@@ -95,8 +95,8 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
 
 def _left(files: RunFiles, experiment: Experiment, number: int | None) -> FinishedRun:
     """What a run left when it had finished, or after a round of which it kept a snapshot."""
-    from flcore.evaluation.analyses.base import FinishedRun
-    from flcore.records import Record, load_record
+    from flcore.analyses.base import FinishedRun
+    from flcore.io.records import Record, load_record
 
     def memory(client: int) -> Record:
         last = files.clients / f"{client:04d}.safetensors"

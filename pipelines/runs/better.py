@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 
 Direction = Literal["higher", "lower"]
 

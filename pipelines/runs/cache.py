@@ -25,16 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flcore import disk
-from flcore.config import Config
+from flcore.io import disk
+from flcore.config.schema import Config
 from flcore.data.dataset import Dataset
 from flcore.data.partition import Partition
 from flcore.engine.pool.workers import worker_count
-from flcore.errors import ConfigError, DataError
-from flcore.files import check_path, given_path, make_durable, read_json, replace_file, write_json
-from flcore.locks import sole_use, take_lock
-from flcore.provenance import division_fingerprint, preparation_fingerprint
-from flcore.run_folder import RunFiles, check_seal, described
+from flcore.core.errors import ConfigError, DataError
+from flcore.io.files import check_path, given_path, make_durable, read_json, replace_file, write_json
+from flcore.io.locks import sole_use, take_lock
+from flcore.experiment.provenance import division_fingerprint, preparation_fingerprint
+from flcore.experiment.run_folder import RunFiles, check_seal, described
 from flcore.running import divide, read_source
 from flcore.training import package_versions
 from pipelines.runs.file_state import source_state, state_of

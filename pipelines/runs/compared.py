@@ -15,11 +15,11 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flcore.params import declared
-from flcore.sections import PLAIN, SHARED
+from flcore.core.params import declared
+from flcore.config.sections import PLAIN, SHARED
 
 if TYPE_CHECKING:
-    from flcore.config import Config
+    from flcore.config.schema import Config
 
 ALWAYS = frozenset(
     {

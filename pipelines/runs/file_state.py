@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flcore.errors import DataError
-from flcore.files import given_path
+from flcore.core.errors import DataError
+from flcore.io.files import given_path
 
 if TYPE_CHECKING:
-    from flcore.config import Config
+    from flcore.config.schema import Config
 
 
 def state_of(places: Iterable[Path]) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flcore import files
-from flcore.errors import DataError
-from flcore.run_folder import RunFiles, check_seal, described
+from flcore.io import files
+from flcore.core.errors import DataError
+from flcore.experiment.run_folder import RunFiles, check_seal, described
 from pipelines.runs import kinds
 from pipelines.runs.layout import read_json
 
@@ -25,7 +25,7 @@ class RunFolder:
     Attributes:
         directory: the folder.
         config: the resolved configuration, nested; never with the section ``tracking``, which may hold a password.
-        identity: what of it can change a result (:meth:`flcore.config.Config.identity`).
+        identity: what of it can change a result (:meth:`flcore.config.schema.Config.identity`).
         config_hash: names the run: identity, data and partition.
         code: SHA-256 of the sources that the run uses.
         environment: versions, class of processor, device, hashes of code and lock.

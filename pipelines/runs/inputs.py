@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flcore.errors import DataError
-from flcore.files import read_json, write_json
-from flcore.run_folder import RunFiles
+from flcore.core.errors import DataError
+from flcore.io.files import read_json, write_json
+from flcore.experiment.run_folder import RunFiles
 
 _CURE = "the command that made the run makes them again"
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flcore.errors import DataError
-from flcore.wording import brief
+from flcore.core.errors import DataError
+from flcore.core.text import brief
 
 CURE = "run this method again"
 """What helps a run whose files are not whole."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flcore import files
-from flcore.errors import DataError
-from flcore.run_folder import RunFiles, write_text
-from flcore.run_folder import write_result as write_json
+from flcore.io import files
+from flcore.core.errors import DataError
+from flcore.experiment.run_folder import RunFiles, write_text
+from flcore.experiment.run_folder import write_result as write_json
 
 __all__ = ["RunFiles", "read_json", "write_json", "write_text"]
 

@@ -28,9 +28,9 @@ from pathlib import Path
 
 import torch
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from flcore.engine.client_data import MOST_BYTES
-from flcore.experiment import Experiment
+from flcore.experiment.experiment import Experiment
 from pipelines.runs.inputs import Inputs
 
 _MIB = 2**20

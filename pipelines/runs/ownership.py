@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flcore import disk
-from flcore.errors import ConfigError, listed
-from flcore.run_folder import refuse_inside_a_run
+from flcore.io import disk
+from flcore.core.errors import ConfigError, listed
+from flcore.experiment.run_folder import refuse_inside_a_run
 
 Kind = Literal[
     "run", "comparison", "sweep", "study", "paper table", "stages", "prepared", "partition", "partitions", "stage runs"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore import training
-from flcore.config import Config
+from flcore.config.schema import Config
 from pipelines.runs.compared import compared_by
 
 ROOT = Path(__file__).resolve().parents[2]

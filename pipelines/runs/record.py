@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flcore.errors import ConfigError, DataError
-from flcore.files import read_json, read_lines
-from flcore.run_folder import check_seal
+from flcore.core.errors import ConfigError, DataError
+from flcore.io.files import read_json, read_lines
+from flcore.experiment.run_folder import check_seal
 from pipelines.runs import kinds
 from pipelines.runs.derived import derived
 

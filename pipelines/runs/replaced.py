@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from flcore.errors import DataError
+from flcore.core.errors import DataError
 from pipelines.runs.layout import read_json
 
 

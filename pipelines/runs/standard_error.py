@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from flcore.errors import Cure
-from flcore.wording import printable
+from flcore.core.errors import Cure
+from flcore.core.text import printable
 from pipelines.addresses import redact
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flcore.errors import ConfigError, DataError
-from flcore.run_folder import RunFiles
+from flcore.core.errors import ConfigError, DataError
+from flcore.experiment.run_folder import RunFiles
 from pipelines.config.params import without_tracking
 from pipelines.orchestration.commands import operation
 from pipelines.runs.ownership import claim_folder
 
 if TYPE_CHECKING:
-    from flcore.config import Config
+    from flcore.config.schema import Config
     from pipelines.execution.operation import Operation
 
 

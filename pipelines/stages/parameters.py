@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flcore.wording import brief
+from flcore.core.text import brief
 from pipelines.config import yaml_text
 
 _IMAGES = "images"
@@ -33,7 +33,7 @@ def missing_keys(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     absent = {key: None for key in absent if not any(other.startswith(f"{key}.") for other in absent)}
     if not absent:
         return {}
-    from flcore.config import Config
+    from flcore.config.schema import Config
 
     defaults = Config().to_mapping()
     values = {key: _IMAGES if key == "data.root" else _value(key, defaults) for key in absent}

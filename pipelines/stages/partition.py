@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from flcore import disk
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError
+from flcore.core.text import shown
 from flcore.data.partition import Partition
 from flcore.data.summary import summarise
-from flcore.errors import ConfigError
-from flcore.wording import shown
+from flcore.io import disk
 from pipelines.runs.cache import Cache, place
 
 

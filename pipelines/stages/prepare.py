@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from flcore.data.dataset import Dataset
-from flcore.files import given_path
+from flcore.io.files import given_path
 from pipelines.runs.cache import Cache, place
 from pipelines.runs.file_state import refuse_linked_folders
 

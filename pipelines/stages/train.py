@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flcore import disk
-from flcore.config import Config
-from flcore.errors import DataError, RunError
-from flcore.files import read_json, sweep, write_json
-from flcore.locks import sole_use
-from flcore.run_folder import RunFiles, described, write_result
+from flcore.config.schema import Config
+from flcore.core.errors import DataError, RunError
+from flcore.experiment.run_folder import RunFiles, described, write_result
+from flcore.io import disk
+from flcore.io.files import read_json, sweep, write_json
+from flcore.io.locks import sole_use
 from pipelines.execution.bodies import carry_out_placed
 from pipelines.execution.one_run import PlacedRun, placed
 from pipelines.execution.operation import Operation

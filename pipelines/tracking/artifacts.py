@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flcore.run_folder import RunFiles
+from flcore.experiment.run_folder import RunFiles
 from pipelines.runs.layout import read_json, write_json
 
 _MAX_BYTES = 32 * 2**20

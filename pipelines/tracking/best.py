@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from flcore.errors import ConfigError, DataError
+from flcore.core.errors import ConfigError, DataError
 from pipelines.runs.better import check_direction, lower_is_better
 from pipelines.tracking import description, model
 from pipelines.tracking.metrics import SUMMARY_FIGURES, SUMMARY_METRICS, is_summary

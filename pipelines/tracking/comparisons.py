@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flcore.errors import DataError
+from flcore.core.errors import DataError
 from pipelines.runs.compared import flatten
 from pipelines.runs.folder import RunFolder, read_folder
 from pipelines.runs.layout import read_json

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flcore.errors import DataError
+from flcore.core.errors import DataError
 from pipelines.runs.compared import flatten
 from pipelines.runs.folder import RunFolder
 from pipelines.runs.inputs import Inputs, inputs_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from flcore.errors import DataError
-from flcore.run_folder import RunFiles
+from flcore.core.errors import DataError
+from flcore.experiment.run_folder import RunFiles
 from pipelines.runs.folder import RunFolder, read_folder
 from pipelines.runs.layout import read_json
 from pipelines.tracking.comparisons import log_comparison

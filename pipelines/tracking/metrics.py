@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from flcore.evaluation.continual import ACCURACIES
-from flcore.run_folder import RunFiles
+from flcore.experiment.run_folder import RunFiles
 from pipelines.runs.folder import RunFolder
 
 ROUND_METRICS: Mapping[str, str] = {

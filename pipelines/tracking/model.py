@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import flcore
-from flcore.errors import DataError
-from flcore.run_folder import RunFiles, stored_config
+from flcore.core.errors import DataError
+from flcore.experiment.run_folder import RunFiles, stored_config
 from pipelines.runs.folder import RunFolder
 from pipelines.runs.inputs import inputs_of
 from pipelines.runs.layout import read_json
@@ -40,7 +40,7 @@ _LOADER = "protofl_model"
 _WHAT_IT_ANSWERS = "Class probabilities to images: uint8 [N, C, H, W], 0 to 255; client: whose own model answers."
 _FIGURES_OF_A_VERSION = ("final/top1_global", "final/top1_vote", "final/mean_local")
 _TAGS_OF_A_VERSION = ("method", "seed")  # the page gives each a line; hashes are tags of the run
-_PLUGINS = "plugins"  # flcore.plugins.FOLDER, whose module imports torch
+_PLUGINS = "plugins"  # flcore.config.plugins.FOLDER, whose module imports torch
 _MAX_BYTES = 2**30
 """Of personal models together: those of thousands of clients stay in the run's folder."""
 _NOT_WORTH_ASKING_BYTES = 8 * 2**20

@@ -18,17 +18,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcore.config import Config
+from flcore.config.plugins import located
+from flcore.config.schema import Config
+from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset, Meta, Split
 from flcore.data.partition import Partition
-from flcore.errors import DataError
 from flcore.evaluation.answering import global_model, has_own_statistics, own_model
 from flcore.evaluation.forward import Forward, StoredImages
 from flcore.evaluation.scores import probabilities
-from flcore.experiment import Experiment
-from flcore.messages import Weights
-from flcore.plugins import located
-from flcore.records import Record, load_record
+from flcore.experiment.experiment import Experiment
+from flcore.io.messages import Weights
+from flcore.io.records import Record, load_record
 
 EVERYBODY = -1
 """In place of a client's number: the global model, or the vote."""

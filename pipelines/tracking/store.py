@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from flcore import disk
-from flcore.errors import DataError, ProtoflError
-from flcore.locks import take_lock
-from flcore.wording import brief
+from flcore.core.errors import DataError, ProtoflError
+from flcore.core.text import brief
+from flcore.io import disk
+from flcore.io.locks import take_lock
 from pipelines.addresses import folder_address, redact, remember, without_password
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from flcore.errors import DataError
-from flcore.run_folder import RunFiles
+from flcore.core.errors import DataError
+from flcore.experiment.run_folder import RunFiles
 from pipelines.addresses import redact
 from pipelines.runs.folder import RunFolder, read_folder
 from pipelines.tracking import description

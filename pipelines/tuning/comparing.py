@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flcore.config import Config
-from flcore.errors import ConfigError
-from flcore.locks import sole_use
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError
+from flcore.io.locks import sole_use
 from flcore.methods import Method
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import without_tracking

@@ -20,7 +20,7 @@ from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from flcore.errors import DataError
+from flcore.core.errors import DataError
 from pipelines.addresses import sqlite_address
 from pipelines.same_origin import LOOPBACK, checked_wsgi
 from pipelines.tuning.journal import open_journal

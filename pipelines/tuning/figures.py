@@ -22,8 +22,8 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from optuna.visualization import matplotlib as drawn
 
-from flcore import disk
-from flcore.files import replace_file, sweep
+from flcore.io import disk
+from flcore.io.files import replace_file, sweep
 from pipelines.runs.layout import read_json
 from pipelines.tuning.folder import StudyFiles
 

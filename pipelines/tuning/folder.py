@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flcore import disk
-from flcore.errors import ConfigError
-from flcore.files import sweep
-from flcore.locks import take_lock
-from flcore.run_folder import differences, told
+from flcore.core.errors import ConfigError
+from flcore.experiment.run_folder import differences, told
+from flcore.io import disk
+from flcore.io.files import sweep
+from flcore.io.locks import take_lock
 from pipelines.config import yaml_text
 from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
 

@@ -19,11 +19,11 @@ from typing import Any
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from flcore import disk
-from flcore.errors import DataError
-from flcore.files import append, replace_file
-from flcore.locks import take_lock
-from flcore.wording import brief
+from flcore.core.errors import DataError
+from flcore.core.text import brief
+from flcore.io import disk
+from flcore.io.files import append, replace_file
+from flcore.io.locks import take_lock
 
 _CURE = "put an intact copy there, or delete the study's folder and begin again"
 
@@ -48,7 +48,7 @@ class _FileLock:
 
 
 class _Backend(JournalFileBackend):
-    """Optuna's file of lines, each of them written by :mod:`flcore.disk`."""
+    """Optuna's file of lines, each of them written by :mod:`flcore.io.disk`."""
 
     def __init__(self, path: Path, lock: _FileLock) -> None:
         self._path, self._alone = path, lock

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flcore.files import replace_file
+from flcore.io.files import replace_file
 from pipelines.runs.layout import RunFiles, read_json
 from pipelines.tracking.sync import RunTracker
 from pipelines.tuning.folder import StudyFiles

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from flcore.config import Config
-from flcore.errors import ProtoflError
+from flcore.config.schema import Config
+from flcore.core.errors import ProtoflError
 from pipelines.config.grid import PlannedRun
 from pipelines.execution.one_run import PlacedRun, fetch, placed
 from pipelines.runs.cache import Cache

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from flcore.errors import ConfigError, RunError
+from flcore.core.errors import ConfigError, RunError
 from flcore.methods import Method
 from pipelines.runs.better import check_direction
 from pipelines.runs.derived import DERIVED, derived

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from flcore.config import Config
-from flcore.errors import ConfigError
-from flcore.sections import TrackingConfig
+from flcore.config.schema import Config
+from flcore.config.sections import TrackingConfig
+from flcore.core.errors import ConfigError
 from pipelines.runs.better import lower_is_better
 from pipelines.tuning.metrics import PER_ROUND, check_metric, value_of
 from pipelines.tuning.space import Dimension, Values, space, values_of, with_values, without_keys

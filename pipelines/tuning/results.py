@@ -12,8 +12,8 @@ from typing import Any
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from flcore.files import json_text
-from flcore.wording import shown
+from flcore.core.text import shown
+from flcore.io.files import json_text
 from pipelines.reporting.formats import MISSING, plural
 from pipelines.reporting.statistics import BEST
 from pipelines.reporting.tables import (

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from optuna.trial import Trial, TrialState
 
-from flcore import disk
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.data.dataset import Dataset
 from flcore.data.partition import Partition
 from flcore.engine.pool.groups import StoppedError
-from flcore.errors import ConfigError, DataError, ProtoflError, RunError
-from flcore.experiment import Experiment, refuse_missing
-from flcore.files import sweep
-from flcore.locks import sole_use, take_lock
+from flcore.experiment.experiment import Experiment, refuse_missing
+from flcore.io import disk
+from flcore.io.files import sweep
+from flcore.io.locks import sole_use, take_lock
 from pipelines.execution.admission import most_at_once
 from pipelines.execution.run_pool import RunPool, ThisProcess
 from pipelines.execution.side_by_side import side_by_side

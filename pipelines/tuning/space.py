@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flcore.conditions import Condition
-from flcore.config import Config
-from flcore.errors import ConfigError
-from flcore.params import Search, declared
-from flcore.wording import shown
+from flcore.config.schema import Config
+from flcore.core.conditions import Condition
+from flcore.core.errors import ConfigError
+from flcore.core.params import Search, declared
+from flcore.core.text import shown
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial

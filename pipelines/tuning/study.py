@@ -22,9 +22,9 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy.exc import SQLAlchemyError
 
-from flcore import disk
-from flcore.errors import ConfigError, RunError
-from flcore.rng import numpy_stream
+from flcore.core.errors import ConfigError, RunError
+from flcore.core.rng import numpy_stream
+from flcore.io import disk
 from pipelines.addresses import redact, remember, sqlite_address, without_password
 from pipelines.execution.one_run import NO_HURDLES, Hurdles
 from pipelines.tuning.folder import StudyFiles

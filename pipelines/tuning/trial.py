@@ -13,15 +13,15 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from flcore import disk
-from flcore.config import Config
-from flcore.errors import ConfigError, DataError, ProtoflError, RunError
-from flcore.experiment import Experiment
-from flcore.files import read_json, sealed, sweep, unsealed
-from flcore.locks import sole_use
-from flcore.provenance import code_fingerprint
-from flcore.run_folder import RunFiles, described
-from flcore.sources import EditedError
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
+from flcore.core.loaded_code import EditedError
+from flcore.experiment.experiment import Experiment
+from flcore.experiment.provenance import code_fingerprint
+from flcore.experiment.run_folder import RunFiles, described
+from flcore.io import disk
+from flcore.io.files import read_json, sealed, sweep, unsealed
+from flcore.io.locks import sole_use
 from pipelines.execution.budget import within_steps
 from pipelines.execution.one_run import GivenUpError, Hurdles, PlacedRun, fetch, is_of_the_machine, placed
 from pipelines.runs.cache import Cache

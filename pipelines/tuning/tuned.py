@@ -15,8 +15,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flcore.config import Config
-from flcore.errors import RunError
+from flcore.config.schema import Config
+from flcore.core.errors import RunError
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry, without_tracking
 from pipelines.execution.bodies import comparison, comparison_runs, inputs_of_runs

@@ -1,4 +1,4 @@
-"""Faults of a disk, put in place of :mod:`flcore.disk`: they come at one operation of a process, counted from 1.
+"""Faults of a disk, put in place of :mod:`flcore.io.disk`: they come at one operation of a process, counted from 1.
 
 The content of a file is one operation, as where a buffer holds it back until the file is closed; torn, any share of it
 may be there.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flcore import disk
+from flcore.io import disk
 
 KINDS = {
     "kill": "the process is killed after the operation",

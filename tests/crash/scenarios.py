@@ -129,7 +129,7 @@ TIMES = frozenset({"timing.json", "timing.jsonl", "seconds", "memory", ".study.j
 
 def careless() -> int:
     """Write in place, and take what is there for whole: what this project must never do."""
-    from flcore import disk
+    from flcore.io import disk
 
     folder = Path("careless")
     disk.make_folder(folder)
@@ -143,7 +143,7 @@ def careless() -> int:
 def library(restart: bool) -> int:
     """A run in plain Python; what it raises is for its caller, so a message is a line."""
     from flcore import run
-    from flcore.errors import ProtoflError
+    from flcore.core.errors import ProtoflError
 
     parameters = {key: value for key, value in SMALL.items() if key not in ("compare", "tracking")}
     try:
@@ -210,8 +210,9 @@ def stay_in_this_process() -> None:
 
 def remember_what_stays(asked: Iterable[Scenario]) -> None:
     """Find out once what is the same for thousands of processes and takes longer than a run: versions, fingerprints."""
-    from flcore import provenance, training
-    from flcore.config import Config
+    from flcore import training
+    from flcore.config.schema import Config
+    from flcore.experiment import provenance
     from pipelines.runs import memory
     from pipelines.runs import provenance as ours
 

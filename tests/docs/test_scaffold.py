@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import flcore
-from flcore import plugins
-from flcore.config import Config
-from flcore.errors import ConfigError
-from flcore.messages import Weights
+from flcore.config import plugins
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError
+from flcore.io.messages import Weights
 
 PLUGIN = Path(__file__).parents[2] / "docs" / "examples" / "scaffold.py"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flcore.config import Config
-from flcore.errors import ConfigError
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError
 from pipelines.cli.parser import make_parser
 from pipelines.config.files import read_params
 from pipelines.config.params import for_entry, override

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import ConfigError
-from flcore.experiment import Experiment
+from flcore.core.errors import ConfigError
+from flcore.experiment.experiment import Experiment
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,15 @@ import pytest
 import torch
 
 import flcore
-from flcore import plugins, run, running
-from flcore.config import Config
+from flcore import run, running
+from flcore.config import plugins
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.data.partition import Partition
 from flcore.engine.rounds import Observers
-from flcore.errors import ConfigError, DataError, RunError
-from flcore.locks import sole_use
+from flcore.experiment.run_folder import RunFiles, stored_config
+from flcore.io.locks import sole_use
 from flcore.methods.fedavg import FedAvg
-from flcore.run_folder import RunFiles, stored_config
 from flcore.running import divide, prepare
 
 ROOT = Path(flcore.__file__).parents[1]
@@ -331,7 +332,7 @@ def test_killed_while_results_are_forgotten_it_still_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(running, "code_fingerprint", lambda config: "edited since")
-        patch.setattr("flcore.run_folder.disk.remove", remove)
+        patch.setattr("flcore.experiment.run_folder.disk.remove", remove)
         with pytest.raises(KeyboardInterrupt):
             run(RAW, tmp_path / "run", restart=True)
     run(RAW, tmp_path / "run", restart=True)

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from flcore import training
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.cpu_class import processor_class
+from flcore.core.errors import DataError, RunError
 from flcore.engine import rounds
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.rounds import Observers
-from flcore.errors import DataError, RunError
-from flcore.processor import processor_class
-from flcore.run_folder import described
+from flcore.experiment.run_folder import described
 from flcore.training import environment, train
 
 TWO_LEGS = {
@@ -137,7 +137,7 @@ def test_a_refused_start_leaves_what_is_said_of_the_run(
         train(config, lab.prepared, lab.partition_folder, folder, observers=Observers(on_round=stopping), about=there)
     before = (folder / "config.json").read_bytes()
     with monkeypatch.context() as patch:
-        edited = {**rounds.code_modules(config), "flcore/rng.py": "edited since"}
+        edited = {**rounds.code_modules(config), "flcore/core/rng.py": "edited since"}
         patch.setattr(rounds, "code_modules", lambda config: edited)
         with pytest.raises(RunError, match="pass restart=True"):
             train(config, lab.prepared, lab.partition_folder, folder, about=here)
@@ -215,7 +215,7 @@ def test_the_class_of_processor_is_the_same_however_many_threads_ask() -> None:
     """A new process with two threads gives the name of this one, and has two threads afterwards."""
     program = (
         "import torch; torch.set_num_threads(2)\n"
-        "from flcore.processor import processor_class\n"
+        "from flcore.core.cpu_class import processor_class\n"
         "print(processor_class(), torch.get_num_threads())"
     )
     asked = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

@@ -24,16 +24,16 @@ from optuna.storages.journal import JournalFileBackend
 from PIL import Image
 
 from flcore import run
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.errors import DataError, ProtoflError
 from flcore.data.dataset import Dataset, prepare
 from flcore.data.dividing import make_partition
 from flcore.data.partition import Partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
 from flcore.engine.orchestrator import InlineOrchestrator
-from flcore.errors import DataError, ProtoflError
-from flcore.experiment import Experiment
-from flcore.files import NOT_JSON, sealed
+from flcore.experiment.experiment import Experiment
+from flcore.io.files import NOT_JSON, sealed
 from flcore.running import divide, evaluate
 from pipelines.runs.cache import Cache
 from pipelines.runs.folder import read_folder

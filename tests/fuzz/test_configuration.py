@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from flcore import run
-from flcore.config import REGISTRIES, Config
-from flcore.errors import ProtoflError
-from flcore.params import Param, declared
-from flcore.sections import PLAIN, SHARED
+from flcore.config.schema import REGISTRIES, Config
+from flcore.config.sections import PLAIN, SHARED
+from flcore.core.errors import ProtoflError
+from flcore.core.params import Param, declared
 from pipelines.cli.app import main
 
 TINY = {

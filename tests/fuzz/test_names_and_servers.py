@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from flcore.config import Config
-from flcore.errors import ConfigError, DataError
-from flcore.files import write_json
-from flcore.plugins import load
-from flcore.run_folder import stored_mapping
+from flcore.config.plugins import load
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, DataError
+from flcore.experiment.run_folder import stored_mapping
+from flcore.io.files import write_json
 from pipelines.orchestration import plans
 from pipelines.runs.cache import Cache
 from pipelines.tracking.artifacts import comparison_files, small_files

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from pipelines import addresses
 from pipelines.cli import doctor
 from pipelines.cli.app import main

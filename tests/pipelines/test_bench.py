@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from flcore.errors import ConfigError, RunError
+from flcore.core.errors import ConfigError, RunError
 from flcore.models import MODELS, build_model
 from pipelines import bench
 from pipelines.bench import BENCHMARKS, common, launch

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from pipelines import bench
 from pipelines.bench import gpu
 from pipelines.bench.common import Bench

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from flcore.data.dataset import Dataset
 from pipelines.cli import make_run
 

@@ -14,10 +14,10 @@ from typing import ClassVar
 
 import torch
 
-from flcore.messages import Weights
+from flcore.io.messages import Weights
+from flcore.io.records import Payloads
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import MODEL, TrainedClient, Turn
-from flcore.records import Payloads
+from flcore.methods.types import MODEL, TrainedClient, Turn
 
 _HUGE = 16 * 1024 * 1024
 """Values of 4 bytes: 64 MiB, some 600 times what the model has."""

@@ -1,7 +1,7 @@
 """Partitioners by name; adding one is adding a file and its line here."""
 
+from flcore.core.registry import Registry
 from flcore.data.partitioners.base import Partitioner
-from flcore.registry import Registry
 
 PARTITIONERS: Registry[type[Partitioner]] = Registry(
     "partitioner",

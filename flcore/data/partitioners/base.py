@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from flcore.errors import DataError
+from flcore.core.errors import DataError
 
 Indices = np.ndarray
 
@@ -51,7 +51,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Partitioner(abc.ABC):
-    """A rule that divides training samples among clients. Its options are fields made with ``flcore.params.param``."""
+    """A rule that divides training samples among clients. Its options are fields made with ``param``."""
 
     name: ClassVar[str]
     summary: ClassVar[str]

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from flcore.core.errors import DataError
+from flcore.core.params import param
 from flcore.data.partitioners.base import Assignment, Partitioner, check_request, joined
-from flcore.errors import DataError
-from flcore.params import param
 
 
 @dataclass(frozen=True)

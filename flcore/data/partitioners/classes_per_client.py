@@ -8,6 +8,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from flcore.core.errors import DataError
+from flcore.core.params import param
 from flcore.data.partitioners.base import (
     Assignment,
     Indices,
@@ -18,8 +20,6 @@ from flcore.data.partitioners.base import (
     joined,
     refuse,
 )
-from flcore.errors import DataError
-from flcore.params import param
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from flcore.core.errors import DataError
+from flcore.core.params import Search, param
 from flcore.data.partitioners.base import (
     Assignment,
     Indices,
@@ -22,8 +24,6 @@ from flcore.data.partitioners.base import (
     indices_by_class,
     joined,
 )
-from flcore.errors import DataError
-from flcore.params import Search, param
 
 _MIN_SIZE = {"balanced": 10, "plain": 1, "subsampled": 10}
 _MIN_SIZE_OF_TASK = 2

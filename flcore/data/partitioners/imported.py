@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from flcore.core.errors import DataError
+from flcore.core.params import LARGEST, param
+from flcore.core.text import brief
 from flcore.data.partitioners.base import Assignment, HeldOut, Indices, Partitioner, joined
-from flcore.errors import DataError
-from flcore.files import given_path, read_json
-from flcore.params import LARGEST, param
-from flcore.wording import brief
+from flcore.io.files import given_path, read_json
 
 _FORM = (
     'expected {"clients": [{"train": [0, 5, ...], "val": [...], "test": [...], "tasks": [[...], ...]}, ...]}; only '

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from flcore.core.params import param
 from flcore.data.partitioners.base import Assignment, Partitioner, check_request, indices_by_class, joined
-from flcore.params import param
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Sources of images by name; adding one is adding a file and its line here."""
 
+from flcore.core.registry import Registry
 from flcore.data.sources.base import Source
-from flcore.registry import Registry
 
 SOURCES: Registry[type[Source]] = Registry(
     "dataset",

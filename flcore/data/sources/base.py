@@ -9,8 +9,8 @@ from typing import ClassVar, Protocol, Self
 
 import numpy as np
 
-from flcore.errors import DataError
-from flcore.wording import brief
+from flcore.core.errors import DataError
+from flcore.core.text import brief
 
 _SPLIT_SEED = 0
 
@@ -82,7 +82,7 @@ class RawDataset:
 
 @dataclass(frozen=True)
 class Source(abc.ABC):
-    """A dataset family. Options of a source are dataclass fields made with :func:`flcore.params.param`.
+    """A dataset family. Options of a source are dataclass fields made with :func:`flcore.core.params.param`.
 
     Attributes:
         num_classes: of the published data, known before any are read; None where the files alone say.

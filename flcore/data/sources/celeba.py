@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from flcore.core.errors import DataError
+from flcore.core.params import param
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, hold_out_of_groups, missing, read_text_lines
 from flcore.data.sources.imagefiles import ImageFiles
-from flcore.errors import DataError
-from flcore.params import param
 
 _LAYOUT = "celeba/ with identity_CelebA.txt, list_attr_celeba.txt and img_align_celeba/*.jpg"
 _DRAW_SEED = 42  # of FedGen's preparation

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from flcore.core.errors import DataError
+from flcore.core.params import param
+from flcore.core.text import brief
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, hold_out_of_groups, missing
 from flcore.data.sources.mnist import Emnist
-from flcore.errors import DataError
-from flcore.files import NOT_JSON
-from flcore.params import param
-from flcore.wording import brief
+from flcore.io.files import NOT_JSON
 
 _LAYOUT = "femnist/train/*.json and femnist/test/*.json, or femnist/all_data/*.json, as made by LEAF"
 _NAMES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")

@@ -22,9 +22,9 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
+from flcore.core.errors import DataError
 from flcore.data.images import resize
 from flcore.data.sources.base import damaged
-from flcore.errors import DataError
 
 Reader = Callable[[str], bytes]
 

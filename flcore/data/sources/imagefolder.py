@@ -14,11 +14,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from flcore.core.errors import DataError
+from flcore.core.params import param
+from flcore.core.text import brief, is_control
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, leads_out, missing
 from flcore.data.sources.imagefiles import ENDINGS, KINDS, LARGEST_FILE, ImageFiles, Reader, depth_of, is_gray, size_of
-from flcore.errors import DataError
-from flcore.params import param
-from flcore.wording import brief, is_control
 
 _SPLITS = ("train", "test")
 _CLUTTER = {"__MACOSX", "Thumbs.db", "desktop.ini"}

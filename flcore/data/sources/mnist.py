@@ -12,8 +12,8 @@ from urllib.error import URLError
 
 import numpy as np
 
+from flcore.core.params import param
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, missing, not_downloaded
-from flcore.params import param
 
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 # Letters whose two cases share a class in the split `balanced`.

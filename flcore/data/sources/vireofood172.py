@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from flcore.core.params import param
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, leads_out, missing, read_text_lines
 from flcore.data.sources.imagefiles import ImageFiles
-from flcore.params import param
 
 _LAYOUT = (
     "ready_chinese_food/<class from 1 to 172>/*.jpg and SplitAndIngreLabel/ with TR.txt, VAL.txt and TE.txt "

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flcore.errors import ConfigError
-from flcore.experiment import Experiment
+from flcore.core.errors import ConfigError
+from flcore.experiment.experiment import Experiment
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:

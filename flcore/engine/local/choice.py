@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from flcore import disk
+from flcore.core.errors import ConfigError, DataError, RunError
+from flcore.core.text import brief
 from flcore.engine.cohort import leg_steps, select_cohort, stacks, taking_part
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.compiler import Compiler, compiler_missing
@@ -30,13 +31,12 @@ from flcore.engine.local.probe import Probe
 from flcore.engine.local.program import NotThereError, default_folder
 from flcore.engine.local.serial import SerialTrainer, Trainer
 from flcore.engine.local.stacked import StackedTrainer
-from flcore.errors import ConfigError, DataError, RunError
-from flcore.experiment import EngineChoice, Experiment
-from flcore.files import read_json, write_json
-from flcore.locks import take_lock
-from flcore.provenance import code_fingerprint
-from flcore.user_cache import user_cache
-from flcore.wording import brief
+from flcore.experiment.experiment import EngineChoice, Experiment
+from flcore.experiment.provenance import code_fingerprint
+from flcore.io import disk
+from flcore.io.files import read_json, write_json
+from flcore.io.locks import take_lock
+from flcore.io.user_cache import user_cache
 
 _WORTH = 1.1  # leave the reference only where that clearly pays
 _PROBE_SECONDS = 0.3
@@ -143,7 +143,7 @@ def default_cache() -> Path:
     """Where decisions of this machine are kept.
 
     Raises:
-        ConfigError: as :func:`flcore.user_cache.user_cache`.
+        ConfigError: as :func:`flcore.io.user_cache.user_cache`.
     """
     return user_cache() / "engine"
 

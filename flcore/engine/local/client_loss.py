@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
-from flcore.experiment import Experiment
-from flcore.methods.vocabulary import Batch, Context, Loss
+from flcore.experiment.experiment import Experiment
+from flcore.methods.types import Batch, Context, Loss
 from flcore.models.base import Backbone, Drops
 from flcore.models.network import Bound, Network, Values
 from flcore.models.view import ModuleView

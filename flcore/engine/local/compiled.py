@@ -29,10 +29,10 @@ from flcore.engine.local.stacked import Noted, StackedTrainer
 from flcore.engine.local.stacked_inputs import Path, StackedBatches, StackedContext
 from flcore.engine.local.step import Move, added, augmented, in_its_pass, name_of, phase_moves
 from flcore.engine.local.step_function import StepFunction
-from flcore.experiment import Experiment
-from flcore.methods.vocabulary import Phase
-from flcore.prototypes.class_means import class_sums
-from flcore.provenance import step_fingerprint
+from flcore.experiment.experiment import Experiment
+from flcore.experiment.provenance import step_fingerprint
+from flcore.math.prototypes.class_means import class_sums
+from flcore.methods.types import Phase
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flcore import disk
+from flcore.core.errors import DataError, RunError
 from flcore.engine.local.graph_name import graph_name
 from flcore.engine.local.program import (
     Function,
@@ -37,10 +37,10 @@ from flcore.engine.local.program import (
     program_name,
     traced,
 )
-from flcore.errors import DataError, RunError
-from flcore.files import read_json, replace_file, write_json
-from flcore.locks import take_lock
-from flcore.user_cache import VARIABLE
+from flcore.io import disk
+from flcore.io.files import read_json, replace_file, write_json
+from flcore.io.locks import take_lock
+from flcore.io.user_cache import VARIABLE
 
 logger = logging.getLogger(__name__)
 

@@ -1,10 +1,10 @@
 """Clients of several runs in one stack: what can be trained together, and how it is put together.
 
-Runs of one kin (:meth:`flcore.config.Config.kin`) differ in their seed alone, so what a step does is the same in all of
-them; what it does it with comes with the turn: weights, samples, the seed of its streams, what the method makes of its
-setting. One module serves them all, since a step puts the stack's values in place of its own. One thing of a run's own
-a step could still reach: a frozen model that is asked with a part of its weights takes the rest from the initial model
-(:class:`flcore.models.view.View`), and that is another one in each run. Such a question is refused here.
+Runs of one kin (:meth:`flcore.config.schema.Config.kin`) differ in their seed alone, so what a step does is the same in
+all of them; what it does it with comes with the turn: weights, samples, the seed of its streams, what the method makes
+of its setting. One module serves them all, since a step puts the stack's values in place of its own. One thing of a
+run's own a step could still reach: a frozen model that is asked with a part of its weights takes the rest from the
+initial model (:class:`flcore.models.view.View`), and that is another one in each run. Such a question is refused here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from flcore.engine.client_data import ClientData
 from flcore.engine.cohort import stack_limit
 from flcore.engine.local.serial import Outcome, Trainer, Training
 from flcore.engine.local.step import name_of
-from flcore.experiment import Experiment
-from flcore.methods.vocabulary import Setting, Update
+from flcore.experiment.experiment import Experiment
+from flcore.methods.types import Setting, Update
 from flcore.models.base import Backbone
 from flcore.models.network import Network, Values
 

@@ -28,7 +28,7 @@ from flcore.engine.client import make_trainer
 from flcore.engine.local.joined import Answer, Call, JoinedTrainer
 from flcore.engine.local.serial import Outcome, Trainer, Training
 from flcore.engine.pool.groups import StoppedError
-from flcore.experiment import Experiment
+from flcore.experiment.experiment import Experiment
 
 Result = TypeVar("Result")
 

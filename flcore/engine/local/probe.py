@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from flcore.engine.client import TurnRunner
 from flcore.engine.client_data import ClientData
 from flcore.engine.local.serial import Trainer, Training
-from flcore.experiment import EngineChoice, Experiment
-from flcore.methods.vocabulary import Leg
-from flcore.records import Record
+from flcore.experiment.experiment import EngineChoice, Experiment
+from flcore.io.records import Record
+from flcore.methods.types import Leg
 
 
 @dataclass

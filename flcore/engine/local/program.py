@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from flcore.errors import RunError
-from flcore.user_cache import user_cache
+from flcore.core.errors import RunError
+from flcore.io.user_cache import user_cache
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -72,7 +72,7 @@ def default_folder() -> Path:
     """Where this machine's programs are kept.
 
     Raises:
-        ConfigError: as :func:`flcore.user_cache.user_cache`.
+        ConfigError: as :func:`flcore.io.user_cache.user_cache`.
     """
     return user_cache() / "steps"
 

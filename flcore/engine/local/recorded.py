@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flcore import disk
 from flcore.engine.local.program import (
     Function,
     NotCompilableError,
@@ -21,7 +20,8 @@ from flcore.engine.local.program import (
     program_name,
     traced,
 )
-from flcore.files import write_json
+from flcore.io import disk
+from flcore.io.files import write_json
 
 logger = logging.getLogger(__name__)
 

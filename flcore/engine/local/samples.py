@@ -1,8 +1,8 @@
 """What the mini-batches of a phase are taken from: a client's samples, or inputs that the method made.
 
 With images may come *tables*, one row per sample: of what the client remembers of it
-(:meth:`flcore.methods.base.Method.tables`), or of what a frozen model says of it, looked up instead of computed in
-every step (:meth:`flcore.methods.base.Method.frozen`).
+(:meth:`flcore.methods.api.Method.tables`), or of what a frozen model says of it, looked up instead of computed in
+every step (:meth:`flcore.methods.api.Method.frozen`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flcore.engine.client_data import ClientData, Gathered
-from flcore.methods.vocabulary import Context, Phase
+from flcore.methods.types import Context, Phase
 
 
 class Samples(Protocol):

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from flcore.core.optim import clip_gradients
 from flcore.engine.client_data import ClientData
 from flcore.engine.local.batchnorm import refuse_single_batches, uses_batch_statistics
 from flcore.engine.local.samples import Samples, drawn_labels, phase_samples
@@ -27,17 +28,16 @@ from flcore.engine.local.step import (
     total_of,
 )
 from flcore.engine.local.tape import Tape, record_tape
-from flcore.experiment import Experiment
-from flcore.messages import Weights
-from flcore.methods.vocabulary import Batch, Context, Phase, Turn
+from flcore.experiment.experiment import Experiment
+from flcore.io.messages import Weights
+from flcore.math.prototypes.class_means import class_sums
+from flcore.methods.types import Batch, Context, Phase, Turn
 from flcore.models.base import laid_out, load_weights, snapshot
 from flcore.models.view import ModuleView
-from flcore.optim import clip_gradients
-from flcore.prototypes.class_means import class_sums
 
 Tables = Mapping[str, Sequence[Tensor]]
 """What is known of every sample, by name and client of the stack, [n_k, ...] on the device: what the client remembers
-of it (:meth:`flcore.methods.base.Method.tables`), and what frozen models say of it."""
+of it (:meth:`flcore.methods.api.Method.tables`), and what frozen models say of it."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from flcore.core.errors import ConfigError
+from flcore.core.optim import clip_gradients
 from flcore.engine.local.batchnorm import refuse_single_batches, uses_batch_statistics
 from flcore.engine.local.client_loss import ClientLoss
 from flcore.engine.local.samples import phase_samples
@@ -36,13 +38,11 @@ from flcore.engine.local.step import (
     together,
 )
 from flcore.engine.local.tape import Tape, record_tape
-from flcore.errors import ConfigError
-from flcore.experiment import Experiment
-from flcore.messages import Weights, rows_finite
-from flcore.methods.vocabulary import Context, Loss, Phase
-from flcore.optim import clip_gradients
-from flcore.prototypes.class_means import class_sums
-from flcore.twins import on_the_cpu, pair
+from flcore.experiment.experiment import Experiment
+from flcore.io.messages import Weights, rows_finite
+from flcore.io.twins import on_the_cpu, pair
+from flcore.math.prototypes.class_means import class_sums
+from flcore.methods.types import Context, Loss, Phase
 
 Noted = tuple[Tensor, Tensor]
 """Sums of noted features by client and class, float64 [A, C, d], and how many they are, [A, C]; or [A, P, …] of those

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flcore.core.errors import ConfigError
 from flcore.engine.local.samples import Samples, drawn_labels
 from flcore.engine.local.tape import Tape
-from flcore.errors import ConfigError
-from flcore.methods.vocabulary import Context, Turn
+from flcore.methods.types import Context, Turn
 
 StackedBatch = dict[str, Any]
 """Images, labels, drops, draws, frozen, and ``weight`` as a list of one tensor or none: vmap takes tensors only."""

@@ -11,13 +11,13 @@ from types import FunctionType, MethodType
 import torch
 from torch import Tensor, nn
 
+from flcore.config.sections import LocalConfig
+from flcore.core.optim import Adam, Optimizer, Sgd
+from flcore.core.schedules import Constant, Cosine, Exponential, Schedule
 from flcore.data.augment import augment
-from flcore.experiment import Experiment
-from flcore.methods.vocabulary import Context, Loss, Phase, Probe
+from flcore.experiment.experiment import Experiment
+from flcore.methods.types import Context, Loss, Phase, Probe
 from flcore.models.base import Backbone
-from flcore.optim import Adam, Optimizer, Sgd
-from flcore.schedules import Constant, Cosine, Exponential, Schedule
-from flcore.sections import LocalConfig
 
 Asked = tuple[dict[str, Tensor], list[Tensor]]
 """Loss terms by name, and the features that were noted if any: a list of one tensor or none."""

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flcore.core.optim import clip_gradients
 from flcore.data.images import scaled
 from flcore.engine.local.client_loss import ClientLoss
 from flcore.engine.local.stacked_inputs import Path, nested
 from flcore.engine.local.step import Asked, Move, gradients, precision, together
-from flcore.optim import clip_gradients
 
 Inputs = Mapping[Path, Tensor]
 """What a step reads, by path; the first part of a path is its kind:
@@ -36,7 +36,7 @@ class StepFunction:
 
     Attributes:
         loss: of a client.
-        moves: the updates, of whose optimisers :meth:`~flcore.optim.Optimizer.move` is used.
+        moves: the updates, of whose optimisers :meth:`~flcore.core.optim.Optimizer.move` is used.
         plain: values of the context that are no tensors.
         stacked: whether there is a leading dimension.
         noting: whether features are noted.

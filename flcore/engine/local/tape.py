@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from flcore.config.sections import LocalConfig
+from flcore.core.rng import torch_stream
 from flcore.data.augment import draw_augmentation
-from flcore.experiment import Experiment
-from flcore.methods.base import Method
-from flcore.methods.vocabulary import Phase, Turn
+from flcore.experiment.experiment import Experiment
+from flcore.methods.api import Method
+from flcore.methods.types import Phase, Turn
 from flcore.models import Backbone
-from flcore.rng import torch_stream
-from flcore.sections import LocalConfig
 
 
 @dataclass(frozen=True)

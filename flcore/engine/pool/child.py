@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from flcore import sources
-from flcore.interpreter import python
+from flcore.core import loaded_code
+from flcore.core.interpreter import python
 
 _BEGIN = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from flcore.engine.pool.child import begin; begin()"
 _SECONDS_TO_DIE = 5
@@ -49,7 +49,7 @@ class Child:
         self.pid = self._process.pid
         _started.add(self)
         with suppress(OSError):  # it has ended already, which the first who reads from it is told
-            self.pipe.send((sources.digests(), arguments))
+            self.pipe.send((loaded_code.digests(), arguments))
 
     @property
     def is_alive(self) -> bool:
@@ -111,7 +111,7 @@ def begin() -> None:
         parent, arguments = pipe.recv()
     except (EOFError, OSError):
         return  # whoever started it is gone
-    sources.compare_with_parent(parent)  # this process has read the files later
+    loaded_code.compare_with_parent(parent)  # this process has read the files later
     getattr(importlib.import_module(module), name)(pipe, *arguments)
 
 

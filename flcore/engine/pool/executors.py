@@ -17,6 +17,7 @@ from typing import ClassVar, Protocol, TypeVar
 
 from torch import Tensor
 
+from flcore.core.errors import RunError
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.failures import failed
@@ -36,10 +37,9 @@ from flcore.engine.pool.groups import (
 from flcore.engine.replies import Result
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Failure
-from flcore.errors import RunError
 from flcore.evaluation.scoring import Part, Request
-from flcore.experiment import Experiment
-from flcore.records import Record
+from flcore.experiment.experiment import Experiment
+from flcore.io.records import Record
 
 Answer = TypeVar("Answer")
 

@@ -10,9 +10,9 @@ from flcore.engine.failures import LocatedError, TurnError, failed, is_the_machi
 from flcore.engine.replies import Result
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Failure, Reply
-from flcore.experiment import Experiment
-from flcore.messages import Size
-from flcore.records import Record
+from flcore.experiment.experiment import Experiment
+from flcore.io.messages import Size
+from flcore.io.records import Record
 
 Group = Sequence[Sequence[int]]
 """Stacks of clients that are trained one after the other by the same worker."""

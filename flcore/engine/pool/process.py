@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.failures import located, packed, unpacked
@@ -27,9 +27,9 @@ from flcore.engine.replies import Result
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Reply
 from flcore.evaluation.scoring import Part, Request, Scorer
-from flcore.experiment import EngineChoice, Experiment
-from flcore.provenance import refuse_edited_code
-from flcore.records import Record
+from flcore.experiment.experiment import EngineChoice, Experiment
+from flcore.experiment.provenance import refuse_edited_code
+from flcore.io.records import Record
 
 _SECONDS_BETWEEN_LOOKS = 1
 

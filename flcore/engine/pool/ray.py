@@ -23,8 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flcore import disk, sources
-from flcore.config import Config
+from flcore.config.plugins import brought
+from flcore.config.schema import Config
+from flcore.config.sections import EngineConfig
+from flcore.core import loaded_code
+from flcore.core.errors import ConfigError, RunError
+from flcore.core.text import brief
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.failures import LocatedError, located, packed, unpacked
@@ -36,14 +40,11 @@ from flcore.engine.pool.workers import worker_count
 from flcore.engine.replies import Result
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Reply
-from flcore.errors import ConfigError, RunError
-from flcore.experiment import EngineChoice, Experiment
-from flcore.files import replace_file
-from flcore.plugins import brought
-from flcore.provenance import refuse_edited_code
-from flcore.records import Record
-from flcore.sections import EngineConfig
-from flcore.wording import brief
+from flcore.experiment.experiment import EngineChoice, Experiment
+from flcore.experiment.provenance import refuse_edited_code
+from flcore.io import disk
+from flcore.io.files import replace_file
+from flcore.io.records import Record
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def ray_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint
     plugins = {plugin.name: plugin.source for plugin in experiment.config.plugins}
 
     def start(place: int) -> WorkerHandle:
-        return _Actor(ray, actor.remote(place, config, choice, plugins, sources.digests()), shared)
+        return _Actor(ray, actor.remote(place, config, choice, plugins, loaded_code.digests()), shared)
 
     return PoolExecutor(start, worker_count(engine), experiment, checkpoint)
 
@@ -269,7 +270,7 @@ class RayWorker:
         self, place: int, config: Mapping[str, Any], choice: Sequence[bool], plugins: Files, digests: Mapping[str, str]
     ) -> None:
         """Keep what it is told; whatever may fail comes later, with a request that can answer."""
-        sources.compare_with_parent(digests)
+        loaded_code.compare_with_parent(digests)
         self._place, self._config, self._plugins = place, config, plugins
         self._choice = EngineChoice(*choice)
         self._folder = tempfile.TemporaryDirectory(prefix="protofl-ray-")

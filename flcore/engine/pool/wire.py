@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flcore.engine.replies import Result
 from flcore.engine.turns import Failure, Reply
-from flcore.records import packed, unpacked
+from flcore.io.records import packed, unpacked
 
 _AT_ONCE = 512
 """Pieces in one call; systems take 1,024."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from flcore.sections import EngineConfig
+from flcore.config.sections import EngineConfig
 
 
 def worker_count(engine: EngineConfig) -> int:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from flcore.errors import RunError
+from flcore.core.errors import RunError
 
 
 @dataclass(frozen=True)

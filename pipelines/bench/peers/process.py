@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flcore.errors import RunError
+from flcore.core.errors import RunError
 from pipelines.bench.common import Bench, Execution, Timing, steady
 from pipelines.bench.peers.environment import PEERS, copy_scripts
 from pipelines.bench.work import Work

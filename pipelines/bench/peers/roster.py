@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flcore.errors import ConfigError, RunError
+from flcore.core.errors import ConfigError, RunError
 from pipelines.bench.common import Case, Timing
 from pipelines.bench.peers.environment import PEERS, NoEnvironmentError, held_versions, peer_python
 

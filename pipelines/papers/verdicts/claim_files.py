@@ -35,7 +35,7 @@ from typing import Any
 
 import yaml
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.results import TableResults
 from pipelines.reporting.formats import listed

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flcore.errors import DataError
+from flcore.core.errors import DataError
 from pipelines.reporting.figures.parts import annotate_cells, draw_cells, name_cells
 from pipelines.reporting.figures.style import COUNTS, WIDTH, house_style
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from flcore import disk
-from flcore.files import sweep
+from flcore.io import disk
+from flcore.io.files import sweep
 from pipelines.reporting.comparison import Comparison
 from pipelines.reporting.figures import charts
 from pipelines.reporting.figures.data import (

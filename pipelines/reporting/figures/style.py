@@ -27,7 +27,7 @@ from matplotlib.layout_engine import LayoutEngine
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import Bbox
 
-from flcore.files import replace_file
+from flcore.io.files import replace_file
 from pipelines.runs.layout import write_text
 
 # Inches at 72 points: a whole line of the page, and a panel, of which two stand side by side or, on a narrow screen,

@@ -9,8 +9,8 @@ import torch
 
 from flcore.aggregation.prototypes import fold_prototypes
 from flcore.aggregation.settings import Aggregation
-from flcore.messages import Prototypes
-from flcore.prototypes.fusion import fuse_prototypes
+from flcore.io.messages import Prototypes
+from flcore.math.prototypes.fusion import fuse_prototypes
 
 T = torch.tensor
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from flcore.aggregation.mean import average_weights
 from flcore.aggregation.settings import Aggregation
 from flcore.aggregation.weights import fold_weights, update_norm
-from flcore.messages import Weights
-from flcore.models.averaging import average_weights
+from flcore.io.messages import Weights
 
 T = torch.tensor
 

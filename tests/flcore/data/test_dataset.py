@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from flcore.core.errors import ConfigError, Cure, DataError
 from flcore.data.dataset import Dataset, prepare
 from flcore.data.images import channel_statistics, convert_channels, normalise, resize
 from flcore.data.sources import SOURCES
 from flcore.data.sources.base import RawDataset, RawSplit, Source
-from flcore.errors import ConfigError, Cure, DataError
 
 
 @dataclass(frozen=True)

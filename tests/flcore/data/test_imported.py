@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset
 from flcore.data.dividing import make_partition
 from flcore.data.imbalance import Imbalance
 from flcore.data.partition import Partition
 from flcore.data.partitioners.imported import Imported
-from flcore.errors import DataError
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flcore.core.errors import DataError
 from flcore.data.dataset import prepare
 from flcore.data.sources.celeba import CelebA
 from flcore.data.sources.imagefolder import ImageFolder
 from flcore.data.sources.vireofood172 import VireoFood172
-from flcore.errors import DataError
 
 
 def file_of(values: Any, kind: str = "PNG", mode: str | None = None, **options: Any) -> bytes:

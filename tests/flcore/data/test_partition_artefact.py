@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from flcore.core.errors import Cure, DataError
 from flcore.data.client_holdout import ClientTest, few_shot, label_slices, proportional, stratified_cut
 from flcore.data.dataset import Dataset, Meta, Split, prepare
 from flcore.data.dividing import make_partition
@@ -33,7 +34,6 @@ from flcore.data.partitioners.iid import Iid
 from flcore.data.partitioners.shards import Shards
 from flcore.data.partitioners.ways_shots import WaysShots
 from flcore.data.sources import SOURCES
-from flcore.errors import Cure, DataError
 
 bounded = settings(max_examples=25, deadline=None, derandomize=True)
 

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
+from flcore.core.errors import ConfigError, DataError
+from flcore.core.params import build, declared
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.partitioners.base import Assignment, Partitioner, cut
 from flcore.data.partitioners.by_group import ByGroup
@@ -18,8 +20,6 @@ from flcore.data.partitioners.dominant import Dominant
 from flcore.data.partitioners.iid import Iid
 from flcore.data.partitioners.shards import Shards
 from flcore.data.partitioners.ways_shots import WaysShots
-from flcore.errors import ConfigError, DataError
-from flcore.params import build, declared
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
 thorough = settings(max_examples=500, deadline=None)

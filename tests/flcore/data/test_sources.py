@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flcore.core.errors import DataError
+from flcore.core.params import build, declared
 from flcore.data.dataset import Dataset, prepare
 from flcore.data.sources import SOURCES
 from flcore.data.sources.base import Source
@@ -22,13 +24,11 @@ from flcore.data.sources.digits import Digits
 from flcore.data.sources.femnist import Femnist
 from flcore.data.sources.imagefolder import ImageFolder
 from flcore.data.sources.mnist import Emnist, FashionMnist, Mnist
-from flcore.errors import DataError
-from flcore.params import build, declared
 
 
 def test_slow_libraries_are_imported_by_the_sources_that_need_them_only() -> None:
     """They take seconds, in every process."""
-    check = "import sys, flcore.config; print(sorted({'torchvision', 'sklearn', 'pandas'} & set(sys.modules)))"
+    check = "import sys, flcore.config.schema; print(sorted({'torchvision', 'sklearn', 'pandas'} & set(sys.modules)))"
     printed = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[]"
 

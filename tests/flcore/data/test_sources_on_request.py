@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset, prepare
 from flcore.data.partitioners.by_group import ByGroup
 from flcore.data.sources.base import hold_out_of_groups
@@ -20,7 +21,6 @@ from flcore.data.sources.femnist import Femnist
 from flcore.data.sources.imagefiles import ImageFiles
 from flcore.data.sources.tinyimagenet import TinyImageNet
 from flcore.data.sources.vireofood172 import VireoFood172
-from flcore.errors import DataError
 
 
 def write_jpeg(path: Path, value: int, height: int = 64, width: int = 64, mode: str = "RGB") -> None:

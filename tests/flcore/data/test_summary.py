@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from flcore.data.dataset import Dataset
 from flcore.data.dividing import make_partition
 from flcore.data.imbalance import Imbalance

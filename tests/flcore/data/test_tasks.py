@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset
 from flcore.data.dividing import make_partition
 from flcore.data.partition import Partition
@@ -17,7 +18,6 @@ from flcore.data.partitioners.dirichlet import Dirichlet
 from flcore.data.partitioners.iid import Iid
 from flcore.data.partitioners.shards import Shards
 from flcore.data.tasks import Schedule, cumulative_tests, new_classes, task_of_round
-from flcore.errors import DataError
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
 

@@ -16,7 +16,7 @@ from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.rounds import Observers, run_rounds
-from flcore.records import Record
+from flcore.io.records import Record
 
 QUICK = {"local", "central", "fedavg", "fedprox", "fedproto"}
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from flcore import disk, provenance
+from flcore.core.errors import Cure, DataError, RunError
+from flcore.core.host import host_id
 from flcore.engine import rounds
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.orchestrator import InlineOrchestrator
@@ -25,12 +26,12 @@ from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.rounds import Observers, run_name, run_rounds
 from flcore.engine.run_state import RunName, RunState
 from flcore.engine.turns import Failure, Place, Reply
-from flcore.errors import Cure, DataError, RunError
-from flcore.files import sealed
-from flcore.host import host_id
-from flcore.messages import Arrays, Count, Size
+from flcore.experiment import provenance
+from flcore.io import disk
+from flcore.io.files import sealed
+from flcore.io.messages import Arrays, Count, Size
+from flcore.io.records import Record, save_record
 from flcore.methods.fedavg import FedAvg
-from flcore.records import Record, save_record
 
 
 @pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"])
@@ -60,14 +61,14 @@ KILLED = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 import torch
-from flcore.config import Config
+from flcore.config.schema import Config
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.pool.process import local_pool
 from flcore.engine import rounds
 from flcore.engine.rounds import Observers, run_rounds
-from flcore.experiment import Experiment
+from flcore.experiment.experiment import Experiment
 
 def run(config, prepared, partition, folder):
     experiment = Experiment.open(config, prepared, partition)
@@ -329,14 +330,14 @@ def test_a_checkpoint_of_another_run_is_refused(lab: Any, tmp_path: Path) -> Non
 def test_a_checkpoint_of_other_code_is_refused_and_what_changed_is_named(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = {"flcore.rng": "1", "flcore.optim": "1", "flcore.losses.basic": "1"}
+    code = {"flcore.core.rng": "1", "flcore.core.optim": "1", "flcore.math.losses.basic": "1"}
     monkeypatch.setattr(rounds, "code_modules", lambda config: dict(code))
     lab.run(lab.experiment(), tmp_path / "run")
-    code |= {"flcore.rng": "2", "flcore.schedules": "1"}
-    del code["flcore.losses.basic"]
+    code |= {"flcore.core.rng": "2", "flcore.core.schedules": "1"}
+    del code["flcore.math.losses.basic"]
     said = refused(lab, lab.experiment(), tmp_path / "run", RunError)
     assert "holds this run as other code carried it out" in said
-    assert "since then changed: flcore.losses.basic, flcore.rng and flcore.schedules; " in said
+    assert "since then changed: flcore.math.losses.basic, flcore.core.rng and flcore.core.schedules; " in said
 
 
 def test_an_edit_that_the_run_does_not_use_keeps_its_checkpoint(
@@ -402,7 +403,7 @@ def test_nothing_is_begun_over_a_run(tmp_path: Path) -> None:
 
 def test_a_state_comes_back_whole(tmp_path: Path) -> None:
     """Every field away from its default; the place is the next leg of the round after the last complete one."""
-    name = RunName("run", {"flcore.rng": "a"})
+    name = RunName("run", {"flcore.core.rng": "a"})
     state = RunState(
         round=3,
         server=Record({"n": Count(5)}),

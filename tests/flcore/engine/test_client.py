@@ -14,13 +14,13 @@ from flcore.engine.client_data import ClientData
 from flcore.engine.local.serial import SerialTrainer, Training
 from flcore.engine.turns import Failure
 from flcore.evaluation.forward import Forward
-from flcore.messages import Weights
+from flcore.io.messages import Weights
+from flcore.io.records import Record, serialise
+from flcore.math.prototypes.class_means import class_means
 from flcore.methods import METHODS
 from flcore.methods.local import Local
-from flcore.methods.vocabulary import BATCHNORM, Phase
+from flcore.methods.types import BATCHNORM, Phase
 from flcore.models import load_weights
-from flcore.prototypes.class_means import class_means
-from flcore.records import Record, serialise
 
 
 def weights_of(record: Any) -> Weights:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flcore.engine.cohort import Cohort, groups, leg_steps, select_cohort, stacks, taking_part
-from flcore.methods.vocabulary import Leg, Phase
-from flcore.records import serialise
+from flcore.io.records import serialise
+from flcore.methods.types import Leg, Phase
 
 
 def trainers(experiment: Any, number: int) -> list[int]:

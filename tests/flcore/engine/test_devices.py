@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.compression import quantised_all
+from flcore.aggregation.mean import average_weights
+from flcore.core.errors import ConfigError
 from flcore.engine.client import TurnRunner
 from flcore.engine.numerics import set_numerics
-from flcore.errors import ConfigError
-from flcore.experiment import Experiment
-from flcore.messages import Arrays, Weights
-from flcore.models.averaging import average_weights
-from flcore.records import Record
-from flcore.twins import on_the_cpu, pair
+from flcore.experiment.experiment import Experiment
+from flcore.io.messages import Arrays, Weights
+from flcore.io.records import Record
+from flcore.io.twins import on_the_cpu, pair
+from flcore.math.compression import quantised_all
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 

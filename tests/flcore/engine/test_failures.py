@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.failures import LocatedError, TurnError, located, packed, turn_part, unpacked
@@ -21,13 +22,12 @@ from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Failure, Place
-from flcore.errors import ConfigError, DataError, RunError
-from flcore.files import sealed, unsealed
-from flcore.messages import Weights
+from flcore.io.files import sealed, unsealed
+from flcore.io.messages import Weights
+from flcore.io.records import Record, serialise
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedproto import FedProto
-from flcore.methods.vocabulary import Context, Exchange, Replies, Turn
-from flcore.records import Record, serialise
+from flcore.methods.types import Context, Exchange, Replies, Turn
 
 # ---- where it happened -------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from flcore.data.dividing import make_partition
 from flcore.data.partitioners.imported import Imported
 from flcore.methods import METHODS

@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from flcore.core.errors import RunError
+from flcore.core.rng import torch_stream
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.cohort import Cohort, select_cohort, taking_part
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.turns import Place
-from flcore.errors import RunError
-from flcore.losses.basic import cross_entropy
-from flcore.messages import Prototypes, Weights
+from flcore.io.messages import Prototypes, Weights
+from flcore.io.records import Record, Slot, serialise
+from flcore.math.losses.basic import cross_entropy
+from flcore.math.prototypes.class_means import class_means
+from flcore.math.prototypes.fusion import average_prototypes
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import MODEL, Context, Exchange, Leg, Phase, Replies, Turn
-from flcore.prototypes.class_means import class_means
-from flcore.prototypes.fusion import average_prototypes
-from flcore.records import Record, Slot, serialise
-from flcore.rng import torch_stream
+from flcore.methods.types import MODEL, Context, Exchange, Leg, Phase, Replies, Turn
 
 MEANS = Slot("means", Prototypes)
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flcore.losses.basic import cross_entropy
-from flcore.messages import Weights
+from flcore.io.messages import Weights
+from flcore.math.losses.basic import cross_entropy
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import Batch, Context, LocalModel, Turn
+from flcore.methods.types import Batch, Context, LocalModel, Turn
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError
 from flcore.engine.client_data import ClientData
 from flcore.engine.orchestrator import InlineOrchestrator
-from flcore.errors import ConfigError
-from flcore.experiment import Experiment
+from flcore.experiment.experiment import Experiment
+from flcore.io.records import Record, serialise
 from flcore.methods import METHODS
-from flcore.methods.vocabulary import Exchange
-from flcore.records import Record, serialise
+from flcore.methods.types import Exchange
 
 SLOW = pytest.mark.slow
 PLAIN = {"model": {"name": "fedcspc_cnn"}}  # without BatchNorm

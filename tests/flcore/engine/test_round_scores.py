@@ -18,11 +18,11 @@ from flcore.engine.pool.executors import PoolExecutor
 from flcore.evaluation import forward
 from flcore.evaluation.forward import Forward
 from flcore.evaluation.scoring import Scorer
-from flcore.messages import Weights
+from flcore.io.messages import Weights
+from flcore.io.records import Record
 from flcore.methods.fedavg import FedAvg, aggregate
-from flcore.methods.vocabulary import MODEL, Before, Exchange, Leg, LocalModel, Phase, Predict, Replies, Stage
+from flcore.methods.types import MODEL, Before, Exchange, Leg, LocalModel, Phase, Predict, Replies, Stage
 from flcore.models.base import Backbone
-from flcore.records import Record
 
 # ---- shared among workers ----------------------------------------------------------------------------------------
 

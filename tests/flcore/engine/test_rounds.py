@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.errors import RunError
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.rounds import Observers, run_rounds
 from flcore.engine.turns import Failure
-from flcore.errors import RunError
-from flcore.messages import Arrays, Count
+from flcore.io.messages import Arrays, Count
+from flcore.io.records import Record, serialise
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import BATCHNORM, Exchange, Leg, Replies, TrainedClient, Turn
-from flcore.records import Record, serialise
+from flcore.methods.types import BATCHNORM, Exchange, Leg, Replies, TrainedClient, Turn
 
 # Everything that has a memory, a sample of clients and random numbers at once.
 RICH = {"federation": {"rounds": 3, "participation": 0.6}, "data__augmentation": "crop_flip"}

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from flcore.core.errors import ConfigError
 from flcore.data.dividing import make_partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.engine.cohort import leg_steps
-from flcore.errors import ConfigError
-from flcore.experiment import Experiment
-from flcore.methods.vocabulary import Leg
-from flcore.records import serialise
+from flcore.experiment.experiment import Experiment
+from flcore.io.records import serialise
+from flcore.methods.types import Leg
 
 TASKS = [[range(0, 10), range(10, 40)], [range(40, 60), range(60, 70)]]  # of client 0, of client 1
 

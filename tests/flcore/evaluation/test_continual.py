@@ -18,9 +18,9 @@ from flcore.evaluation.continual import (
     task_scores,
 )
 from flcore.evaluation.scoring import Scorer
-from flcore.messages import Weights
-from flcore.methods.vocabulary import PRIVATE
-from flcore.records import Record
+from flcore.io.messages import Weights
+from flcore.io.records import Record
+from flcore.methods.types import PRIVATE
 
 AFTER = [[0.9], [0.7, 0.8], [0.6, 0.5, 0.9]]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flcore.evaluation.analyses.gradcam import CASES, case_lists, clearest, gradcam
+from flcore.analyses.gradcam import CASES, case_lists, clearest, gradcam
 from flcore.models import Backbone, build_model
 from flcore.models.cnn import FedGenCnn
 from flcore.models.resnet import ResNet18

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flcore.evaluation.analyses import inversion as module
-from flcore.evaluation.analyses.answers import Answers
-from flcore.evaluation.analyses.base import FinishedRun
-from flcore.evaluation.analyses.inversion import (
+from flcore.analyses import inversion as module
+from flcore.analyses.answers import Answers
+from flcore.analyses.base import FinishedRun
+from flcore.analyses.inversion import (
     BASELINE,
     Decoder,
     closest_image,
@@ -20,8 +20,8 @@ from flcore.evaluation.analyses.inversion import (
     search_images,
     train_decoder,
 )
-from flcore.messages import Weights
-from flcore.records import Record
+from flcore.io.messages import Weights
+from flcore.io.records import Record
 
 FEATURES = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 

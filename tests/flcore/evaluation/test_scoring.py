@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
+from flcore.core.errors import DataError, ProtoflError
 from flcore.data.dividing import make_partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.tasks import TaskStream
-from flcore.errors import DataError, ProtoflError
 from flcore.evaluation.answering import global_model, own_model
 from flcore.evaluation.scores import Scores
 from flcore.evaluation.scoring import MAIN, Request, Scorer
-from flcore.experiment import Experiment
-from flcore.messages import Prototypes, Weights
-from flcore.methods.vocabulary import BATCHNORM
-from flcore.records import Record
+from flcore.experiment.experiment import Experiment
+from flcore.io.messages import Prototypes, Weights
+from flcore.io.records import Record
+from flcore.methods.types import BATCHNORM
 
 CLASSES = [[9, 0, 0, 0], [0, 9, 0, 0], [0, 0, 9, 0], [0, 0, 0, 9]]
 

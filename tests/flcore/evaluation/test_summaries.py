@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flcore.aggregation.account import client_epsilon
-from flcore.errors import DataError
+from flcore.core.errors import DataError
 from flcore.evaluation.scoring import Scores
 from flcore.evaluation.summaries import best_round, check_history, mean_of_best, summarise
 

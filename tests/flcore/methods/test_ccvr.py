@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flcore.errors import ConfigError
-from flcore.messages import Weights
+from flcore.core.errors import ConfigError
+from flcore.core.rng import torch_stream
+from flcore.io.messages import Weights
+from flcore.io.records import Record, serialise
 from flcore.methods.ccvr import CCVR, STATISTICS, hidden_units, last_linear, signed_power
-from flcore.methods.vocabulary import MODEL, Exchange, Replies
+from flcore.methods.types import MODEL, Exchange, Replies
 from flcore.models import Backbone
-from flcore.records import Record, serialise
-from flcore.rng import torch_stream
 
 SHORT = {"per_class": 20, "epochs": 2}
 

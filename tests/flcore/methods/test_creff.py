@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from flcore.engine.client import TurnRunner
-from flcore.losses.basic import cross_entropy
-from flcore.losses.gradient_matching import gradient_distance
-from flcore.messages import Arrays, Count, Weights
+from flcore.io.messages import Arrays, Count, Weights
+from flcore.io.records import Payloads, Record, serialise
+from flcore.math.losses.basic import cross_entropy
+from flcore.math.losses.gradient_matching import gradient_distance
 from flcore.methods.creff import CLASSIFIER, FEATURES, GRADIENTS, CReFF, mean_gradients
-from flcore.methods.vocabulary import MODEL, NUM_SAMPLES, Exchange, Leg, Replies
-from flcore.records import Payloads, Record, serialise
+from flcore.methods.types import MODEL, NUM_SAMPLES, Exchange, Leg, Replies
 
 T = torch.tensor
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from flcore.io.records import on_device, serialise
 from flcore.methods.registry import METHODS
-from flcore.records import on_device, serialise
 
 SMALL: dict[str, dict[str, Any]] = {
     "creff": {"match_steps": 2, "retrain_epochs": 2},

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.messages import Weights
+from flcore.io.messages import Weights
+from flcore.io.records import Record, serialise
 from flcore.methods.fedasam import AVERAGE, AVERAGED, FedASAM
 from flcore.methods.fedcspc import CALIBRATED
-from flcore.methods.vocabulary import MODEL, Exchange, Replies
-from flcore.records import Record, serialise
+from flcore.methods.types import MODEL, Exchange, Replies
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 

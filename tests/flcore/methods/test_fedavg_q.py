@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.compression import restored_all
+from flcore.math.compression import restored_all
 from flcore.methods.fedavg_q import CHANGE, CHANGES, ERROR, SEEN
-from flcore.methods.vocabulary import MODEL, Exchange
+from flcore.methods.types import MODEL, Exchange
 
 PLAIN = {"name": "fedproto_cnn"}  # no BatchNorm
 

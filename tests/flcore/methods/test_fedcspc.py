@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flcore.errors import ConfigError
-from flcore.messages import Arrays, Count, Prototypes, Weights
+from flcore.core.errors import ConfigError
+from flcore.io.messages import Arrays, Count, Prototypes, Weights
+from flcore.io.records import Payloads, Record, serialise
+from flcore.math.prototypes.partners import Drawn
+from flcore.math.prototypes.release import privacy_spent
 from flcore.methods.fedcspc import (
     ENCODER_PROTOTYPES,
     EXEMPLARS,
@@ -20,11 +23,8 @@ from flcore.methods.fedcspc import (
     PrototypeSet,
     pooled,
 )
-from flcore.methods.vocabulary import Exchange, Replies, Turn
+from flcore.methods.types import Exchange, Replies, Turn
 from flcore.models import MODELS, build_model
-from flcore.prototypes.partners import Drawn
-from flcore.prototypes.release import privacy_spent
-from flcore.records import Payloads, Record, serialise
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 # Small enough for a test; what is off is not evaluated.

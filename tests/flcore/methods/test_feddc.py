@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.errors import ConfigError
-from flcore.losses.basic import inner_product, proximal
-from flcore.messages import Weights
+from flcore.aggregation.mean import average_weights
+from flcore.core.errors import ConfigError
+from flcore.io.messages import Weights
+from flcore.io.records import Record, serialise
+from flcore.math.losses.basic import inner_product, proximal
 from flcore.methods.feddc import CHANGE, DRIFT, STEP, FedDC, aggregate, differences, track_drift
-from flcore.methods.vocabulary import MODEL, Replies
-from flcore.models.averaging import average_weights
-from flcore.records import Record, serialise
+from flcore.methods.types import MODEL, Replies
 
 
 def vector(*values: float) -> Weights:

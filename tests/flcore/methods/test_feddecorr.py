@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.losses.decorrelation import correlation_penalty
+from flcore.math.losses.decorrelation import correlation_penalty
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flcore.messages import Arrays, Count, Weights
+from flcore.aggregation.mean import average_weights
+from flcore.io.messages import Arrays, Count, Weights
+from flcore.io.records import Payloads, Record, serialise
 from flcore.methods.fedensemble import ASSIGNMENT, STATISTICS, FedEnsemble, member_slot, members_of, shuffled
-from flcore.methods.vocabulary import MODEL, NUM_SAMPLES, Exchange, Replies
-from flcore.models.averaging import average_weights
-from flcore.records import Payloads, Record, serialise
+from flcore.methods.types import MODEL, NUM_SAMPLES, Exchange, Replies
 
 T = torch.tensor
 

@@ -12,12 +12,12 @@ import torch
 from flcore.engine.client import TurnRunner
 from flcore.engine.local.step import in_its_pass
 from flcore.engine.local.tape import record_tape
-from flcore.losses.basic import anchor_distance
-from flcore.messages import Arrays, Count
+from flcore.io.messages import Arrays, Count
+from flcore.io.records import Record
+from flcore.math.losses.basic import anchor_distance
+from flcore.math.prototypes.class_means import class_sums
 from flcore.methods.fedfa import ANCHORS, FedFA, average_anchors, first_anchors, moved_anchors
-from flcore.methods.vocabulary import NUM_SAMPLES, Leg, Replies
-from flcore.prototypes.class_means import class_sums
-from flcore.records import Record
+from flcore.methods.types import NUM_SAMPLES, Leg, Replies
 
 
 def test_the_distance_by_hand() -> None:

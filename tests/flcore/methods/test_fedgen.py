@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from flcore.engine.client import TurnRunner
-from flcore.messages import Arrays, Weights
-from flcore.methods.feature_generator import (
+from flcore.io.messages import Arrays, Weights
+from flcore.io.records import Record, serialise
+from flcore.methods.fedgen import FedGen
+from flcore.methods.kit.feature_generator import (
     GENERATOR,
     GENERATOR_OPTIMIZER,
     LABEL_COUNTS,
     LABEL_DISTRIBUTION,
     Heads,
 )
-from flcore.methods.fedgen import FedGen
-from flcore.methods.vocabulary import MODEL, Exchange, Replies
-from flcore.records import Record, serialise
+from flcore.methods.types import MODEL, Exchange, Replies
 
 T = torch.tensor
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.messages import Arrays, Count, Prototypes
-from flcore.methods.class_prototypes import CLASS_COUNTS
+from flcore.io.messages import Arrays, Count, Prototypes
+from flcore.io.records import Payloads, Record
+from flcore.math.prototypes.release import privacy_spent
 from flcore.methods.fedhkd import KNOWLEDGE, FedHKD, qualified_counts
-from flcore.methods.vocabulary import NUM_SAMPLES, Exchange, Replies
-from flcore.prototypes.release import privacy_spent
-from flcore.records import Payloads, Record
+from flcore.methods.kit.class_prototypes import CLASS_COUNTS
+from flcore.methods.types import NUM_SAMPLES, Exchange, Replies
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from flcore.core.errors import ConfigError
 from flcore.data.dividing import make_partition
 from flcore.data.imbalance import Imbalance
 from flcore.data.partition import Partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.engine.client import TurnRunner
-from flcore.errors import ConfigError
-from flcore.messages import Arrays, Count, Prototypes, Weights
+from flcore.io.messages import Arrays, Count, Prototypes, Weights
+from flcore.io.records import Record
 from flcore.methods.fedmlp import REPORT_LEG, FedMLP, aggregate_prototypes, count_classes, nearest_prototype
-from flcore.methods.vocabulary import Batch, Exchange, Facts, Leg, Replies
+from flcore.methods.types import Batch, Exchange, Facts, Leg, Replies
 from flcore.models.view import ModuleView
-from flcore.records import Record
 
 SMALL = {"name": "fedcspc_cnn", "projection_dim": 8}
 BATCHNORM = {"name": "fedgen_cnn", "feature_dim": 8}

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from flcore.engine.client import TurnRunner
-from flcore.messages import Weights
-from flcore.methods.base import frozen_answer
+from flcore.io.messages import Weights
+from flcore.io.records import Record
+from flcore.methods.api import frozen_answer
 from flcore.methods.fedntd import FedNTD
-from flcore.methods.vocabulary import Batch, Leg
+from flcore.methods.types import Batch, Leg
 from flcore.models.view import View
-from flcore.records import Record
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 

@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 from flcore.aggregation.settings import Aggregation
+from flcore.core.errors import ConfigError
 from flcore.engine.client import TurnRunner
-from flcore.errors import ConfigError
-from flcore.messages import Arrays, Count, Prototypes, Weights
-from flcore.methods.feature_generator import (
+from flcore.io.messages import Arrays, Count, Prototypes, Weights
+from flcore.io.records import Record, measure, serialise
+from flcore.methods.fedpa import KNOWN_COUNTS, FedPA, fuse_prototypes
+from flcore.methods.kit.feature_generator import (
     GENERATOR,
     GENERATOR_OPTIMIZER,
     LABEL_COUNTS,
     LABEL_DISTRIBUTION,
     Heads,
 )
-from flcore.methods.fedpa import KNOWN_COUNTS, FedPA, fuse_prototypes
-from flcore.methods.vocabulary import MODEL, PROTOTYPES, Exchange, Replies, Turn
+from flcore.methods.types import MODEL, PROTOTYPES, Exchange, Replies, Turn
 from flcore.models import build_model, extract_weights
 from flcore.models.cnn import FedGenCnn
 from flcore.models.network import Network
-from flcore.records import Record, measure, serialise
 
 T = torch.tensor
 LN2 = math.log(2)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.errors import ConfigError
-from flcore.messages import Weights
+from flcore.core.errors import ConfigError
+from flcore.io.messages import Weights
+from flcore.io.records import Record, measure
 from flcore.methods import METHODS
 from flcore.methods.fedper import FedPer
 from flcore.models import MODELS, build_model, extract_weights
-from flcore.records import Record, measure
 
 METHOD_NAMES = ["fedper", "fedrep"]
 

@@ -12,20 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from flcore.analyses.virtual_sheet import image_sheet
 from flcore.data.dataset import prepare
 from flcore.data.dividing import make_partition
 from flcore.data.images import normalise
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
-from flcore.evaluation.analyses.virtual_sheet import image_sheet
-from flcore.experiment import Experiment
-from flcore.messages import Count, Prototypes
+from flcore.experiment.experiment import Experiment
+from flcore.io.messages import Count, Prototypes
+from flcore.io.records import Record, measure, serialise
+from flcore.math.prototypes.class_means import class_means
 from flcore.methods.fedpg import TARGETS, FedPG, aggregate_prototypes
-from flcore.methods.image_generator import GENERATOR
-from flcore.methods.virtual_images import VIRTUAL
-from flcore.methods.vocabulary import MODEL, NUM_SAMPLES, PROTOTYPES, Exchange, Replies
-from flcore.prototypes.class_means import class_means
-from flcore.records import Record, measure, serialise
+from flcore.methods.kit.image_generator import GENERATOR
+from flcore.methods.kit.virtual_images import VIRTUAL
+from flcore.methods.types import MODEL, NUM_SAMPLES, PROTOTYPES, Exchange, Replies
 
 SMALL = {"name": "fedpg", "gen_steps": 3, "gen_batch": 8, "noise_dim": 4, "n_virtual": 5, "virtual_batch": 8}
 
@@ -151,7 +151,9 @@ def test_a_bound_for_one_image_is_refused() -> None:
 
 def test_the_account_ends_with_the_prototypes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to round 5: at most five uploads, however often a client takes part later."""
-    monkeypatch.setattr("flcore.methods.class_prototypes.privacy_spent", lambda noise, releases, delta: 0.5 * releases)
+    monkeypatch.setattr(
+        "flcore.methods.kit.class_prototypes.privacy_spent", lambda noise, releases, delta: 0.5 * releases
+    )
     noisy: dict[str, Any] = {"proto_clip": 1.0, "proto_noise": 4.0, "proto_unit": "client"}
     for stop, epsilons in ((None, [1.5, 4.5]), (5, [1.5, 2.5])):
         accounts = [FedPG(stop_round=stop, **noisy).privacy(releases) for releases in (3, 9)]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.messages import Arrays, Prototypes
-from flcore.methods.class_prototypes import CLASS_COUNTS
+from flcore.io.messages import Arrays, Prototypes
+from flcore.io.records import Payloads, Record
 from flcore.methods.fedproc import FedProc
-from flcore.methods.vocabulary import PROTOTYPES, Exchange, Replies
-from flcore.records import Payloads, Record
+from flcore.methods.kit.class_prototypes import CLASS_COUNTS
+from flcore.methods.types import PROTOTYPES, Exchange, Replies
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 

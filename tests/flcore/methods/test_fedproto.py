@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flcore.messages import Prototypes
+from flcore.io.messages import Prototypes
+from flcore.io.records import Record, measure
 from flcore.methods.fedproto import FedProto
-from flcore.methods.vocabulary import PROTOTYPES, Exchange, Replies
-from flcore.records import Record, measure
+from flcore.methods.types import PROTOTYPES, Exchange, Replies
 
 
 def by_hand(lab: Any, clients: list[list[int]], encoder: bool = False, **method: Any) -> Any:

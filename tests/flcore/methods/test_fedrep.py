@@ -11,9 +11,9 @@ import torch
 
 from flcore.engine.client import TurnRunner
 from flcore.engine.client_data import ClientData
-from flcore.messages import Weights
-from flcore.methods.vocabulary import Leg, Phase
-from flcore.records import Record, serialise
+from flcore.io.messages import Weights
+from flcore.io.records import Record, serialise
+from flcore.methods.types import Leg, Phase
 
 
 def bits(weights: Weights) -> bytes:

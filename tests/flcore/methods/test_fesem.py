@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flcore.engine.client import TurnRunner
-from flcore.messages import Arrays, Count, Weights
+from flcore.io.messages import Arrays, Count, Weights
+from flcore.io.records import Record, serialise
 from flcore.methods.fesem import (
     ASSIGNMENT,
     FeSEM,
@@ -23,8 +24,7 @@ from flcore.methods.fesem import (
     spread_models,
     squared_distance,
 )
-from flcore.methods.vocabulary import MODEL, NUM_SAMPLES, Exchange, Facts, Replies
-from flcore.records import Record, serialise
+from flcore.methods.types import MODEL, NUM_SAMPLES, Exchange, Facts, Replies
 
 TWO = {"name": "fesem", "centres": 2}
 # Sample A = (2, 0) of class 0 and three samples B = (0, 4) of class 1.

@@ -17,21 +17,21 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from flcore.core.errors import ConfigError
+from flcore.core.rng import torch_stream
 from flcore.engine.client import TurnRunner
 from flcore.engine.local.compiled import CompiledTrainer
-from flcore.errors import ConfigError
-from flcore.losses.basic import cross_entropy
-from flcore.messages import Arrays, Mixtures, Size
+from flcore.io.messages import Arrays, Mixtures, Size
+from flcore.io.records import PAYLOADS, Payloads, Record, load_record, measure, save_record, serialise
+from flcore.math.losses.basic import cross_entropy
+from flcore.math.prototypes.mixtures import Mixture, packed, unpacked
 from flcore.methods.gfpl import FRAME, GFPL, MIXTURES, RETRAIN_LEG
 from flcore.methods.local import Local
-from flcore.methods.vocabulary import Batch, Before, Context, Exchange, LocalModel, Phase, Replies
+from flcore.methods.types import Batch, Before, Context, Exchange, LocalModel, Phase, Replies
 from flcore.models import build_model, extract_weights
 from flcore.models.cnn import FedProtoCnn
 from flcore.models.network import Network
 from flcore.models.view import ModuleView
-from flcore.prototypes.mixtures import Mixture, packed, unpacked
-from flcore.records import PAYLOADS, Payloads, Record, load_record, measure, save_record, serialise
-from flcore.rng import torch_stream
 
 EXCHANGING = {"name": "gfpl", "first_exchange": 0, "interval": 1}
 

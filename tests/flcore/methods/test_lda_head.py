@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from flcore.io.records import serialise
 from flcore.methods.lda_head import SUMS, LdaHead
-from flcore.methods.vocabulary import MODEL, Exchange
-from flcore.records import serialise
+from flcore.methods.types import MODEL, Exchange
 
 
 @pytest.mark.parametrize("base", ["fedavg", "moon"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flcore.methods.vocabulary import MODEL
+from flcore.methods.types import MODEL
 
 VHL = {"name": "vhl", "per_class": 5, "virtual_batch": 8}
 OFF = {

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.messages import Count
+from flcore.io.messages import Count
+from flcore.io.records import Record, serialise
 from flcore.methods import METHODS
-from flcore.methods.class_prototypes import ReleasesPrototypes, ReleasesVectors
-from flcore.methods.vocabulary import Exchange
-from flcore.records import Record, serialise
+from flcore.methods.kit.class_prototypes import ReleasesPrototypes, ReleasesVectors
+from flcore.methods.types import Exchange
 
 # Sample A = (2, 0) of class 0 and three samples B = (0, 4) of class 1.
 PIXELS, LABELS = [[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1]

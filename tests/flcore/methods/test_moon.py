@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from flcore.engine.client import TurnRunner
-from flcore.messages import Weights
+from flcore.io.messages import Weights
 from flcore.methods.moon import Moon
-from flcore.methods.vocabulary import Batch, Leg
+from flcore.methods.types import Batch, Leg
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 

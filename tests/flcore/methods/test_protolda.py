@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError
 from flcore.engine.client_data import ClientData
 from flcore.engine.cohort import select_cohort
-from flcore.errors import ConfigError
 from flcore.evaluation.forward import Forward
-from flcore.messages import Arrays, Weights
-from flcore.methods.patch_sums import ASSIGNED, DICTIONARY, FILTERS, PATCH_MOMENTS, WHITENING
+from flcore.io.messages import Arrays, Weights
+from flcore.io.records import Record
+from flcore.math.prototypes.dictionary import PatchMoments, whitening
+from flcore.math.prototypes.discriminant import ClassSums, class_sums, discriminant, reweighted
+from flcore.math.prototypes.gaussians import from_upper_triangles
+from flcore.methods.kit.patch_sums import ASSIGNED, DICTIONARY, FILTERS, PATCH_MOMENTS, WHITENING
+from flcore.methods.kit.sums_by_client import EACH
 from flcore.methods.protolda import HEAD, OWN, STATISTICS, TOTALS, ProtoLDA
-from flcore.methods.sums_by_client import EACH
-from flcore.methods.vocabulary import MODEL, Exchange, Replies, Turn
-from flcore.prototypes.dictionary import PatchMoments, whitening
-from flcore.prototypes.discriminant import ClassSums, class_sums, discriminant, reweighted
-from flcore.prototypes.gaussians import from_upper_triangles
-from flcore.records import Record
+from flcore.methods.types import MODEL, Exchange, Replies, Turn
 
 # Four images of 2x1 pixels: patches of one pixel are 2, 0 | 0, 4 | 0, 4 | 0, 4.
 PIXELS, LABELS = [[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1]

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from flcore.messages import Arrays
+from flcore.io.messages import Arrays
 from flcore.methods.protolda_blocks import BLOCK, PRODUCTS
-from flcore.methods.vocabulary import MODEL
+from flcore.methods.types import MODEL
 
 
 def blocks(lab: Any, partition: Any = None, rounds: int = 1, **method: Any) -> Any:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
+from flcore.math.prototypes.discriminant import class_sums, discriminant
 from flcore.methods.protolda_distilled import ANSWERS, ProtoLDADistilled
-from flcore.methods.vocabulary import MODEL, Batch
+from flcore.methods.types import MODEL, Batch
 from flcore.models.patch_dictionary import PatchDictionary
-from flcore.prototypes.discriminant import class_sums, discriminant
 
 PLAIN = {"name": "fedproto_cnn"}  # no BatchNorm
 TEACHER = {"model.atoms": 6, "model.patch": 5, "model.grid": 2, "method.wire": "float64"}

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.messages import Arrays, Weights
+from flcore.io.messages import Arrays, Weights
+from flcore.io.records import Record, measure, serialise
+from flcore.methods.kit.virtual_images import VIRTUAL
+from flcore.methods.types import MODEL, Exchange, Replies, Turn
 from flcore.methods.vhl import HOLDERS, VHL, note_holders
-from flcore.methods.virtual_images import VIRTUAL
-from flcore.methods.vocabulary import MODEL, Exchange, Replies, Turn
-from flcore.records import Record, measure, serialise
 
 SMALL = {"name": "vhl", "per_class": 5, "virtual_batch": 8}
 

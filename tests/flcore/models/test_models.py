@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from flcore.models import MODELS, Backbone, build_model, extract_weights, load_weights
 from flcore.models.base import dropout, laid_out, snapshot
 
@@ -103,7 +103,7 @@ def test_images_that_are_too_small_are_refused_with_a_cure(name: str, shape: Any
 
 
 def test_the_run_names_the_model_that_cannot_read_the_images(lab: Any) -> None:
-    from flcore.errors import ConfigError
+    from flcore.core.errors import ConfigError
 
     toy = lab.toy_dataset([[1, 2], [3, 4]], [0, 1], None, None)
     experiment = lab.experiment(toy, lab.by_hand(toy, [[0], [1]]), model={"name": "fedproto_cnn"})

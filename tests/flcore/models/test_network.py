@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from flcore.models import Backbone, build_model, extract_weights, load_weights
 from flcore.models.network import Bound, Network
 

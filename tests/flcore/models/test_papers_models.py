@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from flcore.config import Config
-from flcore.errors import ConfigError, DataError
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, DataError
 from flcore.models import MODELS, Backbone, build_model
 from flcore.models.base import HiddenHead
 from flcore.models.pretrained import PretrainedFile, load_pretrained

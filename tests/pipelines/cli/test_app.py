@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import ConfigError, DataError, RunError
-from flcore.user_cache import user_cache
+from flcore.core.errors import ConfigError, DataError, RunError
+from flcore.io.user_cache import user_cache
 from flcore.version import VERSION
 from pipelines.cli import app, commands
 

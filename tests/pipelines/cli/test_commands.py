@@ -15,8 +15,8 @@ import yaml
 from PIL import Image
 
 import flcore
-from flcore import sources
-from flcore.errors import Cure, DataError
+from flcore.core import loaded_code
+from flcore.core.errors import Cure, DataError
 from flcore.methods import METHODS
 from pipelines.cli.app import main
 from pipelines.config.params import OWN_MODELS, with_values
@@ -425,7 +425,7 @@ def test_a_stage_fails_where_parameters_or_code_were_edited_while_it_ran(
     monkeypatch.setattr(stages, "stage", lambda *arguments, **keywords: None)
     assert main(["stage", "train"]) == 0
     with monkeypatch.context() as patch:
-        patch.setitem(cast(dict[str, bytes], sources.SOURCES), "methods/fedpg.py", b"as the process began")
+        patch.setitem(cast(dict[str, bytes], loaded_code.SOURCES), "methods/fedpg.py", b"as the process began")
         assert main(["stage", "train"]) == 4
     assert "flcore/methods/fedpg.py was edited" in capsys.readouterr().err
     monkeypatch.setattr(stages, "stage", lambda *arguments, **keywords: params.write_text("seed: 2\n"))

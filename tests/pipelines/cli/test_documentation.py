@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from flcore.core.params import declared
 from flcore.methods import METHODS
-from flcore.params import declared
 from pipelines.cli import documentation
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flcore.errors import ConfigError
-from flcore.plugins import load, unload
+from flcore.config.plugins import load, unload
+from flcore.core.errors import ConfigError
 from pipelines.cli.new_method import write
 from pipelines.cli.registry import describe_one
 

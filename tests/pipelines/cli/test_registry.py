@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from flcore.config import Config
+from flcore.analyses import SUMMARIES
+from flcore.config.plugins import unload
+from flcore.config.schema import Config
+from flcore.core.params import declared
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
-from flcore.evaluation.analyses import SUMMARIES
 from flcore.methods import METHODS
 from flcore.models import MODELS
-from flcore.params import declared
-from flcore.plugins import unload
 from pipelines.cli import registry
 from pipelines.cli.app import main
 from pipelines.cli.headlines import KINDS, headlines, names

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from pipelines.config.files import read_params, with_plugins
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flcore.config import Config
-from flcore.errors import ConfigError
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError
 from pipelines.config.grid import describe_federation, plan, short_names
 from pipelines.config.params import for_entry, override
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from flcore.methods import METHODS
 from pipelines.papers.catalogue import table_named, tables
 from pipelines.papers.plan import Asked, plan

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from flcore.config import Config
-from flcore.errors import ConfigError
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError
 from pipelines.config.files import read_params
 from pipelines.config.params import for_entry, override, variants_of, with_values, with_variants
 

@@ -12,11 +12,11 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from flcore.config import Config
-from flcore.errors import ConfigError
+from flcore.config.schema import Config
+from flcore.config.sections import DEFAULT_NAMES, PLAIN, SHARED
+from flcore.core.errors import ConfigError
+from flcore.core.params import Param, build, declared
 from flcore.methods import METHODS
-from flcore.params import Param, build, declared
-from flcore.sections import DEFAULT_NAMES, PLAIN, SHARED
 from pipelines.config import schema as schemas
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,8 +10,8 @@ from dvc.utils.serialize import parse_yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flcore.config import Config
-from flcore.errors import ConfigError
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError
 from pipelines.config import yaml_text
 from pipelines.config.files import read_params
 from pipelines.config.params import for_entry, override

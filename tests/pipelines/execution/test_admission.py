@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from pipelines.execution import admission
 from pipelines.execution.admission import Admission, most_at_once
 from pipelines.execution.one_run import PlacedRun, in_company

@@ -20,13 +20,13 @@ from typing import Any, ClassVar
 import pytest
 
 from flcore import training
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.engine.pool import child
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.pool.workers import physical_cores
-from flcore.errors import ConfigError, DataError, ProtoflError, RunError
-from flcore.locks import sole_use
-from flcore.run_folder import RunFiles
+from flcore.experiment.run_folder import RunFiles
+from flcore.io.locks import sole_use
 from pipelines.config.grid import heard_in_part, plan
 from pipelines.config.params import override, with_variants
 from pipelines.execution import admission, bodies, one_run, run_pool

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError
 from flcore.data.partition import Partition
-from flcore.errors import ConfigError
-from flcore.files import read_tensors
+from flcore.io.files import read_tensors
 from pipelines.execution import admission
 from pipelines.execution.bodies import comparison_runs
 from pipelines.execution.budget import (

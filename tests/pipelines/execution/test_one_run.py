@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from flcore import training
-from flcore.config import Config
-from flcore.errors import RunError
-from flcore.locks import sole_use
-from flcore.run_folder import described
+from flcore.config.schema import Config
+from flcore.core.errors import RunError
+from flcore.experiment.run_folder import described
+from flcore.io.locks import sole_use
 from pipelines.execution import one_run
 from pipelines.execution.bodies import experiment
 from pipelines.execution.operation import Operation

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flcore import run
-from flcore.errors import RunError
+from flcore.core.errors import RunError
 from pipelines.execution.recorder import Recorder
 
 TINY = {

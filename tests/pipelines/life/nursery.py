@@ -30,8 +30,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from flcore.config import Config
-from flcore.provenance import code_fingerprint, division_fingerprint, preparation_fingerprint
+from flcore.config.schema import Config
+from flcore.experiment.provenance import code_fingerprint, division_fingerprint, preparation_fingerprint
 from pipelines.cli import app
 from pipelines.execution import bodies
 from pipelines.execution.run_pool import ThisProcess

@@ -37,8 +37,8 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
-from flcore.disk import LockFile
-from flcore.locks import take_lock
+from flcore.io.disk import LockFile
+from flcore.io.locks import take_lock
 
 PROJECT = Path(__file__).resolve().parents[3]
 NURSERY = Path(__file__).with_name("nursery.py")
@@ -295,7 +295,7 @@ class Life(RuleBasedStateMachine):
                     content = json.loads(path.read_text())
                     if "code" not in content:
                         continue
-                    content["code"] = {**content["code"], "flcore.rng": "other"} if "/" in name else "other"
+                    content["code"] = {**content["code"], "flcore.core.rng": "other"} if "/" in name else "other"
                 except (ValueError, TypeError):
                     continue  # altered before
                 path.write_text(json.dumps(content))

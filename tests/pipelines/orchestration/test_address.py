@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from pipelines.orchestration import address
 from pipelines.orchestration.background import Service, record, start, stop
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from flcore.errors import RunError
+from flcore.core.errors import RunError
 from pipelines.execution.outcome import Outcome
 from pipelines.execution.progress import Silence
 from pipelines.orchestration import artifacts

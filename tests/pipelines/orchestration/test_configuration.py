@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from pipelines.orchestration import flows
 from pipelines.orchestration.flow_runs import configuration, parameters
 

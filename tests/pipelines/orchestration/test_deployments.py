@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import RunError
+from flcore.core.errors import RunError
 from pipelines.orchestration import deployments
 from pipelines.orchestration.address import Address
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from prefect.states import Failed
 
-from flcore.errors import RunError
-from flcore.locks import sole_use
+from flcore.core.errors import RunError
+from flcore.io.locks import sole_use
 from pipelines.execution.outcome import FailedRunsError
 from pipelines.orchestration import ended
 from pipelines.orchestration.ended import HOOKS, mark_runs, unfinished_runs

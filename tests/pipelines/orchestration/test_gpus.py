@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from flcore.config.sections import EngineConfig
 from flcore.engine.pool.workers import device_of
-from flcore.sections import EngineConfig
 from pipelines.orchestration.gpus import limit_name, visible_gpus, worker_devices
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from flcore.errors import RunError
+from flcore.core.errors import RunError
 from pipelines.orchestration.limits import gpus_held, time_limit
 
 

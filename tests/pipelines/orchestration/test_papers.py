@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from pipelines.execution.outcome import Outcome
 from pipelines.orchestration import papers
 from pipelines.orchestration.paper_flow import paper_table

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prefect.states import Failed
 
-from flcore.errors import ConfigError, DataError, RunError
+from flcore.core.errors import ConfigError, DataError, RunError
 from pipelines.orchestration import prefect_steps
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore import run
-from flcore.errors import DataError, ProtoflError
+from flcore.core.errors import DataError, ProtoflError
 from pipelines.execution.recorder import _error_of
 from pipelines.orchestration.recorder_process import _Desk
 

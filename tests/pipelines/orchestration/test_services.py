@@ -18,7 +18,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from flcore.errors import ConfigError, RunError
+from flcore.core.errors import ConfigError, RunError
 from pipelines.orchestration import background, plans, services
 from pipelines.orchestration.background import Service
 

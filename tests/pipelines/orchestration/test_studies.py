@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from flcore.config import Config
-from flcore.errors import DataError
+from flcore.config.schema import Config
+from flcore.core.errors import DataError
 from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.recorder import Recorder

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flcore import run
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from pipelines.cli import app as cli
 from pipelines.config.grid import plan
 from pipelines.config.params import override

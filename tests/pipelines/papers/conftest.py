@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flcore.run_folder import RunFiles
+from flcore.experiment.run_folder import RunFiles
 from pipelines.papers.catalogue import PaperTable, table_of
 from pipelines.runs.record import Pair
 from pipelines.tuning.metrics import PER_ROUND

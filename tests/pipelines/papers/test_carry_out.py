@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from pipelines.execution import bodies
 from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence

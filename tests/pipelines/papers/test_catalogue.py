@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from flcore.errors import ConfigError
-from flcore.evaluation.analyses import with_snapshots
+from flcore.analyses import with_snapshots
+from flcore.core.errors import ConfigError
 from pipelines.papers.catalogue import PAPERS, Column, PaperTable, Printed, table_named, table_of, tables
 from pipelines.papers.figures_of_a_run import TO_TARGET
 from pipelines.papers.plan import Asked, cells, plan

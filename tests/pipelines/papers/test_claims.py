@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import ConfigError
-from flcore.run_folder import RunFiles
+from flcore.core.errors import ConfigError
+from flcore.experiment.run_folder import RunFiles
 from pipelines.papers.catalogue import PAPERS, table_named
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import TableResults, results

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flcore.run_folder import RunFiles
+from flcore.experiment.run_folder import RunFiles
 from pipelines.papers import drawings
 from pipelines.papers.catalogue import Column
 from pipelines.papers.drawings import beside_printed, sections

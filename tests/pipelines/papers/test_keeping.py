@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from flcore.config import Config
-from flcore.errors import DataError, RunError
-from flcore.run_folder import RunFiles
+from flcore.config.schema import Config
+from flcore.core.errors import DataError, RunError
+from flcore.experiment.run_folder import RunFiles
 from pipelines.cli.app import main
 from pipelines.execution.bodies import comparison_runs
 from pipelines.papers import keeping

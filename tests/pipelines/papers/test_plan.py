@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import ConfigError, DataError, ProtoflError, RunError
+from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
 from pipelines.papers.catalogue import table_named, tables
 from pipelines.papers.plan import Asked, TablePlan, plan, refused_by_reason, snapshots_beyond, told_length
 from pipelines.papers.results import assembled, notes

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flcore import run
-from flcore.config import Config
+from flcore.config.schema import Config
 from pipelines.papers.catalogue import Printed, table_named
 from pipelines.papers.drawings import formula_of
 from pipelines.papers.figures_of_a_run import figure, figures

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from pipelines.cli.app import main
 from pipelines.orchestration import paper_flow, papers
 from pipelines.papers import share as shares

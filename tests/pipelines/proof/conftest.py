@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from flcore import run
-from flcore.config import Config
-from flcore.files import sealed, unsealed
+from flcore.config.schema import Config
+from flcore.io.files import sealed, unsealed
 from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps

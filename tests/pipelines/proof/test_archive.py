@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import DataError
-from flcore.files import read_json, sealed, write_json
-from flcore.run_folder import described
+from flcore.core.errors import DataError
+from flcore.experiment.run_folder import described
+from flcore.io.files import read_json, sealed, write_json
 from pipelines.cli.app import main
 from pipelines.cli.parser import make_parser
 from pipelines.proof.archive import archive

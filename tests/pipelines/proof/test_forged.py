@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import DataError, RunError
-from flcore.wording import is_control
+from flcore.core.errors import DataError, RunError
+from flcore.core.text import is_control
 from pipelines.cli.app import main
 from pipelines.proof import reproduce
 from pipelines.proof.contents import ArchivedComparison, read_archive

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from flcore.errors import ConfigError
-from flcore.files import read_json, write_json
+from flcore.core.cpu_class import processor_class
+from flcore.core.errors import ConfigError
+from flcore.io.files import read_json, write_json
 from flcore.methods.registry import METHODS
-from flcore.processor import processor_class
 from pipelines.cli.app import main
 from pipelines.proof import golden
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from flcore import run
-from flcore.config import Config
-from flcore.files import read_json
-from flcore.run_folder import stored_config
+from flcore.config.schema import Config
+from flcore.experiment.run_folder import stored_config
+from flcore.io.files import read_json
 from flcore.running import divide
 from pipelines.cli.app import main
 from pipelines.proof.archive import archive
@@ -233,7 +233,7 @@ def test_options_that_cannot_be_are_refused(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from flcore.files import replace_file
+from flcore.io.files import replace_file
 
 replace_file(Path(sys.argv[1]), lambda file: os.kill(os.getpid(), signal.SIGKILL))
 """
@@ -261,7 +261,7 @@ def test_without_an_archive_there_is_nothing_to_carry_out(capsys: pytest.Capture
 def test_code_in_an_archive_runs_only_where_that_is_allowed(
     tmp_path: Path, plugin_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from flcore import plugins
+    from flcore.config import plugins
 
     Path("mine.py").write_text(f"from pathlib import Path\nPath('it-ran').touch()\n{plugin_text}")
     raw = {"data": {"limit_per_class": 20}, "partition": {"num_clients": 3, "min_size": 5}, "federation": {"rounds": 1}}

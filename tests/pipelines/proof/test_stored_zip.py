@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flcore.errors import ConfigError, DataError
+from flcore.core.errors import ConfigError, DataError
 from pipelines.proof import stored_zip
 from pipelines.proof.stored_zip import read_zip, write_zip
 

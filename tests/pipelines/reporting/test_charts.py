@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flcore.errors import DataError
+from flcore.core.errors import DataError
 from pipelines.reporting.comparison import compare
 from pipelines.reporting.figures import charts, data
 from pipelines.reporting.figures.labels import Box, place_labels

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from flcore.errors import ConfigError, DataError, ProtoflError
+from flcore.core.errors import ConfigError, DataError, ProtoflError
 from pipelines.reporting.claims import claims_of, judge
 from pipelines.reporting.comparison import compare
 from pipelines.reporting.comparison_files import markdown, print_table, write

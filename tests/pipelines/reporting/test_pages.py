@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import ConfigError, DataError
+from flcore.core.errors import ConfigError, DataError
 from pipelines.reporting.comparison_report import collect, compare
 from pipelines.reporting.run_report import report, write_run_page
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from scipy.stats import ttest_rel
 
-from flcore.errors import ConfigError
+from flcore.core.errors import ConfigError
 from flcore.evaluation.continual import ACCURACIES
 from pipelines.reporting.claims import claims_of, judge
 from pipelines.reporting.formats import format_bytes, format_difference, format_percent, format_summary

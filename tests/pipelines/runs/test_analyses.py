@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flcore import disk
-from flcore.config import Config
-from flcore.errors import DataError
-from flcore.evaluation.analyses import SUMMARIES
-from flcore.evaluation.analyses.base import Analysis, Result
-from flcore.evaluation.analyses.registry import ANALYSES
+from flcore.io import disk
+from flcore.config.schema import Config
+from flcore.core.errors import DataError
+from flcore.analyses import SUMMARIES
+from flcore.analyses.base import Analysis, Result
+from flcore.analyses.registry import ANALYSES
 from flcore.running import divide
 from flcore.running import run as run_to_end
 from pipelines.cli import app as cli

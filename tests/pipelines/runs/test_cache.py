@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from flcore import disk, running
-from flcore.config import Config
+from flcore import running
+from flcore.io import disk
+from flcore.config.schema import Config
 from flcore.data.dataset import Dataset, prepare
 from flcore.data.sources.digits import Digits
-from flcore.errors import DataError, RunError
-from flcore.run_folder import RunFiles
+from flcore.core.errors import DataError, RunError
+from flcore.experiment.run_folder import RunFiles
 from pipelines.runs import cache as caches
 from pipelines.runs.cache import Cache, Cost, has_finished, kind_of, place
 from pipelines.runs.inputs import Inputs, inputs_of, write_inputs

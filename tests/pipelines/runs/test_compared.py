@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from pipelines.runs.compared import compared_by, flatten
 
 PLAIN = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flcore.errors import DataError
+from flcore.core.errors import DataError
 from pipelines.runs.folder import read_folder, read_lines
 
 

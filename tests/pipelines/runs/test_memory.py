@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from flcore.models import build_model
 from flcore.running import divide, read_source
 from pipelines.runs import memory

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flcore import disk
-from flcore.errors import ConfigError
+from flcore.io import disk
+from flcore.core.errors import ConfigError
 from pipelines.runs.ownership import Kind, claim_folder, may_be_replaced, remove_own, strangers
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from pipelines.runs.provenance import ROOT, environment, git_commit, source
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from flcore.wording import is_control
+from flcore.core.text import is_control
 
 from pipelines.cli.app import main
 from pipelines.execution.progress import Bars

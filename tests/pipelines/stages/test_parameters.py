@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from pipelines.cli import make_run
 from pipelines.cli.doctor import examine
 from pipelines.config.files import read_params

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from flcore.config import Config
-from flcore.errors import ConfigError, DataError, RunError
-from flcore.locks import sole_use
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, DataError, RunError
+from flcore.io.locks import sole_use
 from pipelines.execution import bodies
 from pipelines.execution.bodies import comparison_runs
 from pipelines.execution.operation import Operation

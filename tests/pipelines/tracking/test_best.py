@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import ConfigError, DataError
+from flcore.core.errors import ConfigError, DataError
 from pipelines.runs.better import lower_is_better
 from pipelines.tracking.best import best, metric_of
 from pipelines.tracking.sync import RunTracker

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import DataError
+from flcore.core.errors import DataError
 from pipelines.runs.folder import read_folder
 from pipelines.tracking.comparisons import labels_of, log_comparison
 from pipelines.tracking.later import log_folder

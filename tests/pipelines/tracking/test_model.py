@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from flcore import run
+from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset
-from flcore.errors import DataError
 from pipelines.tracking.best import CHAMPION, best
 from pipelines.tracking.serving import Predictor
 from pipelines.tracking.sync import RunTracker

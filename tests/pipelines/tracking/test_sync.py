@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flcore.errors import DataError
+from flcore.core.errors import DataError
 from pipelines.tracking.sync import RunTracker
 
 BEGAN = 1_700_000_000_000  # as in conftest.py: each round takes a second

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.recorder import Recorder

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from mlflow.tracking.client import MlflowClient
 
-from flcore.config import Config
-from flcore.files import read_json
+from flcore.config.schema import Config
+from flcore.io.files import read_json
 from pipelines.execution.one_run import NO_HURDLES, Hurdles
 from pipelines.tuning import figures
 from pipelines.tuning.log import StudyTracker

@@ -13,11 +13,11 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState, create_trial
 
-from flcore.config import Config
-from flcore.errors import ConfigError, RunError
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, RunError
+from flcore.core.params import Search, param
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
-from flcore.params import Search, param
 from pipelines.runs.folder import read_lines
 from pipelines.tuning.folder import StudyFiles
 from pipelines.tuning.metrics import FIGURES, NESTED, PER_ROUND

@@ -17,9 +17,9 @@ import optuna
 import pytest
 
 from flcore import training
-from flcore.config import Config
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, DataError
 from flcore.data.sources.digits import Digits
-from flcore.errors import ConfigError, DataError
 from pipelines.config.files import read_params
 from pipelines.execution import one_run
 from pipelines.runs.folder import read_lines

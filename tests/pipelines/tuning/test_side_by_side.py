@@ -18,7 +18,7 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from pipelines.execution import admission
 from pipelines.execution.one_run import NO_HURDLES, Hurdles
 from pipelines.tuning.folder import StudyFiles

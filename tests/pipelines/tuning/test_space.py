@@ -8,11 +8,11 @@ from typing import Any
 import optuna
 import pytest
 
-from flcore.conditions import above
-from flcore.config import Config
-from flcore.errors import ConfigError
+from flcore.config.schema import Config
+from flcore.core.conditions import above
+from flcore.core.errors import ConfigError
+from flcore.core.params import Param, Search, declared
 from flcore.methods import METHODS
-from flcore.params import Param, Search, declared
 from pipelines.tuning.problem import Problem
 from pipelines.tuning.space import Dimension, space, values_of, with_values, without_keys
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import optuna
 
-from flcore.config import Config
+from flcore.config.schema import Config
 from pipelines.tuning.problem import Problem
 from pipelines.tuning.study import best_trials, front
 

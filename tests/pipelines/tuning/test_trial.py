@@ -13,12 +13,12 @@ import pytest
 import yaml
 
 from flcore import training
-from flcore.config import Config
-from flcore.errors import RunError
-from flcore.files import sealed, unsealed
-from flcore.params import Search as Range
-from flcore.run_folder import RunFiles
-from flcore.sources import EditedError
+from flcore.config.schema import Config
+from flcore.core.errors import RunError
+from flcore.core.loaded_code import EditedError
+from flcore.core.params import Search as Range
+from flcore.experiment.run_folder import RunFiles
+from flcore.io.files import sealed, unsealed
 from pipelines.execution import one_run
 from pipelines.execution.one_run import NO_HURDLES, Hurdles
 from pipelines.runs.folder import read_lines

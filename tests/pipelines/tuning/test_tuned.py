@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from flcore.errors import ConfigError
-from flcore.run_folder import described
+from flcore.core.errors import ConfigError
+from flcore.experiment.run_folder import described
 from pipelines.config.params import with_variants
 from pipelines.execution import admission, bodies
 from pipelines.execution.one_run import PlacedRun

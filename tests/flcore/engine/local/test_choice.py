@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from flcore.core.errors import ConfigError, RunError
 from flcore.engine.client import TurnRunner
 from flcore.engine.local import choice as stacking
 from flcore.engine.local.choice import EngineDecision, decide, default_cache, measure
@@ -17,11 +18,10 @@ from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.compiler import Compiler
 from flcore.engine.local.program import NotThereError
 from flcore.engine.turns import Place
-from flcore.errors import ConfigError, RunError
-from flcore.experiment import EngineChoice, Experiment
+from flcore.experiment.experiment import EngineChoice, Experiment
+from flcore.io.records import Record
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import Leg
-from flcore.records import Record
+from flcore.methods.types import Leg
 
 
 class Speeds:

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from tqdm.std import TqdmDefaultWriteLock, tqdm
 
+from flcore.core.errors import RunError
+from flcore.core.optim import Sgd
 from flcore.engine.client import TurnRunner
 from flcore.engine.local import compiled, compiler
 from flcore.engine.local.compiled import CompiledTrainer
@@ -30,14 +32,12 @@ from flcore.engine.local.program import NotCompilableError, NotThereError
 from flcore.engine.local.step import name_of
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Place
-from flcore.errors import RunError
+from flcore.experiment.run_folder import RunFiles
+from flcore.io.records import Record
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedprox import FedProx
-from flcore.methods.vocabulary import Context, Phase, Update
-from flcore.optim import Sgd
-from flcore.records import Record
-from flcore.run_folder import RunFiles
+from flcore.methods.types import Context, Phase, Update
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++) on this machine")
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from flcore.core.errors import ConfigError, RunError
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.local import compiled
@@ -23,12 +24,11 @@ from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
 from flcore.engine.turns import Failure
-from flcore.errors import ConfigError, RunError
+from flcore.io.records import load_record
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.local import Local
-from flcore.methods.vocabulary import Batch, Context, LocalModel, Turn
-from flcore.records import load_record
+from flcore.methods.types import Batch, Context, LocalModel, Turn
 from flcore.training import train_together
 
 STACK = {"stack": True, "stack_size": 32}

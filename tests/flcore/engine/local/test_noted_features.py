@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 import torch
 
+from flcore.core.errors import ConfigError, RunError
 from flcore.engine.client import TurnRunner
 from flcore.engine.client_data import ClientData
 from flcore.engine.local.step import added
 from flcore.engine.local.tape import record_tape
-from flcore.errors import ConfigError, RunError
 from flcore.evaluation.forward import Forward
-from flcore.methods.base import Method
+from flcore.io.records import serialise
+from flcore.math.prototypes.class_means import class_means, class_sums
+from flcore.methods.api import Method
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedmlp import FedMLP
 from flcore.methods.fedpa import FedPA
 from flcore.methods.fedproto import FedProto
-from flcore.methods.vocabulary import Leg, Phase
-from flcore.prototypes.class_means import class_means, class_sums
-from flcore.records import serialise
+from flcore.methods.types import Leg, Phase
 
 RUNNING = {"proto_mode": "running"}
 

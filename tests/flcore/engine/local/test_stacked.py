@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from flcore.core.errors import ConfigError
 from flcore.engine.client import TurnRunner
 from flcore.engine.client_data import ClientData
 from flcore.engine.local import compiled
@@ -25,13 +26,12 @@ from flcore.engine.local.samples import GivenSamples
 from flcore.engine.local.serial import Training
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.turns import Failure
-from flcore.errors import ConfigError
+from flcore.io.records import serialise
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedprox import FedProx
 from flcore.methods.local import Local
-from flcore.methods.vocabulary import Batch, Context, Phase, Turn
-from flcore.records import serialise
+from flcore.methods.types import Batch, Context, Phase, Turn
 
 FEDGEN = {"name": "fedgen_cnn", "feature_dim": 8}
 MODELS = {
@@ -217,7 +217,7 @@ class HeadThenBody(Local):
         return {"own": {"inputs": vectors, "labels": torch.arange(count) % turn.setting.num_classes}}
 
     def on_vectors(self, model: Any, batch: Batch, context: Context) -> Any:
-        from flcore.losses.basic import cross_entropy
+        from flcore.math.losses.basic import cross_entropy
 
         return {"vectors": cross_entropy(model.classify(batch.images), batch.labels, batch.weight)}
 

@@ -15,6 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from flcore.config.sections import LocalConfig
+from flcore.core.errors import ConfigError
+from flcore.core.rng import torch_stream
 from flcore.data.images import normalise, scale_and_shift, scaled
 from flcore.engine import client_data
 from flcore.engine.client import TurnRunner
@@ -29,13 +32,10 @@ from flcore.engine.local.tape import (
     planned_steps,
     record_tape,
 )
-from flcore.errors import ConfigError
+from flcore.io.records import serialise
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.vocabulary import Leg, Phase, Turn
-from flcore.records import serialise
-from flcore.rng import torch_stream
-from flcore.sections import LocalConfig
+from flcore.methods.types import Leg, Phase, Turn
 
 
 def positions(size: int, batch: int, epochs: int, steps: int | None, seed: int = 0) -> list[list[int]]:

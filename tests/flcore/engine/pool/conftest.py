@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flcore.plugins import unload
+from flcore.config.plugins import unload
 
 ERRING = """
 from dataclasses import dataclass

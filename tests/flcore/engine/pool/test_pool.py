@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from flcore.core.errors import RunError
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.failures import TurnError
 from flcore.engine.orchestrator import InlineOrchestrator
@@ -27,10 +28,9 @@ from flcore.engine.pool.groups import Keep, StoppedError
 from flcore.engine.pool.process import local_pool
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Reply
-from flcore.errors import RunError
+from flcore.io.records import Record
 from flcore.methods import METHODS
-from flcore.methods.vocabulary import Exchange, Replies
-from flcore.records import Record
+from flcore.methods.types import Exchange, Replies
 
 RICH = {"federation": {"rounds": 3, "participation": 0.6}, "data__augmentation": "crop_flip"}
 
@@ -358,12 +358,12 @@ class Sleepy(FedAvg):
 INTERRUPTED = """
 import json, signal, sys
 from pathlib import Path
-from flcore.config import Config
+from flcore.config.schema import Config
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.process import local_pool
 from flcore.engine.rounds import Observers, run_rounds
-from flcore.experiment import Experiment
+from flcore.experiment.experiment import Experiment
 
 if __name__ == "__main__":
     # As in a terminal: a shell that runs the tests in the background has them ignore Ctrl-C, and children inherit that.

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
+from flcore.core.errors import ConfigError, RunError
+from flcore.core.loaded_code import digests
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.failures import TurnError
 from flcore.engine.pool import ray as pools
 from flcore.engine.pool.ray import RayWorker, ray_pool
 from flcore.engine.run_state import RunState
-from flcore.errors import ConfigError, RunError
-from flcore.messages import Count
-from flcore.records import Record
-from flcore.sources import digests
+from flcore.io.messages import Count
+from flcore.io.records import Record
 
 
 @pytest.fixture(scope="module")

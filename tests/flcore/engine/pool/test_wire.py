@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flcore.engine.pool.wire import receive_values, send_values
-from flcore.files import raw_values
+from flcore.io.files import raw_values
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""Weighted averages of model weights, folded in client-id order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from flcore.io.messages import Weights
+from flcore.io.twins import twin
+
+_BLOCK = 2**16  # values whose sums a processor's cache holds
+
+
+def average_weights(models: Mapping[int, Weights], sizes: Mapping[int, int]) -> Weights:
+    """Σ_k (n_k / N) w_k over the clients present (FedAvg, McMahan et al. 2017).
+
+    Sums run in float64 and in ascending client id, so that the result depends neither on who finished first nor, to
+    float32 precision, on the order at all. Integer buffers (BatchNorm's counters) are averaged and rounded.
+
+    Args:
+        models: client id to weights, all with the same names and shapes.
+        sizes: client id to n_k, at least one of them positive.
+    """
+    clients = sorted(models)
+    total = sum(sizes[client] for client in clients)
+    if total <= 0:
+        raise ValueError("cannot average models: no client has a sample")
+    shares = [sizes[client] / total for client in clients]
+    values = [models[client].values for client in clients]
+    folded = _folded_there(values, shares)
+    for name in values[0].keys() - folded.keys():
+        folded[name] = _folded([own[name] for own in values], shares)
+    first = models[clients[0]]
+    return Weights({name: folded[name] for name in first.params}, {name: folded[name] for name in first.buffers})
+
+
+def _folded(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    mean = torch.zeros(tensors[0].shape, dtype=torch.float64, device=tensors[0].device)
+    if mean.numel() <= _BLOCK:
+        for share, tensor in zip(shares, tensors, strict=True):
+            mean.add_(tensor, alpha=share)
+    else:
+        _fold_by_blocks(mean.reshape(-1), [tensor.reshape(-1) for tensor in tensors], shares)
+    return (mean if tensors[0].is_floating_point() else mean.round()).to(tensors[0].dtype)
+
+
+def _fold_by_blocks(mean: Tensor, tensors: Sequence[Tensor], shares: Sequence[float]) -> None:
+    """Of vectors [n], into ``mean``."""
+    for start in range(0, len(mean), _BLOCK):
+        part = mean[start : start + _BLOCK]
+        for share, tensor in zip(shares, tensors, strict=True):
+            part.add_(tensor[start : start + _BLOCK], alpha=share)
+
+
+def _folded_there(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
+    """Means of floating values whose twins lie on the device that trained them, folded there: the same sums, sooner."""
+    names = [name for name, tensor in values[0].items() if tensor.dtype == torch.float32 and twin(tensor) is not None]
+    mean: Tensor | None = None
+    for share, own in zip(shares, values, strict=True):
+        found = [twin(own[name]) for name in names]
+        there = [tensor.reshape(-1) for tensor in found if tensor is not None]
+        if not there or len(there) < len(found):  # of some client only the copy is left
+            return {}
+        joined = torch.cat(there)
+        mean = torch.zeros_like(joined, dtype=torch.float64) if mean is None else mean
+        mean.add_(joined, alpha=share)
+    if mean is None:
+        return {}
+    parts = torch.split(mean.float().cpu(), [values[0][name].numel() for name in names])
+    return {name: part.clone().reshape(values[0][name].shape) for name, part in zip(names, parts, strict=True)}

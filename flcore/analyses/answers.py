@@ -1,0 +1,131 @@
+"""The models of a finished run, and what they make of images."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flcore.analyses.base import FinishedRun
+from flcore.evaluation.answering import global_model, own_model, private_model
+from flcore.evaluation.forward import Forward, StoredImages
+from flcore.evaluation.scored_data import scored_data
+from flcore.io.messages import Weights
+from flcore.io.records import Record, on_device
+from flcore.methods.types import Predict, with_statistics
+from flcore.models.base import Backbone
+
+BEFORE_CALIBRATION = "before_calibration"
+"""Label of the state in front of a server's calibration (:meth:`flcore.methods.api.Method.score_before`)."""
+
+
+class Answers:
+    """A run's models and their answers: what analyses look at is what is scored.
+
+    Attributes:
+        images: the global test images (with ``evaluation.split: validation`` the clients' validation images), uint8.
+        labels: theirs, int64.
+    """
+
+    def __init__(self, run: FinishedRun) -> None:
+        """Build a model; nothing is computed yet."""
+        self._run, self._experiment = run, run.experiment
+        self._forward = Forward(run.experiment)
+        self._data = scored_data(run.experiment)
+        self.server = on_device(run.server, run.experiment.config.engine.device)
+        self.images = self._data.images[: self._data.num_shared]
+        self.labels = self._data.shared_labels
+
+    def memory(self, client: int) -> Record:
+        """What a client remembers; nothing where the only trainer stands at the server."""
+        return Record() if self._experiment.method.data_scope == "union" else self._run.memories(client)
+
+    def global_model(self) -> Weights | None:
+        """The model that answers for everybody, with the statistics it is scored with; None where there is none."""
+        return global_model(self._experiment, self.server, self.memory)
+
+    def own_model(self, client: int) -> Weights | None:
+        """The model that answers for this client alone; None where the global one does."""
+        return own_model(self._experiment, self.server, client, self.memory(client))
+
+    def trained_model(self, client: int) -> Weights | None:
+        """A client's model as its last local training left it; None before its first. For runs that keep them."""
+        memory = on_device(self.memory(client), self._experiment.config.engine.device)
+        trained = private_model(memory)
+        return None if trained is None else with_statistics(trained, memory, self._experiment.setting)
+
+    def reference_model(self) -> tuple[Weights, str]:
+        """The model whose features are looked at where one is enough, and its name in words."""
+        model = self.global_model()
+        if model is not None:
+            return model, "the global model"
+        own = self.own_model(0)
+        assert own is not None  # a method without a global model answers with clients' models
+        return own, "client 0's model (there is no global one)"
+
+    def uncalibrated_model(self) -> Weights | None:
+        """The global model before the server's calibration; None where that state was not kept."""
+        if BEFORE_CALIBRATION not in self._run.before:
+            return None
+        server = on_device(self._run.before[BEFORE_CALIBRATION], self._experiment.config.engine.device)
+        return global_model(self._experiment, server, self.memory)
+
+    def own_test(self, client: int) -> tuple[Tensor, Tensor]:
+        """Images and labels that a client is scored on."""
+        rows = self._data.clients[client]
+        return self._data.images[rows], self._data.labels[rows]
+
+    def classes(self, client: int) -> Tensor:
+        """The classes that a client has met in training, bool [K]."""
+        stream = self._experiment.stream
+        return torch.from_numpy(stream.met(stream.rounds))[client]
+
+    def scores(self, weights: Weights, images: Tensor, classes: Tensor | None = None) -> Tensor:
+        """The method's scores [N, K] for uint8 images (or floating ones on 0 to 255) [N, C, H, W]."""
+        return self._asked(self._experiment.method.predict, weights, images, classes)
+
+    def predictions(self, weights: Weights, images: Tensor, classes: Tensor | None = None) -> Tensor:
+        """The predicted classes, int64 [N]; without images none."""
+        return self.predictions_by(self._experiment.method.predict, weights, images, classes)
+
+    def predictions_by(self, way: Predict, weights: Weights, images: Tensor, classes: Tensor | None = None) -> Tensor:
+        """The classes that score highest in a way that need not be the method's own, int64 [N]."""
+        if len(images) == 0:
+            return torch.zeros(0, dtype=torch.int64)
+        return self._asked(way, weights, images, classes).argmax(dim=1)
+
+    def projections(self, weights: Weights, images: Tensor) -> Tensor:
+        """What the method holds against a frame or prototypes beside features, [N, p]; for methods that have that."""
+        projected = self._experiment.method.projections
+        assert projected is not None  # see has_projections
+        return self._asked(projected, weights, images, None)
+
+    def _asked(self, way: Predict, weights: Weights, images: Tensor, classes: Tensor | None) -> Tensor:
+        stored, held = StoredImages(self._experiment, images), None
+        if classes is not None:
+            held = classes.to(self._experiment.config.engine.device)
+        return self._forward.answers(weights, stored, {"": way}, self.server, held)[""]
+
+    def logits(self, weights: Weights, images: Tensor) -> Tensor:
+        """The network's own logits [N, K], whatever else the method predicts with; of real classes only."""
+        return self._part(weights, images, "logits")[:, : self._experiment.setting.num_classes]
+
+    def features(self, weights: Weights, images: Tensor) -> Tensor:
+        """Features [N, d], float32 on the CPU."""
+        return self._part(weights, images, "features")
+
+    def encoded(self, weights: Weights, images: Tensor) -> Tensor:
+        """What the projection reads [N, e], float32 on the CPU; the features where there is no projection."""
+        return self._part(weights, images, "encode")
+
+    def _part(self, weights: Weights, images: Tensor, part: str) -> Tensor:
+        return self._forward.part(weights, StoredImages(self._experiment, images), part).cpu()
+
+    def module(self, weights: Weights) -> Backbone:
+        """The model in evaluation mode; it is the same object for every call, with the weights of the last one."""
+        return self._forward.with_weights(with_statistics(weights, {}, self._experiment.setting))
+
+    def training_images(self, client: int, label: int) -> Tensor:
+        """A client's training images of a class, uint8."""
+        own = torch.from_numpy(self._experiment.partition.clients[client].train.copy())
+        split = self._experiment.dataset.train
+        return split.images[own[split.labels[own] == label]]

@@ -1,0 +1,353 @@
+"""The configuration of one run: frozen, closed, typed. Every default stands here or in the class it belongs to, once.
+
+A configuration is a mapping of sections. Sections with a ``name`` (data, partition, model, method) hold the keys of the
+section itself and those of the chosen entry of a registry. :meth:`Config.from_mapping` is the only way in: what it
+accepts can be run, what it refuses it refuses before any data are read, naming the key, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flcore.aggregation.settings import Aggregation
+from flcore.config.plugins import Plugin, load_all, used
+from flcore.config.sections import (
+    DEFAULT_NAMES,
+    PLAIN,
+    SECTIONS,
+    SHARED,
+    CompareConfig,
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    FederationConfig,
+    LocalConfig,
+    ModelConfig,
+    PartitionConfig,
+    TrackingConfig,
+)
+from flcore.core.errors import ConfigError
+from flcore.core.params import LARGEST, build, declared
+from flcore.core.text import brief, nearest, shown, unknown_key
+from flcore.data.normalisation import of_channels
+from flcore.data.partitioners import PARTITIONERS
+from flcore.data.partitioners.base import Partitioner
+from flcore.data.sources import SOURCES
+from flcore.data.sources.base import Source
+from flcore.methods import METHODS, Method
+from flcore.methods.kit.on_top import OnTop
+from flcore.models import MODELS, ModelSpec
+
+REGISTRIES: Mapping[str, Mapping[str, type]] = {
+    "data": SOURCES,
+    "partition": PARTITIONERS,
+    "model": MODELS,
+    "method": METHODS,
+}
+
+# What cannot change a result: where data and partitions lie (what they hold is in the hash of a run), who computes, who
+# watches, what else is compared, what is looked at afterwards.
+_NOT_IDENTITY = {
+    "data": {"root", "download"},
+    "partition": {"path"},
+    "evaluation": {"analyses", "tsne_clients", "tsne_classes", "tsne_samples"},
+    "engine": {"name", "workers", "clients_per_task", "ray_address", "gpus_per_worker", "durability", "durable_every"},
+    "tracking": None,
+    "compare": None,
+}
+
+
+_CLAIM = ("better", "than", "metric", "by", "says")
+_NAMED = {"seeds": "seed", "methods": "method", "partition_seeds": "seed"}
+# Keys that came when runs had names already: at their defaults they change nothing and are no part of the identity, so
+# that a run made before them is found again.
+_UNSAID_AT_DEFAULT: Mapping[str, frozenset[str]] = {
+    "aggregation": frozenset(key.name for key in declared(Aggregation)),
+    "federation": frozenset({"poisoned", "poisoned_clients", "attack", "attack_scale"}),
+    "data": frozenset({"mean", "std"}),
+    "local": frozenset({"batches"}),
+    "evaluation": frozenset({"snapshots"}),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every value of one run; ``source``, ``partitioner``, ``model_spec``, ``method`` are registry entries."""
+
+    seed: int = 0
+    plugins: tuple[Plugin, ...] = ()
+    data: DataConfig = field(default_factory=DataConfig)
+    source: Source = field(default_factory=lambda: SOURCES[DEFAULT_NAMES["data"]]())
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+    partitioner: Partitioner = field(default_factory=lambda: PARTITIONERS[DEFAULT_NAMES["partition"]]())
+    model: ModelConfig = field(default_factory=ModelConfig)
+    model_spec: ModelSpec = field(default_factory=lambda: MODELS[DEFAULT_NAMES["model"]]())
+    method: Method = field(default_factory=lambda: METHODS[DEFAULT_NAMES["method"]]())
+    federation: FederationConfig = field(default_factory=FederationConfig)
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    local: LocalConfig = field(default_factory=LocalConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    compare: CompareConfig = field(default_factory=CompareConfig)
+
+    @classmethod
+    def from_mapping(cls, raw: Mapping[str, Any]) -> Config:
+        """Parse a nested mapping, as read from ``params.yaml``; plug-ins that it names are loaded.
+
+        Raises:
+            ConfigError: an unknown key, a key of another registry entry, a wrong type, a value out of range, values
+                that do not go together, or a plug-in that cannot be used.
+        """
+        for key in raw:
+            if key not in SECTIONS:
+                raise ConfigError(unknown_key(brief(key), key, SECTIONS))
+        sections = {name: _section(raw, name) for name in SECTIONS if name not in ("seed", "plugins")}
+        parsed: dict[str, Any] = {"seed": _seed(raw.get("seed", 0)), "plugins": load_all(raw.get("plugins"))}
+        parsed["method"] = _named_section("method", sections["method"])[1]
+        # A method that works with one model alone brings it where none is named.
+        (only, *others) = parsed["method"].needs.get("model.name", (None,))
+        if only is not None and not others:
+            sections["model"] = {"name": only, **sections["model"]}
+        for name, entry in (("data", "source"), ("partition", "partitioner"), ("model", "model_spec")):
+            parsed[name], parsed[entry] = _named_section(name, sections[name])
+        parsed |= {name: build(section, sections[name], name) for name, section in PLAIN.items()}
+        config = cls(**parsed)
+        config._check_together()
+        return config
+
+    def _check_together(self) -> None:
+        used(self.plugins, self.methods)
+        self._check_needs()
+        reason = self.partitioner.refusal(self.partition.num_clients, self.source.num_classes)
+        if reason is not None:
+            raise ConfigError(reason)
+        if (self.data.mean is None) != (self.data.std is None):
+            mean, std = (shown(value) for value in (self.data.mean, self.data.std))
+            raise ConfigError(f"data.mean = {mean}, data.std = {std}: set both, or neither")
+        # Of one's own images the files alone say how many channels there are: see `flcore.data.dataset.prepare`.
+        channels = self.data.channels or self.source.channels
+        if self.data.normalisation is not None and channels is not None:
+            of_channels(self.data.normalisation, channels, self.source.name)
+        if self.local.batches == "endless" and self.local.steps is None:
+            raise ConfigError("local.batches = endless: set local.steps, the mini-batches of a round, for example 20")
+        self._check_aggregation()
+        if self.engine.stack_runs:
+            self._check_stacked_runs()
+        if self.evaluation.split == "validation" and self.partition.validation == 0:
+            raise ConfigError("evaluation.split = validation: needs partition.validation above 0, for example 0.2")
+        if len(set(self.evaluation.analyses)) < len(self.evaluation.analyses):
+            raise ConfigError(f"evaluation.analyses = {list(self.evaluation.analyses)}: a name stands twice")
+        beyond = [number for number in self.evaluation.snapshots if number > self.federation.rounds]
+        if beyond:
+            raise ConfigError(f"evaluation.snapshots = {beyond}: the run has {self.federation.rounds} rounds")
+        self.evaluation.check_shown(self.partition.num_clients, self.source.num_classes)
+        if getattr(self.partitioner, "tasks", 1) > 1 and self.federation.task_schedule != "none":
+            self.check_tasks()
+        self._check_comparison()
+
+    def check_tasks(self) -> None:
+        """Of a partition with tasks, which an imported one may turn out to be when it is read.
+
+        Raises:
+            ConfigError: the method cannot follow them.
+        """
+        if self.method.no_tasks is not None:
+            schedule = self.federation.task_schedule
+            raise ConfigError(f"federation.task_schedule = {schedule}: {self.method.name} {self.method.no_tasks}")
+
+    def _check_comparison(self) -> None:
+        compare = self.compare
+        for variant, own in compare.variants.items():
+            if not isinstance(own, Mapping) or own.get("method") not in METHODS:
+                raise ConfigError(
+                    f"compare.variants.{variant}: expected a method and dotted keys, such as "
+                    "{method: fedavg, local.lr: 0.001}"
+                )
+            if variant in METHODS and variant != own["method"]:
+                raise ConfigError(f"compare.variants.{variant}: is the name of another method; choose another")
+        rows = {*METHODS, *compare.variants}
+        for key, name in (*(("methods", name) for name in compare.methods), ("baseline", compare.baseline)):
+            if name not in rows:
+                raise ConfigError(f"compare.{key}: {unknown_key(name, name, rows).replace('key', 'method', 1)}")
+        for name in compare.settings:
+            if name not in METHODS:
+                raise ConfigError(f"compare.settings: {unknown_key(name, name, METHODS).replace('key', 'method', 1)}")
+        for name, claim in compare.claims.items():
+            _check_claim(f"compare.claims.{name}", claim, rows)
+        for key in ("seeds", "methods", "partition_seeds"):
+            given = getattr(compare, key) or ()
+            if len(set(given)) < len(given):
+                raise ConfigError(f"compare.{key} = {list(given)}: a {_NAMED[key]} stands twice")
+
+    def _check_stacked_runs(self) -> None:
+        engine = self.engine
+        if engine.stack is not True:
+            cure = "runs are trained in one stack where clients are stacked; use engine.stack=true"
+        elif engine.compile == "auto":
+            cure = "runs side by side disturb each other's measurements; use engine.compile=none or default"
+        elif engine.name != "local" or engine.workers != 0:
+            cure = "runs that are trained in one stack share one process; use engine.name=local and engine.workers=0"
+        else:
+            return
+        raise ConfigError(f"engine.stack_runs = true: {cure}")
+
+    def _check_needs(self) -> None:
+        mapping = self.to_mapping()
+        for key, allowed in self.method.needs.items():
+            section, _, name = key.partition(".")
+            if name not in mapping.get(section, {}):
+                raise ConfigError(f"method.name = {self.method.name}: it needs {key}, and there is no such key")
+            if mapping[section][name] not in allowed:
+                value, wanted = shown(mapping[section][name]), " or ".join(map(shown, allowed))
+                raise ConfigError(f"{key} = {value}: {self.method.name} works with {wanted} alone")
+
+    def _check_aggregation(self) -> None:
+        """Refuse what this method would not follow."""
+        if self.aggregation == Aggregation() and not self.federation.simulates_poison:
+            return
+        how, name = self.aggregation, self.method.name
+        folded = self.method.folds if self.method.data_scope == "client" else frozenset[str]()
+        told = f"{name} folds {' and '.join(sorted(folded))} alone" if folded else f"no stage of {name} folds so"
+        asked = [("rule", how.rule, {"weights", "prototypes"}), ("clip", how.clip, {"weights"})]
+        asked += [("prototype_clip", how.prototype_clip, {"prototypes"}), ("noise", how.noise, {"weights"})]
+        for key, value, kinds in asked:
+            if value not in ("mean", None, 0) and folded.isdisjoint(kinds):
+                cure = f"leave {key} out, or take another method"
+                raise ConfigError(f"aggregation.{key} = {shown(value)}: {told}; {cure}")
+        if how.noise > 0 and not self.method.releases_weights_alone:
+            raise ConfigError(
+                f"aggregation.noise = {how.noise:g}: beside the noisy mean of weights the server of {name} uses other "
+                "messages, which it would not cover; take a method that averages weights and does nothing else"
+            )
+        if how.noise > 0 and (self.federation.oversampling > 1 or self.federation.deadline is not None):
+            raise ConfigError(
+                f"aggregation.noise = {how.noise:g}: the account is of a cohort drawn by chance, not of the fastest; "
+                "set federation.oversampling=1 and federation.deadline=null"
+            )
+        sent = self.method.data_scope == "client" and self.method.sends
+        if self.federation.simulates_poison and self.federation.attack != "random_labels" and not sent:
+            raise ConfigError(
+                f"federation.attack = {self.federation.attack}: clients of {name} send neither weights nor class "
+                "prototypes that it could change; use federation.attack=random_labels"
+            )
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The method and, where it stands on top of another one, those underneath."""
+        found = [self.method]
+        while isinstance(found[-1], OnTop):
+            found.append(found[-1].base_method)
+        return tuple(found)
+
+    @property
+    def partition_seed(self) -> int:
+        """The seed that divides the data: ``partition.seed``, else the run's."""
+        return self.seed if self.partition.seed is None else self.partition.seed
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Every value, defaults included, as JSON values; :meth:`from_mapping` reads it back to an equal object."""
+        mapping: dict[str, Any] = {"seed": self.seed}
+        for name, entry in (("data", self.source), ("partition", self.partitioner), ("model", self.model_spec)):
+            mapping[name] = {"name": entry.name, **_values(getattr(self, name)), **_values(entry)}
+        mapping["method"] = {"name": self.method.name, **_values(self.method)}
+        if self.plugins:
+            mapping["plugins"] = [plugin.to_mapping() for plugin in self.plugins]
+        return mapping | {name: _values(getattr(self, name)) for name in PLAIN}
+
+    def identity(self) -> dict[str, Any]:
+        """The values that can change a result, and no others: data by fingerprint; plug-ins and files by content.
+
+        Of plug-ins those count that the method comes from.
+        """
+        mapping = self.to_mapping()
+        mapping.pop("plugins", None)
+        if needed := used(self.plugins, self.methods):
+            mapping["plugins"] = {plugin.name: plugin.sha256 for plugin in needed}
+        for section, dropped in _NOT_IDENTITY.items():
+            if dropped is None:
+                del mapping[section]
+            else:
+                mapping[section] = {key: value for key, value in mapping[section].items() if key not in dropped}
+        if (start := getattr(self.model_spec, "pretrained_file", None)) is not None:
+            own = {key: value for key, value in mapping["model"].items() if key != "pretrained_sha256"}
+            mapping["model"] = {**own, "pretrained": start.digest()}
+        for section, since in _UNSAID_AT_DEFAULT.items():
+            plain = _values((PLAIN[section] if section in PLAIN else type(getattr(self, section)))())
+            mapping[section] = {k: v for k, v in mapping[section].items() if k not in since or v != plain[k]}
+            if not mapping[section]:
+                del mapping[section]
+        return mapping
+
+    def kin(self) -> str:
+        """What runs have in common that differ in their seed alone, in words; nothing else about it is to be read."""
+        return json.dumps({name: values for name, values in self.identity().items() if name != "seed"}, sort_keys=True)
+
+    def hash(self, data_fingerprint: str, partition_fingerprint: str) -> str:
+        """SHA-256 that names a run: its identity with the data and the partition it ran on."""
+        named = {"config": self.identity(), "data": data_fingerprint, "partition": partition_fingerprint}
+        return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+
+
+def _check_claim(place: str, claim: Any, rows: Collection[str]) -> None:
+    """Refuse a claim of a form that nobody can judge; ``rows`` are those that a comparison may have."""
+    if not isinstance(claim, Mapping) or not {"better", "than"} <= {*claim}:
+        raise ConfigError(f"{place} = {brief(claim)}: expected {{better: METHOD, than: METHOD or a list of them}}")
+    for key in claim:
+        if key not in _CLAIM:
+            raise ConfigError(f"{place}: {unknown_key(str(key), str(key), _CLAIM)}")
+    rivals = claim["than"] if isinstance(claim["than"], list | tuple) else [claim["than"]]
+    for row in (claim["better"], *rivals):
+        if not isinstance(row, str) or row.removesuffix(" (tuned)") not in rows:
+            raise ConfigError(f"{place}: {unknown_key(str(row), str(row), rows).replace('key', 'method', 1)}")
+    lead, texts = claim.get("by", 0.0), [claim[key] for key in ("metric", "says") if key in claim]
+    if isinstance(lead, bool) or not isinstance(lead, int | float) or not math.isfinite(lead):
+        raise ConfigError(f"{place}.by = {brief(lead)}: expected a number")
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{place}: metric and says are texts")
+
+
+def _seed(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= LARGEST:
+        raise ConfigError(f"seed = {brief(value)}: expected a whole number >= 0 and <= {LARGEST}")
+    return value
+
+
+def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = raw.get(name)
+    if section is None:
+        return {}
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{name} = {shown(section)}: expected a section with keys, not a value")
+    return section
+
+
+def _named_section(name: str, values: Mapping[str, Any]) -> tuple[Any, Any]:
+    registry, common = REGISTRIES[name], SHARED[name]
+    chosen = values.get("name", DEFAULT_NAMES[name])
+    if not isinstance(chosen, str) or chosen not in registry:
+        near = nearest(chosen, registry)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ConfigError(f"{name}.name = {shown(chosen)}: must be one of {', '.join(registry)}{hint}")
+    shared = {p.name for p in declared(common)} if common else set()
+    rest = {key: value for key, value in values.items() if key != "name" and key not in shared}
+    own = {p.name for p in declared(registry[chosen])}
+    for key in rest:
+        if key in own:
+            continue
+        owners = [other for other, cls in registry.items() if key in {p.name for p in declared(cls)}]
+        if owners:
+            raise ConfigError(f"{name}.{key}: {chosen} has no such parameter; it belongs to {', '.join(owners)}")
+        raise ConfigError(unknown_key(f"{name}.{brief(key)}", key, shared | own | {"name"}))
+    section = build(common, {k: v for k, v in values.items() if k in shared}, name) if common else None
+    return section, build(registry[chosen], rest, name)
+
+
+def _values(section: Any) -> dict[str, Any]:
+    values = {p.name: getattr(section, p.name) for p in declared(type(section))}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -1,0 +1,359 @@
+"""The sections of a configuration that do not depend on a registry's entry: keys, defaults, ranges and meanings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flcore.aggregation.settings import Aggregation
+from flcore.core.errors import ConfigError
+from flcore.core.params import declared, param
+from flcore.data.imbalance import Imbalance
+from flcore.data.normalisation import Normalisation
+
+MOST_TSNE_CLIENTS = 4
+"""Models of one joint embedding, which have to share its points and its colours."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images."""
+
+    root: str | None = param(None, "folder or zip with the files; not needed for digits")
+    download: bool = param(False, "fetch missing files from the dataset's publisher")
+    size: int | None = param(None, "resize to this many pixels square; null keeps the stored size", low=8, high=512)
+    channels: Literal[1, 3] | None = param(None, "convert to grey (1) or colour (3); null keeps what is stored")
+    limit_per_class: int | None = param(None, "keep this many images per class and split; null keeps all", low=1)
+    mean: float | tuple[float, ...] | None = param(
+        None,
+        "of pixels from 0 to 1, of all channels or a list with one for each, taken off before they are divided by std; "
+        "null: the dataset's own",
+    )
+    std: float | tuple[float, ...] | None = param(
+        None,
+        "with mean; FedPA and FedPG take 0.5 and 0.5, ImageNet has [0.485, 0.456, 0.406] and [0.229, 0.224, 0.225]",
+        above=0,
+    )
+    augmentation: Literal["none", "crop_flip", "reflect_crop_flip", "crop_flip_rot"] = param(
+        "none",
+        "of training batches, never of evaluation: crops of the image with a border of 4 pixels, black or (reflect) "
+        "mirrored, flips, rotations by up to 15 degrees",
+    )
+
+    @property
+    def normalisation(self) -> Normalisation | None:
+        """Mean and standard deviation asked for; None: those of the dataset."""
+        return None if self.mean is None or self.std is None else (self.mean, self.std)
+
+
+@dataclass(frozen=True)
+class PartitionConfig:
+    """Which client holds what."""
+
+    num_clients: int = param(10, "K, the number of clients", low=1)
+    seed: int | None = param(None, "seed of the division; null follows the run's seed", low=0)
+    validation: float = param(0.0, "share of each client's training data set aside for validation", low=0, below=1)
+    client_test: Literal["label_slices", "few_shot", "proportional", "own_group", "local_split", "task_cumulative"] = (
+        param(
+            "label_slices",
+            "client test data: equal slices of the own classes, a few of each, in proportion, the test images of the "
+            "own writers or users, from the own training data, or slices that grow with the tasks met",
+        )
+    )
+    test_fraction: float = param(0.2, "share of a client's own data for client_test: local_split", above=0, below=1)
+    test_shots: int = param(15, "test samples per class held for client_test: few_shot", low=1)
+    imbalance_gamma: float | None = param(
+        None, "long tail: smallest over largest class size of the training set; null leaves it alone", above=0, high=1
+    )
+    imbalance_profile: Literal["exp", "step"] = param(
+        "exp", "with imbalance_gamma: class sizes fall exponentially, or half of the classes are small"
+    )
+    imbalance_permute_classes: bool = param(
+        False, "with imbalance_gamma: draw which classes are small; else the last ones"
+    )
+
+    @property
+    def imbalance(self) -> Imbalance | None:
+        """The long tail asked for."""
+        if self.imbalance_gamma is None:
+            return None
+        return Imbalance(self.imbalance_gamma, self.imbalance_profile, self.imbalance_permute_classes)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which network."""
+
+    batchnorm: Literal["aggregate", "local", "frozen"] = param(
+        "aggregate", "BatchNorm statistics: averaged like weights, private to each client, or never updated"
+    )
+
+
+@dataclass(frozen=True)
+class FederationConfig:
+    """Rounds and who takes part."""
+
+    rounds: int = param(30, "R, communication rounds", low=1)
+    participation: float = param(
+        1.0,
+        "share of the clients sampled in a round, as a number of clients rounded, a half to the even one (2.5 to 2, "
+        "3.5 to 4), and at least one",
+        above=0,
+        high=1,
+    )
+    dropout: float = param(
+        0.0, "probability that a sampled client is absent: sent nothing, answers nothing", low=0, below=1
+    )
+    oversampling: float = param(
+        1.0, "invite this many times the cohort; the fastest are taken, the others' work is lost", low=1, high=100
+    )
+    deadline: float | None = param(
+        None, "simulated seconds after which a round ends without those still at work; null waits for them", above=0
+    )
+    step_seconds: float = param(0.1, "simulated seconds that a mini-batch takes on a client of average speed", above=0)
+    speed_spread: float = param(
+        0.0, "how much clients differ in speed: standard deviation of the logarithm, fixed per client", low=0
+    )
+    speed_jitter: float = param(0.0, "likewise, drawn anew per client and round", low=0)
+    on_client_error: Literal["stop", "drop"] = param(
+        "stop",
+        "a client that fails stops the run, or is left out of the round and counted; if all of a round fail, it stops",
+    )
+    task_schedule: Literal["cyclic", "blocked", "none"] = param(
+        "cyclic",
+        "where the partition has tasks, the one of a round: all in turn again and again, or each for a block of "
+        "rounds; none: all tasks' data at once",
+    )
+    poisoned: int = param(0, "simulation: clients, drawn by the run's seed, that send poisoned messages", low=0)
+    poisoned_clients: tuple[int, ...] = param((), "likewise, their ids in place of a number", low=0)
+    attack: Literal["sign_flip", "scale", "random_labels"] = param(
+        "sign_flip",
+        "what poisoned clients do: send minus s times their update and prototypes, s times, or train on random labels",
+    )
+    attack_scale: float = param(10.0, "s of sign_flip and scale", above=0)
+
+    def __post_init__(self) -> None:
+        """Refuse two answers to who is poisoned."""
+        if self.poisoned and self.poisoned_clients:
+            raise ValueError("poisoned says how many and poisoned_clients who; set one of them")
+        if len(set(self.poisoned_clients)) < len(self.poisoned_clients):
+            raise ValueError(f"poisoned_clients = {list(self.poisoned_clients)}: an id stands twice")
+
+    @property
+    def simulates_poison(self) -> bool:
+        """Whether any client is poisoned."""
+        return self.poisoned > 0 or bool(self.poisoned_clients)
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """What a client does in a round."""
+
+    epochs: int = param(1, "passes over the client's data per round", low=1)
+    steps: int | None = param(None, "mini-batches per round; where set, used instead of epochs", low=1)
+    batch_size: int = param(32, "B, samples per mini-batch", low=1)
+    batches: Literal["all", "full", "endless"] = param(
+        "all",
+        "all: the last mini-batch of a pass may be smaller; full: it is left out, but of a client with fewer than "
+        "batch_size samples; endless: full ones, of passes that go on from round to round (needs local.steps)",
+    )
+    optimizer: Literal["sgd", "adam"] = param("sgd", "fresh in every round, as in the papers")
+    lr: float = param(0.01, "learning rate of the first round", above=0)
+    momentum: float = param(0.0, "of SGD", low=0, below=1)
+    weight_decay: float = param(0.0, "added to the gradient as weight_decay · w", low=0)
+    clip: float | None = param(None, "largest norm of a step's gradient; null leaves it alone", above=0)
+    schedule: Literal["constant", "exponential", "step", "cosine"] = param(
+        "constant", "of the learning rate over rounds"
+    )
+    decay: float = param(0.99, "factor per round (exponential) or per decay_every rounds (step)", above=0, high=1)
+    decay_every: int = param(10, "rounds between two decays of schedule: step", low=1)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Where and how the work is done. Workers and grouping never change a result; the rest may change its last bits."""
+
+    name: Literal["local", "ray"] = param(
+        "local", "local: in this process, or in a pool of processes; ray: Ray actors, on this machine or a cluster"
+    )
+    workers: int | None = param(
+        0,
+        "local: worker processes, 0 trains in the main process; ray: actors, 0 is 1; null: one per physical core",
+        low=0,
+        high=1024,
+    )
+    clients_per_task: int | None = param(None, "clients per task; null gives each worker one group", low=1)
+    device: Literal["cpu", "cuda"] = param("cpu", "where tensors live")
+    stack: Literal[False, True, "auto"] = param(
+        False, "train clients stacked, many at once: false, true, or auto, which measures both before the first round"
+    )
+    stack_size: int | None = param(None, "most clients in a stack; null: 8 on a CPU, 128 on a GPU", low=1)
+    stack_runs: bool = param(
+        False,
+        "runs of one comparison that differ in their seed alone train their clients in one stack, in one process; "
+        "needs stack: true. Last bits then depend on who is in a run's company",
+    )
+    stack_memory_mb: int = param(2048, "memory that a stack's tensors may take", low=1)
+    precision: Literal["float32", "tf32", "bf16"] = param(
+        "float32", "of matrix products: tf32 on GPUs that have it, bf16 by autocast; weights and messages stay float32"
+    )
+    compile: Literal["none", "auto", "default"] = param(
+        "none",
+        "steps of local training as compiled programs, kept on disk (on a GPU fused kernels in a CUDA graph): none, "
+        "default, or auto, which measures whether that pays",
+    )
+    ray_address: str | None = param(None, "of a Ray cluster; null starts Ray on this machine")
+    gpus_per_worker: float = param(0.0, "ray: share of a GPU that each actor asks for", low=0)
+    durability: Literal["reply", "leg"] = param(
+        "reply",
+        "what a kill inside a round can cost: the answers of the last durable_every seconds, or the leg under way",
+    )
+    durable_every: float = param(
+        1.0,
+        "seconds of work that a power failure can cost; what is older lies safely on the disk. 0: waits for the disk "
+        "after every leg, and writes every answer as soon as it is there",
+        low=0,
+    )
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How often and on what models are scored."""
+
+    every: int = param(1, "evaluate after every this many rounds, and always after the last", low=1)
+    split: Literal["test", "validation"] = param("test", "test data, or the clients' validation data (tuning)")
+    batch_size: int = param(512, "images per evaluation batch; does not change scores", low=1)
+    private: Literal[False, True, "auto"] = param(
+        "auto",
+        "also score each client's own model, as it left local training, on the whole global test set (A_loc, A_sel, "
+        "forgetting); auto: where the partition has tasks",
+    )
+    analyses: tuple[
+        Literal[
+            "class_heatmap", "class_heatmap_trained", "averaged_bodies", "tsne", "tsne_trained", "tsne_projections",
+            "tsne_calibration", "tsne_calibration_trained", "tsne_prototypes",
+            "tsne_generated", "virtual_images", "generator_distances", "inversion", "inversion_search", "gradcam",
+        ],
+        ...,
+    ] = param((), "analyses of the finished run, by name, for its report")  # fmt: skip
+    snapshots: tuple[int, ...] = param(
+        (),
+        "rounds (0: before the first) of which the folder keeps what server and clients held then; every analysis is "
+        "made of each of them too",
+        low=0,
+    )
+    tsne_clients: tuple[int, ...] | None = param(
+        None,
+        "ids of the clients that a t-SNE of clients' models shows, 4 at most; null: the first 4 that have a model. "
+        "tsne_prototypes has its own",
+        low=0,
+    )
+    tsne_classes: tuple[int, ...] | None = param(
+        None, "numbers of the classes whose images a t-SNE shows; null: all. tsne_prototypes has its own", low=0
+    )
+    tsne_samples: int | None = param(
+        None,
+        "images of each class in a t-SNE, fewer where a class has fewer; null: 100, fewer where models and classes "
+        "would together have more than 3000 points",
+        low=1,
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what is no choice of clients or classes."""
+        for key, chosen in (("tsne_clients", self.tsne_clients), ("tsne_classes", self.tsne_classes)):
+            if chosen is not None and (not chosen or len(set(chosen)) < len(chosen)):
+                wrong = "a number stands twice" if chosen else "name at least one, or set it to null"
+                raise ValueError(f"{key} = {list(chosen)}: {wrong}")
+        clients = list(self.tsne_clients or ())
+        if len(clients) > MOST_TSNE_CLIENTS:
+            raise ValueError(
+                f"tsne_clients = {clients}: one embedding shows {MOST_TSNE_CLIENTS} clients; leave some out"
+            )
+
+    def check_shown(self, num_clients: int, num_classes: int | None) -> None:
+        """Refuse clients and classes to show that there are not; ``num_classes`` None: only the data say how many.
+
+        Raises:
+            ConfigError: there are not so many.
+        """
+        for key, chosen, count, cure in (
+            ("tsne_clients", self.tsne_clients, num_clients, "clients, with ids"),
+            ("tsne_classes", self.tsne_classes, num_classes, "classes, with numbers"),
+        ):
+            beyond = [number for number in chosen or () if count is not None and number >= count]
+            if count is not None and beyond:
+                raise ConfigError(f"evaluation.{key} = {beyond}: there are {count} {cure} from 0 to {count - 1}")
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    """Logging to MLflow."""
+
+    enabled: bool = param(True, "log runs to MLflow")
+    uri: str | None = param(
+        None, "tracking server or store; null: MLFLOW_TRACKING_URI, else sqlite:///mlruns/mlflow.db"
+    )
+    log_model: bool = param(True, "log the final model with its signature: the global one, or the clients' own")
+    register: bool = param(False, "also register it under the experiment's name")
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """What a comparison runs."""
+
+    methods: tuple[str, ...] = param(("local", "fedavg", "fedproto"), "names of methods, and of variants")
+    seeds: tuple[int, ...] = param((0, 1, 2), "seeds; each one a run per method", low=0)
+    partition_seeds: tuple[int, ...] | None = param(
+        None, "seeds of divisions; each one a run per method and seed; null: partition.seed, or that of the run", low=0
+    )
+    baseline: str = param("fedavg", "the method, or variant, that paired differences are taken to")
+    target_fraction: float = param(0.95, "share of the baseline's final accuracy to be reached", above=0, high=1)
+    smooth: int = param(1, "evaluated rounds that drawn curves of accuracy average; 1: as measured", low=1)
+    settings: Mapping[str, Any] = param({}, "per method, dotted keys that differ from the rest of the file")
+    variants: Mapping[str, Any] = param(
+        {},
+        "further rows by name: a method and dotted keys, such as {slow: {method: fedavg, local.lr: 0.001}}; one "
+        "that is called as its method is that method's row",
+    )
+    claims: Mapping[str, Any] = param(
+        {}, "claims by name that get a verdict: which row is better than which, such as {ours: {better: A, than: B}}"
+    )
+
+
+SHARED: Mapping[str, type | None] = {
+    "data": DataConfig,
+    "partition": PartitionConfig,
+    "model": ModelConfig,
+    "method": None,
+}
+"""Sections with a ``name`` that chooses an entry of a registry → the keys that do not depend on it."""
+
+DEFAULT_NAMES: Mapping[str, str] = {
+    "data": "digits",
+    "partition": "dirichlet",
+    "model": "fedgen_cnn",
+    "method": "fedavg",
+}
+"""The entry of each that a configuration means which names none."""
+
+PLAIN: Mapping[str, type] = {
+    "federation": FederationConfig,
+    "aggregation": Aggregation,
+    "local": LocalConfig,
+    "engine": EngineConfig,
+    "evaluation": EvaluationConfig,
+    "tracking": TrackingConfig,
+    "compare": CompareConfig,
+}
+"""Sections that are the same whatever is chosen."""
+
+SECTIONS = ("seed", "plugins", *SHARED, *PLAIN)
+
+
+def own_keys(section: str) -> frozenset[str]:
+    """Keys of a named section that do not depend on the chosen entry, ``name`` included; empty for plain sections."""
+    if section not in SHARED:
+        return frozenset()
+    common = SHARED[section]
+    return frozenset({"name", *(p.name for p in declared(common))} if common else {"name"})

@@ -1,0 +1,125 @@
+"""Snapshot of the package's sources at import.
+
+Modules imported later use it, so the code in memory matches the fingerprint. A run is refused if the files have changed
+since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType
+
+from flcore.core.errors import RunError
+
+ROOT = Path(__file__).parent.parent
+"""The folder of `flcore`."""
+
+
+def read_sources(root: Path) -> dict[str, bytes]:
+    """Return the Python sources below a folder by their relative paths, ``methods/fedavg.py``."""
+    # Four times as fast as Path.rglob, and every command does it.
+    paths = [Path(folder, name) for folder, _, names in os.walk(root) for name in names if name.endswith(".py")]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+
+
+SOURCES: Mapping[str, bytes] = read_sources(ROOT)
+"""The sources of the package when it was imported."""
+
+
+class EditedError(RunError):
+    """A file of a run's code has changed since the command began."""
+
+    @classmethod
+    def of(cls, file: object) -> EditedError:
+        """Return the error that names the file."""
+        return cls(f"{file} was edited while this command runs; start the command again")
+
+
+_edited_before: set[str] = set()
+"""Files that were edited between the start of the process that started this one and the start of this one."""
+
+
+@cache
+def digests() -> dict[str, str]:
+    """Return the SHA-256 of each of the sources."""
+    return {name: hashlib.sha256(source).hexdigest() for name, source in SOURCES.items()}
+
+
+def compare_with_parent(parent: Mapping[str, str]) -> None:
+    """Record which sources differ from those of the parent process.
+
+    Args:
+        parent: its :func:`digests`.
+    """
+    own = digests()
+    _edited_before.update(name for name in {*own, *parent} if own.get(name) != parent.get(name))
+
+
+def source_file(module: str, sources: Mapping[str, bytes]) -> str | None:
+    """Return the file of a module of the package; None if there is none."""
+    package, *parts = module.split(".")
+    stem = "/".join(parts)
+    names = (f"{stem}/__init__.py".lstrip("/"), f"{stem}.py") if package == "flcore" else ()
+    return next((name for name in names if name in sources), None)
+
+
+def refuse_edited(modules: Iterable[str] | None = None) -> None:
+    """Stop where the disk holds other sources of these modules than this process and its parent began with.
+
+    Args:
+        modules: their names; those outside the package are not looked at. None: all of the package.
+
+    Raises:
+        EditedError: names the first file that was edited.
+    """
+    files = SOURCES if modules is None else filter(None, (source_file(module, SOURCES) for module in modules))
+    for name in sorted(files):
+        if _on_disk(name) != SOURCES[name]:
+            raise EditedError.of(f"flcore/{name}")
+        if name in _edited_before:
+            raise EditedError(
+                f"flcore/{name} is not the file that this command began with; start the command again, with the same "
+                "version of protofl on every machine"
+            )
+
+
+def _on_disk(name: str) -> bytes | None:
+    try:
+        return (ROOT / name).read_bytes()
+    except OSError:  # removed, or being replaced
+        return None
+
+
+class _Loader(SourceFileLoader):
+    def get_code(self, fullname: str) -> CodeType | None:
+        name = source_file(fullname, SOURCES)
+        if name is None or _on_disk(name) == SOURCES[name]:
+            return super().get_code(fullname)
+        return self.source_to_code(SOURCES[name], self.path)
+
+
+class _Finder:
+    """Finds modules of the package where Python does, and lets them be loaded from :data:`SOURCES`."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        if not name.startswith("flcore."):
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(name, spec.loader.path)
+        return spec
+
+
+def install() -> None:
+    """Let all further imports of the package use the snapshot.
+
+    After an edit, start Python again: `importlib.reload` returns the old source.
+    """
+    sys.meta_path.insert(0, _Finder())

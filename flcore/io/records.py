@@ -1,0 +1,214 @@
+"""Records: payloads by name. One piece of code stores, restores and measures server state, messages and memories.
+
+A record is read through *slots*, names that know the type of what stands there: ``server[MODEL]`` is a
+:class:`~flcore.io.messages.Weights`, for a reader, for mypy and at run time. Slots serve all four kinds of records
+(what the server holds, what goes down, what comes up, what a client keeps) alike, and a method that stands on another
+one adds slots of its own; a state class per method would do neither. A slot is a string, so a plain name finds the same
+payload.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar, overload
+
+from torch import Tensor
+
+from flcore.core.errors import DataError
+from flcore.core.text import brief
+from flcore.io.files import check_sum, raw_values, read_tensors, write_tensors
+from flcore.io.messages import Arrays, Count, Mixtures, Payload, Prototypes, Size, Weights
+from flcore.io.twins import moved
+
+PAYLOADS: dict[str, type[Payload]] = {cls.type_name: cls for cls in (Weights, Prototypes, Count, Arrays, Mixtures)}
+
+_CHECK = "check"
+"""In a file's header, the check sum of the rest of it."""
+
+P = TypeVar("P", bound=Payload)
+
+Payloads = Mapping[str, Payload]
+"""Payloads by name, as a method writes them down: ``{MODEL: weights, NUM_SAMPLES: Count(7)}``."""
+
+
+class Slot(str, Generic[P]):
+    """The name of a payload together with its type."""
+
+    kind: type[P]
+
+    def __new__(cls, name: str, kind: type[P]) -> Self:
+        """A slot for payloads of type ``kind``, called ``name`` in files and in counts of bytes."""
+        slot = super().__new__(cls, name)
+        slot.kind = kind
+        return slot
+
+
+class Record(Mapping[str, Payload]):
+    """Payloads by name; immutable, like everything in it."""
+
+    __slots__ = ("_payloads",)
+
+    def __init__(self, payloads: Payloads | None = None) -> None:
+        """Keep the payloads.
+
+        Raises:
+            TypeError: one is not of its slot's type.
+        """
+        given = {} if payloads is None else payloads
+        for name, payload in given.items():
+            if isinstance(name, Slot) and not isinstance(payload, name.kind):
+                raise TypeError(f"{name!r} takes {name.kind.type_name}, got {type(payload).__name__}")
+        self._payloads = {str(name): payload for name, payload in given.items()}
+
+    @overload
+    def __getitem__(self, key: Slot[P]) -> P: ...
+
+    @overload
+    def __getitem__(self, key: str) -> Payload: ...
+
+    def __getitem__(self, key: str) -> Any:
+        """The payload of a name; of a slot one of its type.
+
+        Raises:
+            KeyError: there is none. TypeError: it is of another type than the slot's.
+        """
+        payload = self._payloads[key]
+        if isinstance(key, Slot) and not isinstance(payload, key.kind):
+            raise TypeError(f"{str(key)!r} is {payload.type_name}, expected {key.kind.type_name}")
+        return payload
+
+    @overload  # type: ignore[override]  # narrower for slots, the same for names
+    def get(self, key: Slot[P], /) -> P | None: ...
+
+    @overload
+    def get(self, key: Slot[P], default: P, /) -> P: ...
+
+    @overload
+    def get(self, key: str, default: Any = None, /) -> Any: ...
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        """The payload of a name or slot; ``default`` where there is none."""
+        return self[key] if key in self._payloads else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._payloads)
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def __repr__(self) -> str:
+        return f"Record({', '.join(f'{name}: {payload.type_name}' for name, payload in self.items())})"
+
+    def __or__(self, more: Payloads) -> Record:
+        """This record with more, or other, payloads."""
+        return Record({**self._payloads, **Record(more)._payloads})
+
+    def only(self, *names: str) -> Record:
+        """Those of the names that it has, in the order given."""
+        return Record({name: self._payloads[name] for name in names if name in self._payloads})
+
+    def without(self, *names: str) -> Record:
+        """All but these names."""
+        return Record({name: payload for name, payload in self._payloads.items() if name not in names})
+
+
+def on_device(record: Payloads, device: str) -> Record:
+    """A record with its tensors on a device; those that are there already are not copied."""
+    found = record if isinstance(record, Record) else Record(record)
+    if all(tensor.device.type == device for payload in found.values() for tensor in payload.arrays().values()):
+        return found
+    return Record(
+        {
+            name: type(payload).from_arrays(
+                {key: moved(tensor, device) for key, tensor in payload.arrays().items()}, payload.header()
+            )
+            for name, payload in found.items()
+        }
+    )
+
+
+def measure(record: Payloads) -> dict[str, Size]:
+    """Cost of a message by kind (the record's names, and ``<name>_buffers`` for BatchNorm statistics)."""
+    return {str(name) + suffix: size for name, payload in record.items() for suffix, size in payload.sizes().items()}
+
+
+def serialise(record: Payloads) -> bytes:
+    """The message as it would travel; its length is what :func:`measure` counts."""
+    flat = _flatten(record)
+    return b"".join(flat[name].detach().cpu().contiguous().numpy().tobytes() for name in sorted(flat))
+
+
+def _flatten(record: Payloads) -> dict[str, Tensor]:
+    return {f"{name}/{key}": tensor for name, payload in record.items() for key, tensor in payload.arrays().items()}
+
+
+def packed(record: Payloads) -> tuple[dict[str, Any], list[memoryview]]:
+    """A record on its way to another process: what describes it, and the values to be sent behind one another."""
+    arrays = _flatten(record)
+    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so that each begins where it may
+    described = {
+        "payloads": _kinds(record),
+        "arrays": [[name, arrays[name].dtype, list(arrays[name].shape)] for name in order],
+    }
+    return described, [raw_values(arrays[name]) for name in order]
+
+
+def unpacked(described: Mapping[str, Any], values: Tensor) -> Record:
+    """What :func:`packed` was given; its tensors are parts of the joined ``values``, uint8 [n]."""
+    arrays, begin = {}, 0
+    for name, dtype, shape in described["arrays"]:
+        end = begin + dtype.itemsize * math.prod(shape)
+        arrays[name] = values[begin:end].view(dtype).reshape(shape)
+        begin = end
+    return _restored(arrays, described["payloads"])
+
+
+def _kinds(record: Payloads) -> dict[str, Any]:
+    return {str(name): {"type": payload.type_name, **payload.header()} for name, payload in record.items()}
+
+
+def _restored(arrays: Mapping[str, Tensor], kinds: Mapping[str, Any]) -> Record:
+    own: dict[str, dict[str, Tensor]] = {name: {} for name in kinds}
+    for key, tensor in arrays.items():
+        name, _, inner = key.partition("/")
+        own[name][inner] = tensor
+    return Record({name: PAYLOADS[kind["type"]].from_arrays(own[name], kind) for name, kind in kinds.items()})
+
+
+def save_record(path: Path, record: Payloads, extra: Mapping[str, Any] | None = None) -> None:
+    """Write a record, with JSON values beside it, to one safetensors file, all or nothing.
+
+    Payloads may share tensors; what is shared is written more than once.
+
+    A check sum of all of it goes into the header: a flipped bit of a weight would train on, to another result.
+
+    Args:
+        path: the file.
+        record: what to store.
+        extra: JSON values kept in the file's header.
+    """
+    header = json.loads(json.dumps({"payloads": _kinds(record), "extra": dict(extra or {})}))  # as it will be read
+    arrays = _flatten(record)
+    write_tensors(path, arrays, {**header, _CHECK: check_sum(arrays, header)})
+
+
+def load_record(path: Path, cure: str = "make it again") -> tuple[Record, dict[str, Any]]:
+    """Read a record and the JSON values stored with it.
+
+    Raises:
+        DataError: the file is missing, cut off, changed or not a record; the message ends with ``cure``.
+    """
+    arrays, header = read_tensors(path, cure)
+    written = header.pop(_CHECK, None)  # none in records of earlier versions
+    if header.keys() != {"payloads", "extra"}:
+        raise DataError(f"{path}: not a record of protofl; {cure}")
+    if written not in (None, check_sum(arrays, header)):
+        raise DataError(f"{path}: damaged, its content is not what was written; {cure}")
+    try:
+        return _restored(arrays, header["payloads"]), header["extra"]
+    # What payloads raise that are made of what does not belong together; of tensors torch's own RuntimeError.
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError, RuntimeError) as error:
+        raise DataError(f"{path}: not a record of protofl ({brief(repr(error))}); {cure}") from error

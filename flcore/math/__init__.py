@@ -1,0 +1,1 @@
+"""Pure functions of tensors: losses, prototypes, generators, compression."""

@@ -1,0 +1,133 @@
+"""What feature generators and their clients are trained by (FedGen, baselines.md section 6; FedPA, fedpa.md).
+
+Losses are pure and shape-stable: nothing branches on a tensor's value, what is missing is a mask, and gradients are
+finite where distances are zero.
+
+Notation: B batch, d feature length, K classes, S sampled clients, z noise length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flcore.math.losses.basic import weighted_mean
+from flcore.math.losses.vectors import safe_root
+
+DivMask = Literal["intra", "inter", "all"]
+DivMetric = Literal["code", "norms"]
+FidelityForm = Literal["element_wise", "authors_broadcast"]
+
+
+def qualified_labels(counts: Tensor) -> Tensor:
+    """Which classes some client saw: counts ``[S, K]`` to bool ``[K]`` (no smoothing in ``counts``)."""
+    return (counts > 0).any(dim=0)
+
+
+def label_weights(counts: Tensor, smoothing: float = 1.0) -> Tensor:
+    """How much each client's head counts for each class: w_kc = (n_kc + s)/Σ_j(n_jc + s).
+
+    Args:
+        counts: samples by client and class, ``[S, K]``, without pseudo-counts.
+        smoothing: s; the public codes of FedGen and FedPA start their counters at 1.
+
+    Returns:
+        float32 ``[S, K]``; columns sum to 1, or to 0 where nobody has the class and s = 0.
+    """
+    smoothed = counts.to(torch.float32) + smoothing
+    total = smoothed.sum(dim=0)
+    return smoothed / torch.where(total > 0, total, 1.0)
+
+
+def diversity_loss(
+    outputs: Tensor, noise: Tensor, labels: Tensor, mask: DivMask = "intra", metric: DivMetric = "code"
+) -> Tensor:
+    """L_div = exp(-(1/B²)·Σ_pq mask_pq·δ_h(p, q)·δ_ε(p, q)): small when different noise gives different outputs.
+
+    Masked pairs stay in the B² (fedpa.md section 7f). Gradients flow to ``outputs`` only.
+
+    Args:
+        outputs: ``[B, d]``.
+        noise: ``[B, z]`` that made them.
+        labels: int64 ``[B]``.
+        mask: pairs that count. ``intra``: of the same label (FedPA's paper); ``inter``: of different labels (FedPA's
+            code); ``all`` (FedGen).
+        metric: ``code``: δ_h the mean absolute difference, δ_ε the mean squared difference (both public codes);
+            ``norms``: Euclidean norms (the papers).
+    """
+    apart = outputs.unsqueeze(0) - outputs.unsqueeze(1)
+    noise_apart = noise.detach().unsqueeze(0) - noise.detach().unsqueeze(1)
+    if metric == "code":
+        products = apart.abs().mean(dim=2) * noise_apart.square().mean(dim=2)
+    else:
+        products = safe_root(apart.square().sum(dim=2)) * safe_root(noise_apart.square().sum(dim=2))
+    if mask != "all":
+        same = labels.unsqueeze(0) == labels.unsqueeze(1)
+        products = products * (same if mask == "intra" else ~same)
+    return torch.exp(-products.mean())
+
+
+def frozen_head_logits(features: Tensor, heads: Mapping[str, Tensor]) -> Tensor:
+    """What the heads of S clients say to the same features; the heads receive no gradient.
+
+    Args:
+        features: ``[B, d]``.
+        heads: ``weight`` [S, K, h] and ``bias`` [S, K]; where there is a hidden layer (:class:`HiddenHead`) also
+            ``hidden.weight`` [S, h, d] and ``hidden.bias`` [S, h], else h is d.
+
+    Returns:
+        Logits ``[S, B, K]``.
+    """
+    own = {name: tensor.detach() for name, tensor in heads.items()}
+    if "hidden.weight" not in own:
+        return torch.einsum("bd,skd->sbk", features, own["weight"]) + own["bias"].unsqueeze(1)
+    units = torch.einsum("bd,shd->sbh", features, own["hidden.weight"]) + own["hidden.bias"].unsqueeze(1)
+    return torch.einsum("sbh,skh->sbk", F.relu(units), own["weight"]) + own["bias"].unsqueeze(1)
+
+
+def fidelity_loss(logits: Tensor, labels: Tensor, weights: Tensor, form: FidelityForm = "element_wise") -> Tensor:
+    """L_fid: cross-entropy of the clients' heads on generated features, weighted by client and class.
+
+    Args:
+        logits: ``[S, B, K]`` (:func:`frozen_head_logits`).
+        labels: int64 ``[B]``, what was asked of the generator.
+        weights: ``[S, K]`` (:func:`label_weights`).
+        form: see :func:`weighted_client_mean`.
+    """
+    clients, batch, classes = logits.shape
+    losses = F.cross_entropy(
+        logits.reshape(clients * batch, classes), labels.repeat(clients), reduction="none"
+    ).reshape(clients, batch)
+    return weighted_client_mean(losses, weights[:, labels], form)
+
+
+def weighted_client_mean(losses: Tensor, weights: Tensor, form: FidelityForm = "element_wise") -> Tensor:
+    """(1/B)·Σ_j Σ_k w_kj·l_kj; the weights sum to 1 over k, hence no 1/S (fedpa.md section 5.2).
+
+    Args:
+        losses: by client and sample, ``[S, B]``.
+        weights: likewise ``[S, B]``.
+        form: ``element_wise``; or ``authors_broadcast``, the public codes' mistake, which multiplies [B] by [B, 1] and
+            so yields Σ_k mean(w_k)·mean(l_k): the weights no longer belong to the samples (fedpa.md section 7b).
+    """
+    if form == "authors_broadcast":
+        return (weights.mean(dim=1) * losses.mean(dim=1)).sum()
+    return (weights * losses).sum(dim=0).mean()
+
+
+def teacher_divergence(logits: Tensor, teacher: Tensor, weight: Tensor | None = None) -> Tensor:
+    """FedGen's client term KL(softmax(teacher) ‖ softmax(logits)), mean over the batch; the teacher has no gradient.
+
+    Args:
+        logits: ``[B, K]`` of the model on real images.
+        teacher: ``[B, K]`` of the client's own head on generated features of the same labels.
+        weight: ``[B]``, 1 for real samples and 0 for padding; None: all are real.
+    """
+    # Written out: vmap has no rule for F.kl_div and would go through clients one by one.
+    target, answer = F.log_softmax(teacher.detach(), dim=1), F.log_softmax(logits, dim=1)
+    divergence = target.exp() * (target - answer)
+    return weighted_mean(divergence.sum(dim=1), weight)

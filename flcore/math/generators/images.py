@@ -1,0 +1,208 @@
+"""Losses and targets of FedPG's image generator, and what tells whether its images help (fedpg.md)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flcore.io.messages import Weights
+from flcore.math.generators.networks import ImageGenerator, constant_output
+from flcore.math.losses.vectors import safe_root
+from flcore.math.prototypes.distances import class_distances
+
+DistanceForm = Literal["squared", "l2"]
+MatchForm = Literal["softmax", "zero_rows", "l2"]
+
+_BLOCK = 256  # images that are generated, or compared with prototypes, at a time
+
+
+def as_pixels(made: Tensor) -> Tensor:
+    """An image generator's −1 to 1 on the scale 0 to 1 of pixels."""
+    return (made + 1) / 2
+
+
+def generated_pixels(architecture: ImageGenerator, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
+    """Images ``[n, C, H, W]`` on 0 to 1, constants, of a generator in evaluation mode.
+
+    Args:
+        architecture: in evaluation mode; its own weights are not read.
+        weights: the generator's, on the device of the noise.
+        noise: ``[n, z]``.
+        labels: int64 ``[n]``.
+    """
+    blocks = zip(torch.split(noise, _BLOCK), torch.split(labels, _BLOCK), strict=True)
+    return as_pixels(torch.cat([constant_output(architecture, weights.params, weights.buffers, *b) for b in blocks]))
+
+
+def squared_distances(features: Tensor, targets: Tensor) -> Tensor:
+    """‖z_i − P_c‖² for features ``[B, d]`` and targets ``[K, d]``: ``[B, K]``.
+
+    By differences, which need B·K·d values: expanding the square would cancel where features and targets are close.
+    """
+    return (features.unsqueeze(1) - targets.unsqueeze(0)).square().sum(dim=2)
+
+
+def dce_loss(
+    features: Tensor,
+    labels: Tensor,
+    targets: Tensor,
+    *,
+    scale: float = 2.0,
+    distance: DistanceForm = "squared",
+    denominator: Literal["all", "negatives"] = "all",
+) -> Tensor:
+    """ℓ_dce: cross-entropy over logits −s·D, D the distances of features to all classes' targets (Eq. 7 and 8).
+
+    Args:
+        features: of generated images, un-normalised, ``[B, d]``.
+        labels: int64 ``[B]``.
+        targets: P', ``[K, d]``.
+        scale: s; the paper's temperature τ is 1/s (fedpg.md section 7b).
+        distance: ``squared`` (the code) or ``l2``, un-squared.
+        denominator: ``all`` classes, the ordinary softmax of the code; ``negatives``: without the label's own class, as
+            Eq. 8 is printed. The latter has no lower bound (fedpg.md section 7a), is there for comparison and needs
+            K ≥ 2.
+    """
+    logits = squared_distances(features, targets)
+    logits = -scale * (logits if distance == "squared" else safe_root(logits))
+    if denominator == "all":
+        return F.cross_entropy(logits, labels)
+    own = labels.unsqueeze(1) == torch.arange(targets.shape[0], device=labels.device)
+    positive = torch.where(own, logits, 0.0).sum(dim=1)
+    return (logits.masked_fill(own, -math.inf).logsumexp(dim=1) - positive).mean()
+
+
+def prototype_loss(features: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+    """ℓ_p = (1/B)·Σ_i ‖z_i − P'_{y_i}‖², a sum over d; features ``[B, d]``, labels ``[B]``, targets ``[K, d]``."""
+    return (features - targets[labels]).square().sum(dim=1).mean()
+
+
+def prototype_match(
+    targets: Tensor,
+    prototypes: Tensor,
+    present: Tensor,
+    *,
+    scale: float = 2.0,
+    reduction: Literal["mean", "sum"] = "mean",
+    form: MatchForm = "softmax",
+) -> Tensor:
+    """d(P', P): how well trainable targets stand at the global prototypes, over the classes that have one.
+
+    Args:
+        targets: P', ``[K, d]``.
+        prototypes: P, ``[K, d]``, constant; rows of missing classes are ignored whatever stands in them.
+        present: bool ``[K]``; with none present the value is 0.
+        scale: s of the softmax over −s·‖P'_c − P_i‖².
+        reduction: ``mean`` over the present classes (the code) or their ``sum`` (the paper).
+        form: ``softmax`` over the present classes; ``zero_rows``: the code's, where a missing class stands in the
+            denominator as a zero vector (fedpg.md section 7e); ``l2``: ‖P'_c − P_c‖² instead, which unlike the softmax
+            does not saturate at large distances (section 7c).
+    """
+    rows = torch.where(present.unsqueeze(1), prototypes.detach(), 0.0)
+    if form == "l2":
+        values = (targets - rows).square().sum(dim=1)
+    else:
+        logits = -scale * squared_distances(targets, rows)
+        if form == "softmax":
+            # The most negative number instead of -inf: with no class present -inf - -inf would be NaN.
+            logits = logits.masked_fill(~present, torch.finfo(logits.dtype).min)
+        values = -F.log_softmax(logits, dim=1).diagonal()
+    total = torch.where(present, values, 0.0).sum()
+    return total if reduction == "sum" else total / present.sum().clamp_min(1)
+
+
+def guided_targets(prototypes: Tensor, present: Tensor, previous: Tensor | None, generator: torch.Generator) -> Tensor:
+    """FedPG's P' with ``proto_init = global``: what a round's generator training aims at (fedpg.md section 7c).
+
+    P_c where a class has a prototype, bit for bit; else last round's target; else, in the first training, a draw from
+    N(0, I) rescaled to the mean norm of the present prototypes (not rescaled where none is present). ``generator`` is
+    used in the same way whatever is present.
+
+    Args:
+        prototypes: P, ``[K, d]``.
+        present: bool ``[K]``.
+        previous: last round's targets ``[K, d]``; None before the first training.
+        generator: a CPU generator.
+    """
+    num_classes, feature_dim = prototypes.shape
+    fallback = random_targets(num_classes, feature_dim, generator).to(prototypes.device)
+    norms = torch.where(present, torch.linalg.vector_norm(prototypes, dim=1), 0.0)
+    mean_norm = norms.sum() / present.sum().clamp_min(1)
+    rescaled = fallback * (mean_norm / torch.linalg.vector_norm(fallback, dim=1, keepdim=True))
+    fallback = torch.where(present.any(), rescaled, fallback) if previous is None else previous
+    return torch.where(present.unsqueeze(1), prototypes, fallback)
+
+
+def random_targets(num_classes: int, feature_dim: int, generator: torch.Generator) -> Tensor:
+    """FedPG's P' with ``proto_init = random`` (the code): N(0, 1) entries, float32 ``[K, d]``, anew every round."""
+    return torch.randn(num_classes, feature_dim, generator=generator)
+
+
+def nearest_prototype_accuracy(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
+    """The share of features, among those of present classes, whose nearest present prototype is their label's.
+
+    Tells whether virtual data help: low values cost accuracy (fedpg.md sections 5.3 and 11). 0 with none present.
+
+    Args:
+        features: of virtual images, ``[B, d]``.
+        labels: int64 ``[B]``.
+        prototypes: the global P, not the targets P', ``[K, d]``.
+        present: bool ``[K]``.
+    """
+    rows = torch.where(present.unsqueeze(1), prototypes, 0.0)
+    # In blocks: differences of 6,400 images to 100 prototypes of 2,048 values would be 5 GiB at once.
+    blocks = [squared_distances(block, rows) for block in torch.split(features, _BLOCK)]
+    nearest = torch.cat(blocks).masked_fill(~present, math.inf).argmin(dim=1)
+    known = present[labels]
+    return (known & (nearest == labels)).sum() / known.sum().clamp_min(1)
+
+
+def target_facts(targets: Tensor, prototypes: Tensor, present: Tensor) -> dict[str, float]:
+    """``target_shift`` ‖P' − P‖/‖P‖, and ``prototype_spread``, P from P, mean and squared; neither where undefined.
+
+    Args:
+        targets: P', ``[K, d]``.
+        prototypes: P, ``[K, d]``.
+        present: bool ``[K]``, the classes that count.
+    """
+    facts, means = {}, prototypes[present]
+    length = torch.linalg.vector_norm(means)
+    if length > 0:
+        facts["target_shift"] = (torch.linalg.vector_norm(targets[present] - means) / length).item()
+    if len(means) > 1:
+        pairs = len(means) * (len(means) - 1)
+        facts["prototype_spread"] = squared_distances(means, means).sum().item() / pairs
+    return facts
+
+
+def image_facts(
+    features: Tensor, logits: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor, most: int = 16
+) -> dict[str, float]:
+    """Whether virtual images help: where their features lie, and what the head says of them (fedpg.md section 5.3).
+
+    Args:
+        features: ``[B, d]``, grouped by class, equally many of each.
+        logits: ``[B, K]``.
+        labels: int64 ``[B]``.
+        prototypes: the global P, ``[K, d]``.
+        present: bool ``[K]``.
+        most: images per class whose distances from one another are measured: pairs grow with the square.
+
+    Returns:
+        ``nearest_prototype_accuracy``, ``head_accuracy``, ``prototype_distance`` (squared, mean; only with a class
+        present) and ``virtual_intra``, ``virtual_inter``, ``virtual_centroid_inter``.
+    """
+    facts = {
+        "nearest_prototype_accuracy": nearest_prototype_accuracy(features, labels, prototypes, present).item(),
+        "head_accuracy": (logits.argmax(dim=1) == labels).float().mean().item(),
+    }
+    known = present[labels]
+    if known.any():
+        facts["prototype_distance"] = prototype_loss(features[known], labels[known], prototypes).item()
+    some = torch.arange(len(labels), device=labels.device) % (len(labels) // len(present)) < most
+    distances = class_distances(features[some], labels[some])
+    return facts | {f"virtual_{name}": value for name, value in distances.items()}

@@ -1,0 +1,43 @@
+"""Class means of features (FedProto, Tan et al., AAAI 2022, Eq. 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flcore.io.messages import Prototypes
+
+
+def class_means(features: Tensor, labels: Tensor, num_classes: int) -> Prototypes:
+    """The mean feature of every class present.
+
+    Args:
+        features: float32 ``[n, d]``.
+        labels: int64 ``[n]`` in ``0..num_classes - 1``.
+        num_classes: K, the number of rows of the result.
+    """
+    if features.is_cuda:  # where adding rows to places has no fixed order
+        sums, counts = class_sums(features, labels, num_classes)
+        return Prototypes((sums / counts.clamp_min(1).unsqueeze(1)).to(features.dtype), counts > 0)
+    sums = features.new_zeros(num_classes, features.shape[1]).index_add_(0, labels, features)
+    counts = torch.bincount(labels, minlength=num_classes)
+    return Prototypes(sums / counts.clamp_min(1).unsqueeze(1), counts > 0)
+
+
+def class_sums(
+    features: Tensor, labels: Tensor, num_classes: int, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sums of features by class, float64 ``[..., K, d]``, and how many they are, float64 ``[..., K]``.
+
+    A product with the one-hot membership, which has one order of summation on every device and takes stacks.
+
+    Args:
+        features: ``[..., B, d]``.
+        labels: int64 ``[..., B]``.
+        num_classes: K.
+        weight: ``[..., B]``, 1 for samples, 0 for padding; None for all.
+    """
+    member = (labels.unsqueeze(-1) == torch.arange(num_classes, device=labels.device)).double()
+    if weight is not None:
+        member = member * weight.unsqueeze(-1)
+    return member.mT @ features.double(), member.sum(-2)

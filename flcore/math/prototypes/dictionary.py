@@ -1,0 +1,138 @@
+"""A dictionary of patches from sums: whitening by moments, spherical k-means by signed sums (protolda.md section 1).
+
+Coates, Lee, Ng (AISTATS 2011) whiten patches and cluster them; both ask of data only for sums, which clients can send.
+Within an image products run in float32, always of the same shapes, and across images sums in float64: they do not see
+who is summed with whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flcore.math.prototypes.class_means import class_sums
+
+
+@dataclass(frozen=True)
+class PatchMoments:
+    """Sums over patches of d values.
+
+    Attributes:
+        count: how many.
+        total: float64 [d].
+        second: float64 [d, d], Σ x xᵀ.
+    """
+
+    count: int
+    total: Tensor
+    second: Tensor
+
+
+def patch_moments(blocks: Iterable[Tensor]) -> PatchMoments:
+    """The sums of patches that come in blocks of images, [n, d, L] each; at least one block."""
+    parts = [
+        PatchMoments(
+            len(patches) * patches.shape[2],
+            patches.double().sum((0, 2)),
+            torch.bmm(patches, patches.mT).double().sum(0),
+        )
+        for patches in blocks
+    ]
+    return merged_moments(parts)
+
+
+def merged_moments(parts: Iterable[PatchMoments]) -> PatchMoments:
+    """The sums of all, added in the order given; at least one."""
+    own = list(parts)
+    return PatchMoments(
+        sum(part.count for part in own),
+        torch.stack([part.total for part in own]).sum(0),
+        torch.stack([part.second for part in own]).sum(0),
+    )
+
+
+def whitening(moments: PatchMoments, eps: float) -> tuple[Tensor, Tensor, float]:
+    """W = U (L + ε·mean L)^(-1/2) Uᵀ of the covariance U L Uᵀ; negative eigenvalues, which noise leaves, count as 0.
+
+    Returns:
+        The mean float64 [d], W float64 [d, d], and which share of an eigenvalue is left after whitening, on average.
+    """
+    mean = moments.total / moments.count
+    covariance = moments.second / moments.count - torch.outer(mean, mean)
+    values, vectors = torch.linalg.eigh(covariance)
+    values = values.clamp_min(0)
+    # Patches that are all alike, or drowned in noise, have no direction to shrink.
+    raised = values + eps * values.mean() if values.any() else torch.ones_like(values)
+    return mean, (vectors / raised.sqrt()) @ vectors.mT, float((values / raised).mean())
+
+
+def random_atoms(count: int, dim: int, generator: torch.Generator) -> Tensor:
+    """Unit vectors of Gaussian direction, float64 [count, dim]."""
+    atoms = torch.randn(count, dim, generator=generator, dtype=torch.float64)
+    return atoms / atoms.norm(dim=1, keepdim=True)
+
+
+def as_filters(atoms: Tensor, mean: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Atoms of whitened patches as filters [K, d] and biases [K] for patches as they are: W a and −m·W a."""
+    rows = atoms @ matrix
+    return rows, -(rows @ mean)
+
+
+@dataclass(frozen=True)
+class AssignedPatches:
+    """Patches summed by the filter that they go to.
+
+    Attributes:
+        count: how many patches.
+        sums: float64 [K, d], with the sign of their product.
+        signs: float64 [K], the sums of these signs.
+    """
+
+    count: int
+    sums: Tensor
+    signs: Tensor
+
+
+def assigned_patches(blocks: Iterable[Tensor], filters: Tensor, bias: Tensor) -> AssignedPatches:
+    """Each patch goes to the filter with the largest product in size, with that product's sign.
+
+    Args:
+        blocks: patches by image, float32 [n, d, L] each.
+        filters: float32 [K, d]. bias: float32 [K].
+    """
+    count = 0
+    sums = torch.zeros_like(filters, dtype=torch.float64)
+    signs = torch.zeros_like(bias, dtype=torch.float64)
+    for patches in blocks:
+        count += len(patches) * patches.shape[2]
+        products = torch.bmm(patches.mT, filters.mT.expand(len(patches), *filters.mT.shape)) + bias
+        largest = products.abs().argmax(2)  # [n, L]
+        sign = products.gather(2, largest.unsqueeze(2)).sign().squeeze(2)
+        signed, own, of = (patches * sign.unsqueeze(1)).mT.flatten(0, 1), sign.flatten(), largest.flatten()
+        if patches.is_cuda:  # where adding rows to places has no fixed order
+            sums += class_sums(signed, of, len(filters))[0]
+            signs += class_sums(own.unsqueeze(1), of, len(filters))[0].squeeze(1)
+        else:
+            sums.index_add_(0, of, signed.double())
+            signs.index_add_(0, of, own.double())
+    return AssignedPatches(count, sums, signs)
+
+
+def moved_atoms(atoms: Tensor, sums: Tensor, signs: Tensor, mean: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """A step of spherical k-means: the whitened sums, normalised; an atom that got no patch stays.
+
+    W is linear: W Σ±(x − m) = W(Σ±x − m Σ±1), so that sums of patches as they are suffice.
+
+    Args:
+        atoms: float64 [K, d]. sums: [K, d], signs: [K], of :func:`assigned_patches` over all clients.
+        mean: [d]. matrix: [d, d], symmetric.
+
+    Returns:
+        The atoms, and which of them stayed, bool [K].
+    """
+    whitened = (sums - signs.unsqueeze(1) * mean) @ matrix
+    norms = whitened.norm(dim=1, keepdim=True)
+    return torch.where(norms > 0, whitened / norms.clamp_min(1e-300), atoms), (norms == 0).flatten()

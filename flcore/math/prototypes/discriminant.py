@@ -1,0 +1,342 @@
+"""Linear heads from sums: class counts, class sums and one second moment of all features, solved once.
+
+Sums do not see how data are divided: whoever adds them gets the same head (AFL, He et al., CVPR 2025; Fed3R, Fani et
+al., ICML 2024; FedCGS, 2025). Everything is float64; features are standardised by their own summed moments, and the
+standardisation is folded into the head, which therefore reads features as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flcore.math.prototypes.gaussians import from_upper_triangles, upper_triangles
+
+Wire = Literal["float64", "float32", "float16", "int8"]
+"""How a second moment travels, see :func:`packed`."""
+
+Linear = tuple[Tensor, Tensor]
+"""Weight float64 [C, D] and bias [C]."""
+
+GRID = tuple(10.0 ** (exponent / 2) for exponent in range(-10, 1))
+"""What :func:`cross_validated` is given to choose from: 1e-5 to 1, two values per decade."""
+
+NEVER = -1e4
+"""The bias of a class without samples: no features, of whatever size, let it win."""
+
+
+@dataclass(frozen=True)
+class Margins:
+    """What counts, class sums and the diagonal of a second moment say: shares, means and deviations.
+
+    Attributes:
+        counts: float64 [C], samples of each class.
+        sums: float64 [C, D], features by class.
+        squares: float64 [D], Σ f².
+    """
+
+    counts: Tensor
+    sums: Tensor
+    squares: Tensor
+
+    @property
+    def shares(self) -> Tensor:
+        """Of each class among all samples, [C]."""
+        return self.counts / self.counts.sum()
+
+    @property
+    def held(self) -> Tensor:
+        """Bool [C], classes that have samples."""
+        return self.counts > 0
+
+    @property
+    def mean(self) -> Tensor:
+        """Of all features, [D]."""
+        return self.sums.sum(0) / self.counts.sum()
+
+    @property
+    def scale(self) -> Tensor:
+        """Deviations [D]; infinite for features that never change, which are then left out: theirs are rounding."""
+        variance = self.squares / self.counts.sum() - self.mean.square()
+        return torch.where(variance > 1e-12 * (1 + self.mean.square()), variance.clamp_min(1e-30).sqrt(), torch.inf)
+
+    @property
+    def class_means(self) -> Tensor:
+        """Of standardised features, [C, D]; 0 for classes without samples."""
+        means = self.sums / self.counts.clamp_min(1e-300).unsqueeze(1) - self.mean
+        return torch.where(self.held.unsqueeze(1), means / self.scale, 0.0)
+
+
+@dataclass(frozen=True)
+class ClassSums:
+    """Sums over samples: all that a linear discriminant asks of data.
+
+    Attributes:
+        counts: float64 [C], samples of each class, or the sum of their weights.
+        sums: float64 [C, D], features summed by class.
+        second: float64 [D, D], Σ f fᵀ.
+    """
+
+    counts: Tensor
+    sums: Tensor
+    second: Tensor
+
+    def __add__(self, other: ClassSums) -> ClassSums:
+        """The sums of both sets of samples."""
+        return ClassSums(self.counts + other.counts, self.sums + other.sums, self.second + other.second)
+
+    def __sub__(self, other: ClassSums) -> ClassSums:
+        """The sums without those samples: exact forgetting."""
+        return ClassSums(self.counts - other.counts, self.sums - other.sums, self.second - other.second)
+
+    @property
+    def margins(self) -> Margins:
+        """All of them but what stands beside the second moment's diagonal."""
+        return Margins(self.counts, self.sums, self.second.diagonal())
+
+    @property
+    def covariance(self) -> Tensor:
+        """Of the standardised features, [D, D]."""
+        mean, scale = self.margins.mean, self.margins.scale
+        return (self.second / self.counts.sum() - torch.outer(mean, mean)) / torch.outer(scale, scale)
+
+    @classmethod
+    def nothing(cls, num_classes: int, dim: int) -> ClassSums:
+        """Of no samples."""
+        zeros = torch.zeros(num_classes, dim, dtype=torch.float64)
+        return cls(zeros[:, 0].clone(), zeros, torch.zeros(dim, dim, dtype=torch.float64))
+
+
+def class_sums(features: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None) -> ClassSums:
+    """The sums of some samples.
+
+    Args:
+        features: [n, D]. labels: int64 [n].
+        num_classes: C.
+        weights: of a sample by its class, [C]; None: 1.
+    """
+    rows = features.double()
+    own = torch.ones(len(rows), dtype=torch.float64) if weights is None else weights.double()[labels]
+    weighted = rows if weights is None else rows * own.unsqueeze(1)
+    sums = rows.new_zeros(num_classes, rows.shape[1]).index_add_(0, labels, weighted)
+    counts = rows.new_zeros(num_classes).index_add_(0, labels, own.to(rows.device))
+    return ClassSums(counts, sums, weighted.mT @ rows)
+
+
+def discriminant(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> Linear:
+    """Fisher's linear discriminant with one covariance for all classes (protolda.md section 3).
+
+    With standardised features, class means μ_c, shares π_c and the covariance S_w within classes:
+    w_c = (S_w + λI)⁻¹ μ_c and b_c = −μ_c·w_c/2 + log π_c.
+
+    Args:
+        totals: of at least one sample.
+        shrinkage: λ > 0.
+        noisy: whether there is noise in them: negative eigenvalues of S_w, which it may leave, then count as 0.
+
+    Returns:
+        The head for features as they are; classes without samples have zero weights and the bias :data:`NEVER`.
+    """
+    margins = totals.margins
+    means = margins.class_means
+    within = totals.covariance - (margins.shares.unsqueeze(1) * means).mT @ means
+    return head(_solved(within, shrinkage, means.mT, noisy=noisy), margins)
+
+
+def head(solution: Tensor, margins: Margins) -> Linear:
+    """The discriminant of directions X = (S_w + λI)⁻¹ μᵀ, [D, C]; what is returned is as of :func:`discriminant`."""
+    bias = margins.shares.log() - (margins.class_means * solution.mT).sum(1) / 2
+    weight = torch.where(margins.held.unsqueeze(1), solution.mT, 0.0)
+    return _unfolded(weight, torch.where(margins.held, bias, NEVER), margins)
+
+
+def ridge(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> Linear:
+    """Regression on the classes' indicators: (T + λI)⁻¹ cov(z, y) for standardised features z, and the shares.
+
+    Args:
+        totals: of at least one sample. shrinkage: λ > 0. noisy: as of :func:`discriminant`, for T.
+
+    Returns:
+        As :func:`discriminant`.
+    """
+    margins = totals.margins
+    joint = (margins.shares.unsqueeze(1) * margins.class_means).mT
+    directions = _solved(totals.covariance, shrinkage, joint, noisy=noisy).mT
+    return _unfolded(directions, torch.where(margins.held, margins.shares, NEVER), margins)
+
+
+def cross_validated(totals: ClassSums, grid: Sequence[float]) -> float:
+    """The λ of the ridge regression with the least generalised cross-validation score (Golub, Heath, Wahba, 1979).
+
+    Of sums alone: GCV(λ) = Σ_c |y_c − ŷ_c|²/n / (1 − tr H/n)², whose numerator is the indicators' variance less what
+    the eigenvectors of T explain. Costs no byte and sees no test data.
+
+    Args:
+        totals: of n > 1 samples.
+        grid: values of λ to choose from, all positive.
+    """
+    margins, number = totals.margins, float(totals.counts.sum())
+    shares = margins.shares
+    values, vectors = torch.linalg.eigh(totals.covariance)
+    values = values.clamp_min(0)
+    joint = (
+        (vectors.mT @ (shares.unsqueeze(1) * totals.margins.class_means).mT).square().sum(1)
+    )  # Σ_c of squared covariances, by direction
+    variance = float((shares * (1 - shares)).sum())
+
+    def score(shrinkage: float) -> float:
+        kept = values / (values + shrinkage)
+        residual = variance - float((joint * (values + 2 * shrinkage) / (values + shrinkage).square()).sum())
+        return residual / max(1 - (float(kept.sum()) + 1) / number, 1e-9) ** 2
+
+    return min(grid, key=score)
+
+
+def reweighted(bias: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """A discriminant's biases with other class shares: b + log π' − log π; classes without a share never win.
+
+    Args:
+        bias: [C]. before: counts that it was made with, [C]. after: counts to answer by, [C], maybe of a record on
+            another device (a client's memory, beside what the server holds).
+    """
+    after = after.to(before.device)
+    held = (before > 0) & (after > 0)
+    shift = (after / after.sum()).log() - (before / before.sum()).log()
+    return torch.where(held, bias + shift.to(bias.dtype), NEVER)
+
+
+def _solved(matrix: Tensor, shrinkage: float, right: Tensor, *, noisy: bool) -> Tensor:
+    """(A + λI)⁻¹ B for a symmetric A [D, D] and B [D, C]; negative eigenvalues of A count as 0.
+
+    Those of sums without noise are of the size of rounding: they are looked for where A + λI has no Cholesky factor.
+    With noise one may be just above −λ, whose inverse is as large as it likes.
+    """
+    if not noisy:
+        factor, failed = torch.linalg.cholesky_ex(matrix + shrinkage * torch.eye(len(matrix), dtype=matrix.dtype))
+        if not failed:
+            return torch.cholesky_solve(right, factor)
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors @ ((vectors.mT @ right) / (values.clamp_min(0) + shrinkage).unsqueeze(1))
+
+
+def _unfolded(weight: Tensor, bias: Tensor, margins: Margins) -> Linear:
+    """A head of standardised features as one of features as they are."""
+    unscaled = weight / margins.scale
+    return unscaled, bias - unscaled @ margins.mean
+
+
+# ---- the wire ----------------------------------------------------------------------------------------------------
+
+
+def packed(sums: ClassSums, wire: Wire, *, every: bool = False) -> dict[str, Tensor]:
+    """Sums as they travel: those of the k classes that have samples (or of ``every`` class), and the second moment.
+
+    ``float64``: its upper triangle. Else the second moment about the client's own mean, whose features no longer all
+    point the same way: variances float32 [D] and either correlations (the triangle without its diagonal, float32 or
+    float16) or, as ``int8``, the rows of its Cholesky factor, each by its largest entry. Entries rounded one by one to
+    8 bits would leave a sum that is not positive definite; a factor's product always is. Where noise has left no
+    correlations at all (entries beyond 1) the factor is of the nearest ones without negative eigenvalues.
+
+    Args:
+        sums: of at least one sample.
+        wire: precision of the second moment; class sums are float64 with float64, else float32.
+
+    Returns:
+        ``classes`` int64 [k], ``counts`` float64 [k], ``sums`` [k, D], and ``second``, or ``variances`` with
+        ``correlations`` or ``factor`` int8 [D(D + 1)/2] and ``scales`` float32 [D].
+    """
+    classes = torch.arange(len(sums.counts)) if every else sums.counts.nonzero().flatten()
+    common = {"classes": classes, "counts": sums.counts[classes]}
+    if wire == "float64":
+        return {**common, "sums": sums.sums[classes], "second": upper_triangles(sums.second)}
+    rounded = sums.sums[classes].float()
+    # About the mean that the receiver computes from what it is sent.
+    mean = rounded.double().sum(0) / sums.counts.sum()
+    about = sums.second - torch.outer(mean, mean) * sums.counts.sum()
+    variances = about.diagonal().clamp_min(0)
+    scale = torch.where(variances > 0, variances.sqrt(), 1.0)
+    correlations = about / torch.outer(scale, scale)
+    common |= {"sums": rounded, "variances": variances.float()}
+    if wire == "int8":
+        rows = _factor(correlations, variances > 0)
+        largest = rows.abs().amax(1).clamp_min(1e-30)
+        steps = (rows / largest.unsqueeze(1) * 127).round().to(torch.int8)
+        return {**common, "factor": _lower(steps), "scales": (largest / 127).float()}
+    own = torch.float16 if wire == "float16" else torch.float32
+    return {**common, "correlations": _strict_upper(correlations).to(own)}
+
+
+def unpacked(arrays: Mapping[str, Tensor], num_classes: int) -> ClassSums:
+    """The inverse of :func:`packed`, to the wire's precision."""
+    classes, counts = arrays["classes"], arrays["counts"]
+    rows = arrays["sums"].double()
+    sums = rows.new_zeros(num_classes, rows.shape[1]).index_copy_(0, classes, rows)
+    held = rows.new_zeros(num_classes).index_copy_(0, classes, counts.double())
+    if "second" in arrays:
+        return ClassSums(held, sums, from_upper_triangles(arrays["second"]))
+    mean = rows.sum(0) / counts.sum()
+    variances = arrays["variances"].double()
+    if "factor" in arrays:
+        factor = _from_lower(arrays["factor"].double(), len(variances)) * arrays["scales"].double().unsqueeze(1)
+        about = factor @ factor.mT
+    else:
+        about = _from_strict_upper(arrays["correlations"].double(), len(variances))
+    about.diagonal().copy_((variances > 0).double())
+    scale = variances.sqrt()
+    return ClassSums(held, sums, about * torch.outer(scale, scale) + torch.outer(mean, mean) * counts.sum())
+
+
+def added(parts: Iterable[ClassSums], start: ClassSums) -> ClassSums:
+    """All of them, in the order given; tensors of the result alone are kept."""
+    counts, sums, second = start.counts.clone(), start.sums.clone(), start.second.clone()
+    for part in parts:
+        counts += part.counts
+        sums += part.sums
+        second += part.second
+    return ClassSums(counts, sums, second)
+
+
+def _factor(correlations: Tensor, varies: Tensor) -> Tensor:
+    """A lower Cholesky factor of correlations [D, D] that may lack full rank, by the least jitter that gives one.
+
+    Noise may leave a matrix that none does: then one of it without negative eigenvalues, scaled to a diagonal of 1
+    again. Features without a variance (``varies``, bool [D]), whose rows nobody reads, play no part in it.
+    """
+    unit = torch.eye(len(correlations), dtype=correlations.dtype)
+    for jitter in (0.0, 1e-8, 1e-6, 1e-4, 1e-2):
+        factor, failed = torch.linalg.cholesky_ex(correlations + jitter * unit)
+        if not failed:
+            return factor
+    values, vectors = torch.linalg.eigh(torch.where(varies.unsqueeze(1) & varies, correlations, unit))
+    # A root M of the matrix, M Mᵀ, and with Mᵀ = Q R also Rᵀ R.
+    lower = torch.linalg.qr((vectors * values.clamp_min(0).sqrt()).mT).R.mT
+    return lower / lower.norm(dim=1, keepdim=True).clamp_min(1e-30)
+
+
+def _strict_upper(matrix: Tensor) -> Tensor:
+    first, second = torch.triu_indices(len(matrix), len(matrix), 1)
+    return matrix[first, second]
+
+
+def _from_strict_upper(values: Tensor, dim: int) -> Tensor:
+    first, second = torch.triu_indices(dim, dim, 1)
+    matrix = values.new_zeros(dim, dim)
+    matrix[first, second] = values
+    matrix[second, first] = values
+    return matrix
+
+
+def _lower(matrix: Tensor) -> Tensor:
+    first, second = torch.tril_indices(len(matrix), len(matrix))
+    return matrix[first, second]
+
+
+def _from_lower(values: Tensor, dim: int) -> Tensor:
+    first, second = torch.tril_indices(dim, dim)
+    matrix = values.new_zeros(dim, dim)
+    matrix[first, second] = values
+    return matrix

@@ -1,0 +1,55 @@
+"""Exemplars of classes beside a head: what they are, and how both answer together (FedCSPC's knowledge prediction)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flcore.io.messages import Prototypes
+from flcore.math.losses.vectors import unit_vectors
+from flcore.math.prototypes.class_means import class_means
+
+Fusion = Literal["softmax", "minmax", "authors"]
+
+
+def best_means(projected: Tensor, labels: Tensor, right: Tensor, num_classes: int) -> Prototypes:
+    """Per class the mean of ``projected`` [n, d] over its ``right`` rows (bool [n]), or over all where none is."""
+    preferred = class_means(projected[right], labels[right], num_classes)
+    everything = class_means(projected, labels, num_classes)
+    means = torch.where(preferred.present.unsqueeze(1), preferred.means, everything.means)
+    return Prototypes(means, everything.present)
+
+
+def similarities(features: Tensor, exemplars: Prototypes | None) -> Tensor | None:
+    """Cosines [B, K] of features [B, d] to the exemplars, −∞ for classes without; None where there are none at all."""
+    if exemplars is None or not exemplars.present.any():
+        return None
+    cosines = unit_vectors(features) @ unit_vectors(exemplars.means).mT
+    return cosines.masked_fill(~exemplars.present, -torch.inf)
+
+
+def fuse(logits: Tensor, cosines: Tensor, share: float, temperature: float, form: Fusion) -> Tensor:
+    """Mix the head's answer with the exemplars', [B, K].
+
+    Args:
+        logits: ``[B, K]`` of the head.
+        cosines: ``[B, K]`` to the exemplars, −∞ where there is none; one of each row is finite.
+        share: λ_p, of the exemplars.
+        temperature: of the cosines.
+        form: ``softmax``: probabilities of both; ``minmax``: both scaled to [0, 1] per row, 0 for classes without an
+            exemplar; ``authors``: logits with exp(cosine/temperature), both unscaled (their share is 0.9).
+    """
+    if form == "softmax":
+        return (1 - share) * logits.softmax(1) + share * (cosines / temperature).softmax(1)
+    if form == "minmax":
+        return (1 - share) * to_unit_range(logits) + share * to_unit_range(cosines)
+    return (1 - share) * logits + share * (cosines / temperature).exp()
+
+
+def to_unit_range(values: Tensor) -> Tensor:
+    """Rows of ``values`` [B, K] scaled so that their finite ones fill [0, 1]; 0 for −∞ and for constant rows."""
+    low = values.masked_fill(values == -torch.inf, torch.inf).amin(1, keepdim=True)
+    span = values.amax(1, keepdim=True) - low
+    return ((values - low) / torch.where(span > 0, span, 1.0)).clamp_min(0.0)

@@ -1,0 +1,298 @@
+"""Mixtures of diagonal Gaussians, one per class: fitted, sent, fused and drawn from (GFPL).
+
+Server and end-of-round arithmetic on the CPU, not part of a loss. Everything that adds up over clients runs in float64
+and in ascending client id; scikit-learn runs in one thread.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcore.io.messages import Mixtures
+from flcore.math.prototypes.clustering import num_distinct, one_thread
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of n diagonal Gaussians: ``weights`` [n] >= 0, ``means`` [n, d], ``variances`` [n, d] (not deviations).
+
+    The weights of a fitted or fused mixture sum to 1.
+    """
+
+    weights: Tensor
+    means: Tensor
+    variances: Tensor
+
+
+def fit_mixture(
+    features: Tensor,
+    num_components: int,
+    generator: np.random.Generator,
+    *,
+    variance_floor: float = 1e-4,
+    max_iterations: int = 100,
+    tolerance: float = 1e-3,
+) -> Mixture:
+    """Fit a diagonal mixture by EM from a k-means start (GFPL, section 4).
+
+    The number of components is min(num_components, N // 2), at least 1 and at most the number of distinct features.
+
+    Args:
+        features: ``[N, d]`` of one class, N >= 1, on the CPU.
+        num_components: n asked for.
+        generator: seeds the start.
+        variance_floor: added to every variance at every M-step (scikit-learn's ``reg_covar``), so also a lower bound.
+        max_iterations: of EM; stopping there is not an error.
+        tolerance: change of the mean log-likelihood at which EM stops.
+
+    Raises:
+        ValueError: no feature.
+    """
+    if len(features) < 1:
+        raise ValueError("a mixture needs at least one feature")
+    # float64: EM's variances are differences of squares.
+    array = features.numpy().astype(np.float64)
+    count = max(1, min(num_components, len(array) // 2, num_distinct(array)))
+    seed = int(generator.integers(2**31))
+    if count == 1:  # in closed form; scikit-learn refuses a single sample
+        weights, means, variances = np.ones(1), array.mean(0)[None], array.var(0)[None] + variance_floor
+    else:
+        from sklearn.exceptions import ConvergenceWarning  # here, because it takes seconds
+        from sklearn.mixture import GaussianMixture
+
+        model = GaussianMixture(
+            count,
+            covariance_type="diag",
+            reg_covar=variance_floor,
+            max_iter=max_iterations,
+            tol=tolerance,
+            init_params="kmeans",
+            random_state=seed,
+        )
+        with one_thread(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a fixed budget of iterations is what is asked for
+            model.fit(array)
+        weights, means, variances = model.weights_, model.means_, model.covariances_
+    kept = features.dtype
+    return Mixture(*(torch.from_numpy(np.array(values)).to(kept) for values in (weights, means, variances)))
+
+
+def fit_class_mixtures(
+    features: Tensor,
+    labels: Tensor,
+    num_components: int,
+    stream: Callable[[int], np.random.Generator],
+    *,
+    variance_floor: float = 1e-4,
+) -> dict[int, Mixture]:
+    """The mixture of every class present, in ascending order of the class.
+
+    Args:
+        features: ``[N, d]`` of all local samples, on the CPU.
+        labels: int64 ``[N]``.
+        num_components: n.
+        stream: class to numpy generator, so that a class is fitted alike whatever other classes the client holds.
+        variance_floor: see :func:`fit_mixture`.
+    """
+    return {
+        label: fit_mixture(features[labels == label], num_components, stream(label), variance_floor=variance_floor)
+        for label in torch.bincount(labels).nonzero().flatten().tolist()
+    }
+
+
+def bhattacharyya(
+    means_a: Tensor, variances_a: Tensor, means_b: Tensor, variances_b: Tensor, *, per_dimension: bool = False
+) -> Tensor:
+    """Bhattacharyya distance of diagonal Gaussians, in sums over dimensions, without determinants.
+
+    ``1/8 sum (m1 - m2)²/v + 1/2 sum ln(v/sqrt(v1 v2))`` with v = (v1 + v2)/2; symmetric, exactly 0 for equal arguments
+    and never negative.
+
+    Args:
+        means_a, means_b: ``[..., d]``, broadcast against each other.
+        variances_a, variances_b: ``[..., d]``, positive.
+        per_dimension: divide by d.
+    """
+    middle = 0.5 * (variances_a + variances_b)
+    shift = 0.125 * (means_a - means_b).square() / middle
+    shape = 0.5 * (middle.log() - 0.5 * (variances_a.log() + variances_b.log()))
+    distance = (shift + shape).sum(-1).clamp_min(0.0)
+    return distance / means_a.shape[-1] if per_dimension else distance
+
+
+def group_components(
+    means: Tensor, variances: Tensor, threshold: float, *, per_dimension: bool = False
+) -> list[list[int]]:
+    """GFPL's Algorithm 1: which of n Gaussians are merged.
+
+    The first component left is a seed; all those left that are nearer to it than the threshold (strictly) join at once.
+    The algorithm then asks for more that are near *every* member; there are none, since they would be near the seed.
+    Members need not be near each other, so the result depends on the order of the components.
+
+    Distances are those of a seed to the components left: memory grows with n·d, where all at once would take n²·d.
+
+    Args:
+        means: ``[n, d]``.
+        variances: ``[n, d]``, positive.
+        threshold: of the Bhattacharyya distance; 0 merges nothing, infinity everything.
+        per_dimension: divide the distance by d.
+
+    Returns:
+        Disjoint lists of indices that together hold 0..n-1, in order of their seeds, each ascending.
+    """
+    left, groups = torch.arange(len(means)), []
+    while len(left):
+        seed = left[0]
+        near = (
+            bhattacharyya(means[seed], variances[seed], means[left], variances[left], per_dimension=per_dimension)
+            < threshold
+        )
+        near[0] = True  # whatever the threshold
+        groups.append(left[near].tolist())
+        left = left[~near]
+    return groups
+
+
+def fuse_components(mixture: Mixture, groups: Sequence[Sequence[int]]) -> Mixture:
+    """One Gaussian per group with the group's weight, mean and diagonal second moment (moment matching, GFPL).
+
+    ``w = sum w_j``, ``mu = sum w_j mu_j / w``, ``var = sum w_j (var_j + (mu_j - mu)²) / w``.
+    Weights are not normalised.
+
+    Args:
+        mixture: components with positive weights, which need not sum to 1.
+        groups: disjoint lists of component indices.
+    """
+    weights, means, variances = (values.double() for values in (mixture.weights, mixture.means, mixture.variances))
+    rows = []
+    for group in groups:
+        members = torch.tensor(group, dtype=torch.int64)
+        total = weights[members].sum()
+        share = (weights[members] / total).unsqueeze(1)
+        mean = (share * means[members]).sum(0)
+        spread = variances[members] + (means[members] - mean).square()
+        rows.append((total, mean, (share * spread).sum(0)))
+    kept = mixture.means.dtype
+    fused_weights, fused_means, fused_variances = (torch.stack(column).to(kept) for column in zip(*rows, strict=True))
+    return Mixture(fused_weights, fused_means, fused_variances)
+
+
+def fuse_mixtures(
+    uploads: Mapping[int, Mixture],
+    counts: Mapping[int, float] | None,
+    threshold: float,
+    *,
+    per_dimension: bool = False,
+) -> Mixture:
+    """GFPL's server step for one class: union, Algorithm 1, moment matching, weights that sum to 1.
+
+    Components enter Algorithm 1 by client id, then in the client's own order: the result does not depend on who
+    answered first.
+
+    Args:
+        uploads: client id to its mixture of the class, at least one.
+        counts: client id to its number of samples of the class; None for equal weights of the clients.
+        threshold: S_C; 0 merges nothing, infinity everything.
+        per_dimension: divide the Bhattacharyya distance by d.
+    """
+    clients = sorted(uploads)
+    weights = [uploads[client].weights.double() * (1.0 if counts is None else counts[client]) for client in clients]
+    total = torch.cat(weights)
+    means = torch.cat([uploads[client].means for client in clients]).double()
+    variances = torch.cat([uploads[client].variances for client in clients]).double()
+    union = Mixture(total / total.sum(), means, variances)
+    groups = group_components(means, variances, threshold, per_dimension=per_dimension)
+    fused = fuse_components(union, groups)
+    kept = uploads[clients[0]].means.dtype
+    return Mixture(fused.weights.to(kept), fused.means.to(kept), fused.variances.to(kept))
+
+
+def fuse_uploads(
+    uploads: Mapping[int, Mixtures], threshold: float, *, per_dimension: bool = False
+) -> dict[int, Mixture]:
+    """GFPL's server step: :func:`fuse_mixtures` of every class that somebody has, in ascending order of the class.
+
+    Args:
+        uploads: by client id. Clients weigh by the samples of the class that they tell; alike where nobody tells.
+        threshold: S_C.
+        per_dimension: divide the Bhattacharyya distance by d.
+    """
+    opened = {client: unpacked(upload) for client, upload in uploads.items()}
+    told = {
+        client: dict(zip(upload.classes.tolist(), upload.counts.tolist(), strict=True))
+        for client, upload in uploads.items()
+        if upload.counts is not None
+    }
+    fused = {}
+    for label in sorted({label for mixtures in opened.values() for label in mixtures}):
+        holders = {client: mixtures[label] for client, mixtures in opened.items() if label in mixtures}
+        counts = {client: told[client][label] for client in holders} if told else None
+        fused[label] = fuse_mixtures(holders, counts, threshold, per_dimension=per_dimension)
+    return fused
+
+
+def sample_mixture(mixture: Mixture, count: int, generator: torch.Generator) -> Tensor:
+    """``count`` draws [count, d]: a component by weight, then mean + deviation · N(0, I)."""
+    component = torch.multinomial(mixture.weights, count, replacement=True, generator=generator)
+    means = mixture.means[component]
+    noise = torch.randn(means.shape, generator=generator, dtype=means.dtype)
+    return means + mixture.variances[component].sqrt() * noise
+
+
+def sample_classes(
+    mixtures: Mapping[int, Mixture], per_class: int, generator: torch.Generator, *, clip_nonnegative: bool = False
+) -> tuple[Tensor, Tensor]:
+    """GFPL's pseudo-features: ``per_class`` draws of every class, in ascending order of the class.
+
+    Args:
+        mixtures: class to mixture, at least one.
+        per_class: r.
+        generator: CPU generator.
+        clip_nonnegative: set negative entries to 0, as features behind a ReLU have none.
+
+    Returns:
+        Features ``[classes · per_class, d]`` and labels int64.
+    """
+    classes = sorted(mixtures)
+    features = torch.cat([sample_mixture(mixtures[label], per_class, generator) for label in classes])
+    labels = torch.tensor(classes, dtype=torch.int64).repeat_interleave(per_class)
+    return (features.clamp_min(0.0) if clip_nonnegative else features), labels
+
+
+def packed(mixtures: Mapping[int, Mixture], counts: Tensor | None, dim: int) -> Mixtures:
+    """Mixtures by class as they travel.
+
+    Args:
+        mixtures: class to mixture; there may be none.
+        counts: int64 [K], samples per class; None to leave them out.
+        dim: d.
+    """
+    classes = sorted(mixtures)
+    ordered = [mixtures[label] for label in classes]
+    none = torch.zeros(0, dim)
+    return Mixtures(
+        classes=torch.tensor(classes, dtype=torch.int64),
+        components=torch.tensor([len(mixture.weights) for mixture in ordered], dtype=torch.int64),
+        weights=torch.cat([torch.zeros(0), *(mixture.weights for mixture in ordered)]).float(),
+        means=torch.cat([none, *(mixture.means for mixture in ordered)]).float(),
+        deviations=torch.cat([none, *(mixture.variances.sqrt() for mixture in ordered)]).float(),
+        counts=None if counts is None else counts[classes],
+    )
+
+
+def unpacked(payload: Mixtures) -> dict[int, Mixture]:
+    """Mixtures by class, on the CPU: the inverse of :func:`packed`, to float32."""
+    parts = [
+        torch.split(values.cpu(), payload.components.tolist())
+        for values in (payload.weights, payload.means, payload.deviations.square())
+    ]
+    return {
+        label: Mixture(weights, means, variances)
+        for label, weights, means, variances in zip(payload.classes.tolist(), *parts, strict=True)
+    }

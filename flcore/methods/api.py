@@ -1,0 +1,324 @@
+"""What a method answers; the loop that asks is in `flcore/engine`, the tools that watch are in `pipelines`.
+
+A method is a frozen dataclass of hyper-parameters with a few pure functions. It holds no state: the server's and the
+clients' are records (`flcore/io/records.py`) that go in and come out. Everything random comes from a stream that is
+handed in (`flcore/methods/types.py` has these and the other words), or from ``seed`` with the round and client.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from flcore.io.messages import Weights
+from flcore.io.records import Payloads, Record
+from flcore.math.losses.basic import cross_entropy
+from flcore.methods.types import (
+    MODEL,
+    Batch,
+    Before,
+    Context,
+    Exchange,
+    Kind,
+    Leg,
+    LocalModel,
+    Phase,
+    Predict,
+    Setting,
+    Stage,
+    TrainedClient,
+    Turn,
+)
+
+Part = Literal["features", "logits"]
+"""What may be asked of a frozen model: features [B, d], or logits [B, K]."""
+
+ScoreKind = Literal["logits", "probabilities", "ranks"]
+"""What the scores of :meth:`Method.predict` are: logits, probabilities of sum 1, or numbers of which only the order has
+a meaning (distances, cosines, mixtures of unlike things)."""
+
+
+class Checked:
+    """Parameters that look at each other once all are set: whoever overrides this calls ``super()``'s first."""
+
+    def __post_init__(self) -> None:
+        """Nothing to look at."""
+
+
+class Method(Checked, ABC):
+    """A federated method. Defaults describe a method without server, messages or memory; override what the paper says.
+
+    Attributes:
+        name: the registry's name.
+        AUTHORS: see :class:`flcore.methods.kit.preset.AuthorsPreset`.
+        summary: one line.
+        citation: authors, venue, year.
+        trains: who trains in a round: the sampled cohort, or all clients (methods without communication).
+        data_scope: what a trainer sees: its own data, or (the centralised reference) the union of all clients' data,
+            which then stand at the server: nothing crosses the line and no bytes are counted.
+        has_global_model: whether one model answers for everybody; else every client answers with its own.
+        has_vote: without a global model, whether the majority vote of all clients' models is scored in its place
+            (baselines.md section 21), under a name of its own.
+        trains_locally: whether clients (or the centralised trainer) take steps at all; else what ``local`` says has no
+            effect, and tuning leaves it alone.
+        needs_linear_head: whether it takes the head for one linear map of features, ``head.weight`` [K, d] and
+            ``head.bias`` [K]; a model with a hidden layer in its head is then refused.
+        needs: what other sections of a configuration must say for it, by dotted key: the values that it works with,
+            such as ``{"local.momentum": (0.0,)}``. Others are refused before any data are read.
+    """
+
+    AUTHORS: ClassVar[Mapping[str, Any]] = {}
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    citation: ClassVar[str]
+    trains: ClassVar[Literal["cohort", "all"]] = "cohort"
+    data_scope: ClassVar[Literal["client", "union"]] = "client"
+    has_global_model: ClassVar[bool] = True
+    has_vote: ClassVar[bool] = False
+    trains_locally: ClassVar[bool] = True
+    needs_linear_head: ClassVar[bool] = False
+    needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    def num_outputs(self, num_classes: int) -> int:
+        """Outputs of the model's head: one per class, and those of classes that only the method knows behind them."""
+        return num_classes
+
+    def extra_layers(self, feature_dim: int, num_classes: int, encoded_dim: int) -> Mapping[str, nn.Module]:
+        """Fresh layers beside the head, by name; they are a part of every model of the run.
+
+        They read features [B, d], or what the projection reads, [B, ``encoded_dim``]. Their parameters are called
+        ``extra.<name>.…``. They are made after everything else, whose initial weights are those of other methods.
+        """
+        return {}
+
+    def start_server(self, setting: Setting) -> Payloads:
+        """What the server holds before the first round."""
+        return {}
+
+    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
+        """The exchanges of a round, in order."""
+        return (Leg(who=self.trains, phases=self.phases()),)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """The stretches of local training of a method with one leg, in order."""
+        return (Phase(),)
+
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """The message that goes down to a client."""
+        return {}
+
+    def begin(self, turn: Turn) -> Weights:
+        """The weights from which a client's turn starts: those received, else those it kept."""
+        return turn.inbox[MODEL] if MODEL in turn.inbox else own_model(turn)
+
+    def context(self, turn: Turn) -> Context:
+        """Constants of this turn's loss (anchors, prototypes, ...), of the same shapes for every client of a leg."""
+        return {}
+
+    def frozen(self, turn: Turn) -> Mapping[str, tuple[Part, Weights]]:
+        """Models that stand still during a turn, by name: the part that is asked of them, and their weights.
+
+        ``{"teacher": ("logits", received)}``. Where a sample's image is the same in every step (no augmentation), the
+        engine asks each of them once per sample of the client, and :attr:`Batch.frozen` has the answers. A loss reads
+        them through :func:`frozen_answer`, which asks where they are not there.
+
+        Returns:
+            Weights with a complete set of buffers; the same names and parts for every client of a leg.
+        """
+        return {}
+
+    def tables(self, turn: Turn) -> Mapping[str, Tensor]:
+        """What a client remembers of each of its samples, by name [n, ...]; :attr:`Batch.frozen` has a step's rows.
+
+        Returns:
+            In the order of :meth:`TrainedClient.images`; the same names, dtypes and shapes behind n for every client of
+            a leg.
+        """
+        return {}
+
+    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """Random numbers of the loss for all steps of a phase at once, each [steps, ...]."""
+        return {}
+
+    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """The named terms whose sum is minimised: scalars, pure, shape-stable, no branch on a tensor's value.
+
+        Here the cross-entropy alone.
+        """
+        logits = model.classify(model.features(batch.images))
+        return {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
+
+    @abstractmethod
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        """The message that goes up, and what the client remembers."""
+
+    def stages(self) -> Mapping[str, Stage]:
+        """The server's work on replies by name: (server, client id → message, exchange) → (server, facts)."""
+        return {}
+
+    @property
+    def no_tasks(self) -> str | None:
+        """Why its clients may not meet one task after the other, and a cure, in words behind its name; None: they may.
+
+        A stream of tasks is then refused, before data are read where the partitioner says that it makes one.
+        """
+        return None
+
+    @property
+    def folds(self) -> frozenset[Kind]:
+        """What the server folds as the section ``aggregation`` says; everything else it uses as it comes."""
+        kinds = (getattr(stage, "folds", None) for stage in self.stages().values())
+        return frozenset(kind for kind in kinds if kind is not None)
+
+    @property
+    def sends(self) -> frozenset[Kind]:
+        """What clients send of these kinds, folded as ``aggregation`` says or not: what a poisoned client may change.
+
+        By default what is folded; a method whose own stages take weights or prototypes as they come says so.
+        """
+        return self.folds
+
+    @property
+    def releases_weights_alone(self) -> bool:
+        """Whether everything that the server learns from clients is in that fold of weights: it has no other stage."""
+        stages = self.stages().values()
+        return bool(stages) and all(getattr(stage, "folds", None) == "weights" for stage in stages)
+
+    def score_before(self) -> Mapping[str, Before]:
+        """States within a round that are scored too, by the name under which they stand among :meth:`alternatives`.
+
+        Such as the model before a calibration. In rounds without that stage or leg it is the round's own score.
+        """
+        return {}
+
+    @property
+    def can_be_calibrated(self) -> bool:
+        """Whether it trains a global model that answers by itself through its head: a base of CCVR and FedCSPC."""
+        return False
+
+    @property
+    def broadcasts_model(self) -> bool:
+        """Whether clients are sent :data:`MODEL` as the server holds it; else what they make theirs of, as differences.
+
+        Where not, a model that stands on top of it at the server does not reach them in its place.
+        """
+        return True
+
+    @property
+    def answers_from_memory(self) -> bool:
+        """Whether :meth:`client_model` reads what clients remember; else their files are not opened for scoring."""
+        return not self.has_global_model
+
+    @property
+    def answers_alike(self) -> bool:
+        """Whether :meth:`predict` says the same of an image whichever model it is given.
+
+        Then a client's own test images, which are among those that everybody answers for, are not asked about again.
+        """
+        return False
+
+    def global_model(self, server: Record, setting: Setting) -> Weights | None:
+        """The model that answers for everybody; None where there is none.
+
+        What it lacks (upper layers that never leave the clients) is, for scoring alone, the mean over all clients of
+        their own models, weighted by their samples (baselines.md section 21).
+        """
+        return server.get(MODEL)
+
+    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
+        """The model that answers for one client, given its memory; None where that is the global one."""
+        if self.has_global_model:
+            return None
+        return memory.get(MODEL, setting.initial)
+
+    @property
+    def score_kind(self) -> ScoreKind:
+        """What :meth:`predict` returns: with ``ranks`` there is no cross-entropy, and ``loss_global`` is None."""
+        return "logits"
+
+    def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+        """Scores [B, K], the largest of which is the prediction; :attr:`score_kind` says what they are.
+
+        Args:
+            model: the model to answer with, in evaluation mode.
+            images: normalised images [B, C, H, W].
+            server: what the server holds.
+            classes: bool [K], the classes the answering client holds in training; None for a global answer.
+        """
+        return model.classify(model.features(images))
+
+    def predict_private(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+        """As :meth:`predict`, where a client's model is asked for what it says as its training left it (A_loc, A_sel).
+
+        A method whose answers come from elsewhere too (an ensemble, what stands at the server alone) leaves that out.
+        """
+        return self.predict(model, images, server, classes)
+
+    def alternatives(self) -> Mapping[str, Predict]:
+        """Other ways to predict by name, scored beside :meth:`predict` (heads, nearest prototypes, their fusion)."""
+        return {}
+
+    @property
+    def projections(self) -> Predict | None:
+        """What of an image is held against a frame or prototypes, [B, p], where that is not the feature: for analyses.
+
+        None where it is the feature, or nothing.
+        """
+        return None
+
+    def generated_features(
+        self, server: Record, setting: Setting, count: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor] | None:
+        """What the server's generator (or mixtures, or virtual images through the global model) makes, for analyses.
+
+        Args:
+            server: what the server holds, on the setting's device.
+            setting: common knowledge.
+            count: features per class, of every class that can be generated.
+            generator: of the noise.
+
+        Returns:
+            Features [n, d] and labels int64 [n], grouped by class; None where the method generates none.
+        """
+        return None
+
+    def virtual_images(self, server: Record, setting: Setting) -> Tensor | None:
+        """Images beside their own that clients learned from last, for analyses.
+
+        Returns:
+            Pixels [K·n, C, H, W] as they travel, class by class, equally many of each; None where there are none.
+        """
+        return None
+
+    def privacy(self, releases: int) -> Mapping[str, Any] | None:
+        """Return the privacy account after `releases` rounds (>= 0); None without noise.
+
+        A client uploads at most once in a round: the worst case, whoever was sampled. JSON values that say what is
+        covered: ``epsilon``, ``delta``, ``unit``, ``covers``, ``releases``.
+        """
+        return None
+
+
+@torch.no_grad()
+def frozen_answer(model: LocalModel, batch: Batch, context: Context, name: str, part: Part) -> Tensor:
+    """What a model of :meth:`Method.frozen` says of a batch, [B, ...], in evaluation mode and without gradient.
+
+    Args:
+        model: whose parts are asked with other weights.
+        batch: with the answer, or with the images.
+        context: without the answer has the weights (parameters and buffers) under the same name.
+        name: of the frozen model. part: what is asked of it.
+    """
+    if name in batch.frozen:
+        return batch.frozen[name]
+    features = model.features(batch.images, context[name])
+    return features if part == "features" else model.classify(features, context[name])
+
+
+def own_model(turn: Turn) -> Weights:
+    """The model a client kept, or the common initial one before its first turn."""
+    return turn.memory.get(MODEL, turn.setting.initial)

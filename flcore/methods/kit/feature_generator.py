@@ -1,0 +1,278 @@
+"""What FedGen and FedPA share: a generator of features at the server, trained on the clients' heads, teaches clients.
+
+G: (noise ε [z], label y) → feature [d]. The server trains it in every round, ``gen_steps`` batches of ``gen_batch``,
+labels uniform over the classes that a client of the round drew, with an Adam whose moments live from round to round;
+what it minimises is each method's own. Clients get it from the second round on (before it nothing has trained it),
+with the distribution of labels to ask it for; to them its features are constants, which pass the head without dropout.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from flcore.core.conditions import Condition
+from flcore.core.optim import Adam
+from flcore.core.params import Search, param
+from flcore.core.rng import numpy_stream, torch_stream
+from flcore.core.schedules import Exponential
+from flcore.io.messages import Arrays, Weights
+from flcore.io.records import Payloads, Record, Slot, on_device
+from flcore.math.generators.draws import draw_labels, draw_noise
+from flcore.math.generators.features import label_weights, qualified_labels
+from flcore.math.generators.networks import FeatureGenerator, build_feature_generator, constant_output
+from flcore.math.losses.basic import cross_entropy
+from flcore.math.prototypes.distances import class_distances
+from flcore.methods.fedavg import FedAvg
+from flcore.methods.kit.preset import AuthorsPreset
+from flcore.methods.kit.server_training import Moving, Terms, fit
+from flcore.methods.types import MODEL, Batch, Exchange, Facts, LocalModel, Replies, Setting, Turn
+from flcore.models import extract_weights, load_weights
+
+GENERATOR = Slot("generator", Weights)
+GENERATOR_OPTIMIZER = Slot("generator_optimizer", Arrays)
+"""Adam's memory of the rounds before, see :meth:`flcore.core.optim.Adam.state`."""
+
+LABEL_DISTRIBUTION = Slot("label_distribution", Arrays)
+"""``p`` float32 [K]: what labels clients ask the generator for."""
+
+LABEL_COUNTS = Slot("label_counts", Arrays)
+"""A client's samples by class, int64 [K]: ``drawn`` in mini-batches of the round, ``held`` in its training data."""
+
+FLOOR = 1e-4
+"""Below this a decaying weight does not fall."""
+
+Objective = Callable[[Tensor, Tensor, Tensor], Terms]
+"""Generated features [B, d], the noise [B, z] they are made of, their labels [B] → terms."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a feature generator is apart from its weights.
+
+    Architectures of equal sizes are equal, so that all clients of a leg hand the same constant to their loss.
+    """
+
+    noise_dim: int
+    num_classes: int
+    hidden: int
+    feature_dim: int
+    network: FeatureGenerator = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Build the network, in evaluation mode, for calls with weights of others; not in the middle of a loss."""
+        object.__setattr__(self, "network", self.build().eval())
+
+    def build(self, seed: int = 0) -> FeatureGenerator:
+        """A generator with weights that follow from ``seed``."""
+        return build_feature_generator(
+            self.num_classes, self.feature_dim, noise_dim=self.noise_dim, hidden=self.hidden, seed=seed
+        )
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Heads of the S clients that answered, in order of their ids.
+
+    Attributes:
+        params: their parameters [S, ...], by name within a head: ``weight`` [S, K, d] and ``bias`` [S, K] of a linear
+            one, see :func:`flcore.math.generators.features.frozen_head_logits`.
+        shares: [S, K], how much each head counts for each class.
+    """
+
+    params: Mapping[str, Tensor]
+    shares: Tensor
+
+
+@dataclass(frozen=True)
+class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
+    """FedAvg and a generator of features at the server; a method adds the two losses.
+
+    Attributes:
+        GENERATES: when clients use the generator at all; else there is none.
+    """
+
+    GENERATES: ClassVar[Condition]
+
+    gen_steps: int = param(
+        50, "steps of the generator's training in a round", low=1, search=Search(10, 200, log=True, when="GENERATES")
+    )
+    gen_batch: int = param(
+        32, "generated features per such step", low=2, search=Search(16, 256, log=True, when="GENERATES")
+    )
+    gen_lr: float = param(
+        3e-4,
+        "Adam's learning rate in the first round; 1e-4 for EMNIST",
+        above=0,
+        search=Search(1e-5, 3e-3, log=True, when="GENERATES"),
+    )
+    gen_decay: float = param(0.98, "its factor per round", above=0, high=1)
+    gen_weight_decay: float = param(
+        1e-2, "added to the gradient as gen_weight_decay · w", low=0, search=Search(0, 1e-2, when="GENERATES")
+    )
+    gen_hidden: int = param(
+        256,
+        "hidden units of the generator; 128 for CelebA",
+        low=1,
+        search=Search(choices=(64, 128, 256, 512), when="GENERATES"),
+    )
+    noise_dim: int = param(
+        32, "z, length of a noise vector", low=1, search=Search(choices=(8, 16, 32, 64), when="GENERATES")
+    )
+    noise: Literal["uniform", "normal"] = param("normal", "noise: uniform on [0, 1), or standard normal")
+    client_gen_batch: int | None = param(
+        None, "B_gen, generated features per local step; null: as many as local.batch_size", low=1
+    )
+    fidelity: Literal["element_wise", "authors_broadcast"] = param(
+        "element_wise", "weights of heads belong to samples, or are averaged by mistake as in the authors' code"
+    )
+    div_metric: Literal["code", "norms"] = param(
+        "code", "distances of the diversity term: mean absolute and mean squared differences, or Euclidean norms"
+    )
+
+    @property
+    def generates(self) -> bool:
+        """Whether clients use the generator."""
+        return self.GENERATES.holds_for(self)
+
+    @abstractmethod
+    def objective(self, server: Record, heads: Heads, passed: int) -> Objective:
+        """The generator's loss after so many rounds; what the server holds and the heads lie on one device."""
+
+    def architecture(self, setting: Setting) -> Architecture:
+        """The generator's architecture."""
+        return Architecture(self.noise_dim, setting.num_classes, self.gen_hidden, setting.feature_dim)
+
+    def start_server(self, setting: Setting) -> Payloads:
+        """The initial model and an untrained generator with its optimiser."""
+        server = super().start_server(setting)
+        if not self.generates:
+            return server
+        seed = int(numpy_stream(setting.seed, "generator weights").integers(2**31))
+        generator = extract_weights(self.architecture(setting).build(seed))
+        fresh = Arrays(Adam(self.gen_lr).state(generator.params))
+        return {**server, GENERATOR: generator, GENERATOR_OPTIMIZER: fresh}
+
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """The global model and, once it was trained, the generator and the distribution of labels to ask it for."""
+        message = super().broadcast(server, client, exchange)
+        return {**message, **server.only(GENERATOR, LABEL_DISTRIBUTION)} if LABEL_DISTRIBUTION in server else message
+
+    # ---- the client ---------------------------------------------------------------------------------------------
+
+    def generated(self, turn: Turn, steps: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Features [steps, B_gen, d] and their labels [steps, B_gen], constants to the client's model."""
+        size = self.client_gen_batch or turn.setting.batch_size
+        chances = turn.inbox[LABEL_DISTRIBUTION]["p"]
+        labels = draw_labels(steps * size, chances, generator).to(chances.device)
+        noise = draw_noise(steps * size, self.noise_dim, generator, self.noise).to(chances.device)
+        features = self.outputs(turn.inbox[GENERATOR], turn.setting, noise, labels)
+        return {
+            "features": features.reshape(steps, size, turn.setting.feature_dim),
+            "labels": labels.reshape(steps, size),
+        }
+
+    def generated_share(self, turn: Turn) -> float:
+        """B_gen / B."""
+        return (self.client_gen_batch or turn.setting.batch_size) / turn.setting.batch_size
+
+    def outputs(self, weights: Weights, setting: Setting, noise: Tensor, labels: Tensor) -> Tensor:
+        """What a generator in evaluation mode makes of noise [B, z] and labels [B]: constants [B, d]."""
+        return constant_output(self.architecture(setting).network, weights.params, weights.buffers, noise, labels)
+
+    # ---- the server ---------------------------------------------------------------------------------------------
+
+    def train_generator(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+        """The generator, some steps further; facts are its terms in the last one and its :meth:`quality`.
+
+        Raises:
+            ArithmeticError: the generator diverged.
+        """
+        drawn = self.head_counts(replies)
+        qualified = qualified_labels(drawn)
+        if not qualified.any():
+            return server, {}
+        setting, stream = exchange.setting, exchange.stream("train generator")
+        shape, count = (self.gen_steps, self.gen_batch), self.gen_steps * self.gen_batch
+        labels = draw_labels(count, qualified, stream).reshape(shape).to(setting.device)
+        noise = draw_noise(count, self.noise_dim, stream, self.noise).reshape(*shape, -1).to(setting.device)
+
+        held = on_device(server.without(MODEL), setting.device)
+        network = self.architecture(setting).build().to(setting.device).train()
+        load_weights(network, held[GENERATOR])
+        params = dict(network.named_parameters())
+        optimizer = Adam(Exponential(self.gen_lr, self.gen_decay)(exchange.passed), self.gen_weight_decay)
+        optimizer.restore(params, held[GENERATOR_OPTIMIZER].named)
+        heads = stacked_heads(replies, label_weights(drawn), setting.device)
+        objective = self.objective(held, heads, exchange.passed)
+        fitted = fit(
+            Moving(params, optimizer),
+            zip(noise, labels, strict=True),
+            lambda batch: objective(network(*batch), *batch),
+            what="the generator",
+            cure="method.gen_lr",
+        )
+        memory = Arrays(optimizer.state(params))
+        trained = on_device(Record({GENERATOR: extract_weights(network), GENERATOR_OPTIMIZER: memory}), "cpu")
+        after = server | trained | self.known_labels(server, replies, setting)
+        return after, fitted.facts("generator_") | self.quality(after, setting)
+
+    def head_counts(self, replies: Replies) -> Tensor:
+        """What clients' heads weigh by, int64 [S, K]: how often each class was drawn."""
+        return reported(replies, "drawn")
+
+    def known_labels(self, server: Record, replies: Replies, setting: Setting) -> Payloads:
+        """``label_distribution``: for the clients' draws; uniform over the classes that anyone has drawn so far."""
+        return {LABEL_DISTRIBUTION: uniform_distribution(server, reported(replies, "drawn"))}
+
+    def quality(self, server: Record, setting: Setting) -> dict[str, float]:
+        """Spread of 100 generated features per class and distance between classes (FedPA's table V), same noise always.
+
+        Named ``generated_intra``, ``generated_inter``, ``generated_centroid_inter``.
+        """
+        made = self.generated_features(server, setting, 100, torch_stream(setting.seed, "generator quality"))
+        return {} if made is None else {f"generated_{name}": value for name, value in class_distances(*made).items()}
+
+    def generated_features(
+        self, server: Record, setting: Setting, count: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor] | None:
+        """Features of every class that clients ask for; before the first training of all."""
+        if not self.generates:
+            return None
+        held = on_device(server.only(GENERATOR, LABEL_DISTRIBUTION), setting.device)
+        everything = Arrays({"p": torch.ones(setting.num_classes, device=setting.device)})
+        chances = held.get(LABEL_DISTRIBUTION, everything)["p"]
+        labels = (chances > 0).nonzero().flatten().repeat_interleave(count)
+        noise = draw_noise(len(labels), self.noise_dim, generator, self.noise).to(labels.device)
+        return self.outputs(held[GENERATOR], setting, noise, labels), labels
+
+
+def generated_cross_entropy(model: LocalModel, batch: Batch) -> Tensor:
+    """CE(h(G(ε, ŷ)), ŷ) on the step's generated features, which reaches the head h alone."""
+    return cross_entropy(model.beside().classify(batch.draws["features"]), batch.draws["labels"])
+
+
+def reported(replies: Replies, kind: str) -> Tensor:
+    """Label counts of one kind, int64 [S, K], in order of the clients' ids."""
+    return torch.stack([counts[kind] for counts in replies.of(LABEL_COUNTS).values()])
+
+
+def uniform_distribution(server: Record, counts: Tensor) -> Arrays:
+    """``p`` float32 [K]: uniform over the classes of ``counts`` [S, K] and those that had a chance before."""
+    seen = qualified_labels(counts)
+    if LABEL_DISTRIBUTION in server:
+        seen = seen | (server[LABEL_DISTRIBUTION]["p"] > 0)
+    return Arrays({"p": seen / seen.sum()})
+
+
+def stacked_heads(replies: Replies, shares: Tensor, device: str) -> Heads:
+    """The heads of all replies in one tensor each, on a device."""
+    models = [weights.params for weights in replies.of(MODEL).values()]
+    names = [name for name in models[0] if name.startswith("head.")]
+    params = {name.removeprefix("head."): torch.stack([own[name] for own in models]).to(device) for name in names}
+    return Heads(params, shares.to(device))

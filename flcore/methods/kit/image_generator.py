@@ -1,0 +1,192 @@
+"""A generator of images at the server, whose images all clients get for the next round: the machinery of FedPG.
+
+What is generated is said by the method: :meth:`ImageGeneratorMethod.fit_generator` takes the terms that the frozen
+global model's features of generated images are to minimise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from flcore.core.conditions import Condition
+from flcore.core.optim import Adam
+from flcore.core.params import Search, param
+from flcore.core.rng import numpy_stream
+from flcore.core.schedules import Exponential
+from flcore.io.messages import Arrays, Count, Weights
+from flcore.io.records import Payloads, Record, Slot, on_device
+from flcore.math.generators.draws import draw_noise
+from flcore.math.generators.images import as_pixels, generated_pixels
+from flcore.math.generators.networks import ImageGenerator, build_image_generator
+from flcore.methods.fedavg import FedAvg
+from flcore.methods.kit.server_training import Fitted, Moving, Terms, fit
+from flcore.methods.kit.virtual_images import (
+    VIRTUAL,
+    as_input,
+    class_major_labels,
+    cycled_positions,
+    global_features,
+    pixel_map,
+    virtual_context,
+)
+from flcore.methods.types import MODEL, Context, Exchange, Setting, Turn
+from flcore.models import extract_weights, load_weights
+
+GENERATOR = Slot("generator", Weights)
+SHIPPING = Slot("shipping", Count)
+"""1 where the virtual images go out with the next round, else 0."""
+
+GENERATOR_BETAS = (0.5, 0.999)
+"""Of Adam (fedpg.md section 5)."""
+
+
+@dataclass(frozen=True)
+class ImageGeneratorMethod(FedAvg):
+    """FedAvg and a generator of images at the server; a method adds the two losses and says when images are sent.
+
+    Attributes:
+        SHOWS: when clients look at virtual images at all. TRAINS: when the generator is trained, to some use.
+    """
+
+    SHOWS: ClassVar[Condition]
+    TRAINS: ClassVar[Condition]
+
+    n_virtual: int = param(
+        64, "virtual images per class", low=1, search=Search(choices=(64, 128, 256, 512, 1024), when="SHOWS")
+    )
+    virtual_batch: int = param(
+        64, "virtual images per local step", low=2, search=Search(choices=(16, 32, 64, 128), when="SHOWS")
+    )
+    virtual_dtype: Literal["float32", "uint8"] = param("float32", "how a virtual image's pixels travel")
+    pixel_range: Literal["data", "authors"] = param(
+        "data", "virtual images on the scale of the real ones, or taken for -1 to 1 as in the code"
+    )
+    generator: Literal["fc", "cnn"] = param(
+        "fc", "five-layer fully connected, or convolutional", search=Search(choices=("fc", "cnn"), when="SHOWS")
+    )
+    noise_dim: int = param(512, "z, length of a noise vector", low=1)
+    gen_steps: int = param(
+        300, "steps of the generator's training in a round", low=0, search=Search(50, 1000, log=True, when="SHOWS")
+    )
+    gen_batch: int = param(128, "generated images per such step", low=2)
+    gen_lr: float = param(
+        2e-4,
+        "Adam's learning rate in a round's first step; code 2e-5",
+        above=0,
+        search=Search(2e-5, 2e-3, log=True, when="TRAINS"),
+    )
+    gen_decay: float = param(0.95, "factor of both learning rates per gen_decay_every steps", above=0, high=1)
+    gen_decay_every: int = param(20, "steps between two decays", low=1)
+
+    def architecture(self, setting: Setting, seed: int = 0) -> ImageGenerator:
+        """The generator, with weights that follow from ``seed``."""
+        return build_image_generator(
+            self.generator, setting.num_classes, setting.image_shape, noise_dim=self.noise_dim, seed=seed
+        )
+
+    def start_server(self, setting: Setting) -> Payloads:
+        """The initial model, an untrained generator, and nothing to send of it."""
+        seed = int(numpy_stream(setting.seed, "generator weights").integers(2**31))
+        generator = extract_weights(self.architecture(setting, seed))
+        return {**super().start_server(setting), GENERATOR: generator, SHIPPING: Count(0)}
+
+    # ---- the client ---------------------------------------------------------------------------------------------
+
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """The global model and, where there are any for this round, the virtual images."""
+        message = super().broadcast(server, client, exchange)
+        return {**message, VIRTUAL: server[VIRTUAL]} if server[SHIPPING].value else message
+
+    def context(self, turn: Turn) -> Context:
+        """The virtual images, fixed during the round."""
+        if VIRTUAL not in turn.inbox:
+            return {}
+        virtual = turn.inbox[VIRTUAL]
+        context = virtual_context(turn.setting, virtual["images"], virtual["labels"], pixel_range=self.pixel_range)
+        return {"virtual": context}
+
+    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """Which virtual images go with each step."""
+        if VIRTUAL not in turn.inbox:
+            return {}
+        size = turn.setting.num_classes * self.n_virtual
+        return {"virtual": cycled_positions(size, self.virtual_batch, steps, generator)}
+
+    # ---- the server ---------------------------------------------------------------------------------------------
+
+    def fit_generator(
+        self,
+        held: Record,
+        setting: Setting,
+        stream: torch.Generator,
+        terms: Callable[[Tensor, Tensor], Terms],
+        beside: tuple[Mapping[str, Tensor], float],
+    ) -> tuple[Weights, Fitted]:
+        """``gen_steps`` steps of the generator, through the global model, which is frozen and in evaluation mode.
+
+        Args:
+            held: what the server holds, on the setting's device.
+            setting: common knowledge.
+            stream: of noise and labels, which are uniform over all classes.
+            terms: of the features [B, d] and labels [B] of generated images.
+            beside: leaves that the terms read and that move along, with their learning rate; 0: they stay.
+
+        Raises:
+            ArithmeticError: it diverged.
+        """
+        model = held[MODEL].values
+        network = self.architecture(setting).to(setting.device).train()
+        load_weights(network, held[GENERATOR])
+        scale, shift = pixel_map(setting, torch.float32, setting.device, self.pixel_range)
+
+        def loss(batch: tuple[Tensor, Tensor]) -> Terms:
+            noise, labels = batch
+            images = as_input(as_pixels(network(noise, labels)), scale, shift)
+            return terms(setting.network.features(images, model), labels)
+
+        groups = [(dict(network.named_parameters()), self.gen_lr), beside]
+        moving = [self._moving(values, rate) for values, rate in groups if rate > 0]
+        fitted = fit(moving, self._asked(setting, stream), loss, what="the generator", cure="method.gen_lr")
+        return extract_weights(network), fitted
+
+    def _moving(self, values: Mapping[str, Tensor], rate: float) -> Moving:
+        """With an Adam that is fresh in every round, whose learning rate falls from step to step."""
+        optimizer = Adam(rate, betas=GENERATOR_BETAS, fused=True)
+        return Moving(values, optimizer, Exponential(rate, self.gen_decay, every=self.gen_decay_every))
+
+    def _asked(self, setting: Setting, stream: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Noise [B, z] and uniform labels [B] of every step."""
+        every = torch.randint(setting.num_classes, (self.gen_steps, self.gen_batch), generator=stream)
+        for labels in every.to(setting.device):
+            yield draw_noise(self.gen_batch, self.noise_dim, stream).to(setting.device), labels
+
+    def new_images(self, held: Record, setting: Setting, per_class: int, stream: torch.Generator) -> Tensor:
+        """Pixels [C·n, ...] on 0 to 1, class by class; ``held`` lies on the setting's device."""
+        noise = draw_noise(setting.num_classes * per_class, self.noise_dim, stream).to(setting.device)
+        labels = class_major_labels(setting.num_classes, noise)
+        return generated_pixels(self.architecture(setting).eval(), held[GENERATOR], noise, labels)
+
+    def virtual_set(self, held: Record, setting: Setting, stream: torch.Generator) -> Arrays:
+        """``n_virtual`` new images of every class, as they travel."""
+        images = self.new_images(held, setting, self.n_virtual, stream)
+        if self.virtual_dtype == "uint8":
+            images = (255 * images).round().to(torch.uint8)
+        return Arrays({"images": images, "labels": class_major_labels(setting.num_classes, images)})
+
+    def virtual_images(self, server: Record, setting: Setting) -> Tensor | None:
+        """Those made last."""
+        return server[VIRTUAL]["images"] if VIRTUAL in server else None
+
+    def generated_features(
+        self, server: Record, setting: Setting, count: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor] | None:
+        """Features of new images of every class, by the global model."""
+        held = on_device(server.only(MODEL, GENERATOR), setting.device)
+        images = self.new_images(held, setting, count, generator)
+        features = global_features(setting, images, held[MODEL], self.pixel_range)
+        return features, class_major_labels(setting.num_classes, images)

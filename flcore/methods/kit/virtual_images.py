@@ -1,0 +1,162 @@
+"""Virtual images on clients: what VHL (a fixed set) and FedPG (a new set every round) share.
+
+Client loss on a real batch (x, y) and a virtual one (x', y') (fedpg.md section 4, baselines.md section 8; the released
+script of VHL), f the features, SC the supervised contrastive loss over L2-normalised features, sg a constant:
+
+    CE(x, y) + w · CE(x', y') + λ · [ SC(f(x) ∪ sg f(x')) + a · SC(f(x')) ].
+
+Virtual images travel and are kept as pixels, float32 on 0 to 1 or uint8 on 0 to 255, and are normalised like the real
+ones when a mini-batch is drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flcore.io.messages import Arrays, Weights
+from flcore.io.records import Slot
+from flcore.math.losses.basic import cross_entropy
+from flcore.math.losses.contrastive import supervised_contrastive
+from flcore.methods.types import Batch, Context, LocalModel, Setting
+
+PixelRange = Literal["data", "authors"]
+
+VIRTUAL = Slot("virtual", Arrays)
+"""``images`` [K·n, C, H, W] as pixels, class by class, equally many of each; FedPG's with ``labels`` int64 [K·n]."""
+
+_BLOCK = 256  # images that go through a network at a time
+
+
+def cycled_positions(size: int, batch: int, steps: int, generator: torch.Generator) -> Tensor:
+    """Rows of ``steps`` mini-batches of a set: permutations of it behind one another, cut into pieces.
+
+    Args:
+        size: images in the set, at least 1.
+        batch: images of a mini-batch; a smaller set gives batches of its own size.
+        steps: how many.
+        generator: a CPU generator.
+
+    Returns:
+        int64 ``[steps, min(batch, size)]``.
+    """
+    width = min(batch, size)
+    rounds = -(-steps * width // size)
+    rows = [torch.randperm(size, generator=generator) for _ in range(rounds)]
+    chained = torch.cat(rows) if rows else torch.zeros(0, dtype=torch.int64)
+    return chained[: steps * width].reshape(steps, width)
+
+
+def class_major_labels(num_classes: int, images: Tensor) -> Tensor:
+    """Labels int64 [K·n] of images [K·n, ...] that stand class by class, equally many of each."""
+    return torch.arange(num_classes, device=images.device).repeat_interleave(len(images) // num_classes)
+
+
+def pixel_map(
+    setting: Setting, dtype: torch.dtype, device: torch.device | str, pixel_range: PixelRange = "data"
+) -> tuple[Tensor, Tensor]:
+    """Scale and shift ``[C, 1, 1]`` that turn virtual pixels into what the model reads.
+
+    Args:
+        setting: holds the statistics that real images are normalised with.
+        dtype: of the pixels; decides on their unit: uint8 0 to 255, floating 0 to 1.
+        device: of the result.
+        pixel_range: ``data``: like real images. ``authors``: FedPG's code, which feeds real images as 0 to 1 and the
+            generator's -1 to 1 as they are: a virtual pixel p is taken for 2p - 1.
+    """
+    unit = 1.0 if dtype.is_floating_point else 255.0
+    stretch, offset = (2.0, -1.0) if pixel_range == "authors" else (1.0, 0.0)
+    pairs = list(zip(setting.pixel_mean, setting.pixel_std, strict=True))
+    scale = torch.tensor([stretch / (unit * std) for _, std in pairs], device=device)
+    shift = torch.tensor([(offset - mean) / std for mean, std in pairs], device=device)
+    return scale.view(-1, 1, 1), shift.view(-1, 1, 1)
+
+
+def as_input(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Pixels [B, C, H, W] to what the model reads, float32; the same arithmetic as `flcore.data.images.normalise`."""
+    return torch.addcmul(shift, images.to(torch.float32), scale)
+
+
+def virtual_context(
+    setting: Setting, images: Tensor, labels: Tensor, outputs: Tensor | None = None, pixel_range: PixelRange = "data"
+) -> Context:
+    """The constants of :class:`VirtualLoss`: images [N, C, H, W] as pixels, with their labels int64 [N].
+
+    ``outputs`` int64 [N] are the outputs of the head that stand for the labels; None: those of the labels themselves.
+    """
+    scale, shift = pixel_map(setting, images.dtype, images.device, pixel_range)
+    outputs = labels if outputs is None else outputs
+    return {"images": images, "labels": labels, "outputs": outputs, "scale": scale, "shift": shift}
+
+
+@torch.no_grad()
+def global_features(setting: Setting, images: Tensor, model: Weights, pixel_range: PixelRange = "data") -> Tensor:
+    """Features [N, d] of virtual images [N, C, H, W], pixels as they travel, by a model on their device."""
+    scale, shift = pixel_map(setting, images.dtype, images.device, pixel_range)
+    blocks = (as_input(block, scale, shift) for block in torch.split(images, _BLOCK))
+    return torch.cat([setting.network.features(block, model.values) for block in blocks])
+
+
+@dataclass(frozen=True)
+class VirtualLoss:
+    """A client's loss on real and virtual images; a term of weight 0 is not evaluated.
+
+    Attributes:
+        cross_entropy: w, weight of the virtual images' cross-entropy.
+        contrast: λ, weight of the contrastive part. alone: a, share of virtual images alone in it.
+        temperature: T. base_temperature: T0; None: as T.
+        detach: whether virtual features are constants in the contrast with real ones.
+        joint: one pass of the model for both kinds of images, which then share BatchNorm's statistics; else two.
+    """
+
+    cross_entropy: float
+    contrast: float
+    alone: float
+    temperature: float
+    base_temperature: float | None
+    detach: bool
+    joint: bool
+
+    @property
+    def is_on(self) -> bool:
+        """Whether virtual images are looked at."""
+        return self.cross_entropy > 0 or self.contrast > 0
+
+    def terms(self, model: LocalModel, batch: Batch, virtual: Context) -> dict[str, Tensor]:
+        """``cross_entropy`` of the real batch, ``virtual`` cross-entropy and ``contrast``, weighted.
+
+        Args:
+            model: in training.
+            batch: real images; its draw ``virtual`` int64 [W] says which virtual images go with them.
+            virtual: from :func:`virtual_context`.
+        """
+        rows = batch.draws["virtual"]
+        images = as_input(virtual["images"][rows], virtual["scale"], virtual["shift"])
+        labels, size = virtual["labels"][rows], len(batch.labels)
+        beside = model.beside()
+        if self.joint:
+            both = model.features(torch.cat([batch.images, images]))
+            real, made = both[:size], both[size:]
+        else:
+            real, made = model.features(batch.images), beside.features(images)
+        terms = {"cross_entropy": cross_entropy(model.classify(real), batch.labels, batch.weight)}
+        if self.cross_entropy > 0:
+            logits = beside.classify(made)
+            terms["virtual"] = self.cross_entropy * cross_entropy(logits, virtual["outputs"][rows])
+        if self.contrast > 0:
+            terms["contrast"] = self.contrast * self._contrast(real, made, batch, labels)
+        return terms
+
+    def _contrast(self, real: Tensor, made: Tensor, batch: Batch, labels: Tensor) -> Tensor:
+        weight = None if batch.weight is None else torch.cat([batch.weight, batch.weight.new_ones(len(labels))])
+        members = torch.cat([real, made.detach() if self.detach else made])
+        total = self._supervised(members, torch.cat([batch.labels, labels]), weight)
+        return total + self.alone * self._supervised(made, labels, None) if self.alone > 0 else total
+
+    def _supervised(self, features: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
+        return supervised_contrastive(
+            features, labels, self.temperature, base_temperature=self.base_temperature, weight=weight
+        )

@@ -1,0 +1,78 @@
+"""Invariant 1: `flcore` needs six packages and the standard library, and nothing that operates or watches runs."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import flcore
+
+SIX = {"torch", "torchvision", "numpy", "sklearn", "scipy", "safetensors"}
+ALLOWED = SIX | {"flcore", "PIL", "threadpoolctl"}  # the last two are requirements of torchvision and scikit-learn
+# Imported inside functions, and only when somebody asks for what they do.
+ON_REQUEST = {
+    "flcore/engine/pool/ray.py": {"ray"},
+    "flcore/math/prototypes/release.py": {"dp_accounting"},
+    "flcore/aggregation/account.py": {"dp_accounting"},
+}
+MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml"}
+REPOSITORY = Path(flcore.__file__).parents[1]
+
+
+def declared() -> set[str]:
+    """Module names of everything pyproject.toml depends on."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    names = {re.split(r"[<>=\[ ]", entry)[0] for entries in lists for entry in entries}
+    return {MODULES.get(name, name) for name in names}
+
+
+def test_the_six_are_declared() -> None:
+    assert declared() >= SIX
+    assert {"prefect", "mlflow", "dvc", "optuna", "ray", "yaml", "pandas"} <= declared()
+
+
+def test_no_source_file_names_another_package() -> None:
+    """Also imports inside functions."""
+    for path in Path(flcore.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or "flcore"]
+            allowed = ALLOWED | ON_REQUEST.get(path.relative_to(REPOSITORY).as_posix(), set())
+            for name in names:
+                top = name.partition(".")[0]
+                assert top in allowed or top in sys.stdlib_module_names, f"{path}: imports {name}"
+
+
+def test_every_module_imports_without_the_other_packages() -> None:
+    """Whatever else pyproject.toml declares is made unimportable (threadpoolctl is scikit-learn's own dependency)."""
+    modules = [module.name for module in pkgutil.walk_packages(flcore.__path__, "flcore.")]
+    assert {"flcore.config.schema", "flcore.engine.rounds", "flcore.data.partition"} <= set(modules)
+    banned = sorted(declared() - ALLOWED)
+    code = f"""
+import importlib, sys
+for name in {banned!r}:
+    sys.modules[name] = None  # importing it now raises ModuleNotFoundError
+for name in {["flcore", *modules]!r}:
+    importlib.import_module(name)
+loaded = {{name.partition(".")[0] for name, module in sys.modules.items() if module is not None}}
+print(*sorted(loaded & set({banned!r})))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_ray_is_imported_by_nobody_who_does_not_ask() -> None:
+    """Neither by the module of the actors nor by the stage that may start them, and what these two import."""
+    code = "import sys, flcore.engine.pool.ray, pipelines.stages.train; print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
+    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr

@@ -1,0 +1,257 @@
+"""Declared parameters: what is accepted, what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from flcore.core.conditions import Condition, above, on
+from flcore.core.errors import ConfigError, ProtoflError
+from flcore.core.params import Classes, Rounds, Search, build, declared, param
+
+
+@dataclass(frozen=True)
+class Options:
+    count: int = param(3, "how many", low=1, high=9)
+    rate: float = param(0.5, "how much", above=0, below=1, search=Search(1e-3, 0.5, log=True))
+    limit: int | None = param(None, "at most; null: no limit", low=2)
+    enabled: bool = param(True, "whether", switch=True)
+    mode: Literal["fast", "exact"] = param("fast", "how", search=Search(choices=("fast", "exact")))
+    channels: Literal[1, 3] | None = param(None, "grey or colour")
+    name: str = param("x", "what it is called")
+    seeds: tuple[int, ...] = param((0, 1), "seeds", low=0)
+    table: Mapping[str, Any] = param({}, "anything")
+    hidden: int = 7
+
+    def __post_init__(self) -> None:
+        if self.count == 9 and not self.enabled:
+            raise ValueError("count = 9 needs enabled = true")
+
+
+def test_defaults_where_nothing_is_said() -> None:
+    assert build(Options, {}, "options") == Options()
+
+
+def test_options_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        build(Options, {}, "options").count = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("rate", "1e-3", 0.001),  # YAML 1.1 reads 1e-3 as text
+        ("rate", "2.5E-1", 0.25),
+        ("limit", None, None),
+        ("limit", 2, 2),
+        ("channels", 3, 3),
+        ("channels", None, None),
+        ("mode", "exact", "exact"),
+        ("seeds", [4, 5], (4, 5)),
+        ("seeds", [], ()),
+        ("table", {"a": 1}, {"a": 1}),
+        ("count", 1, 1),
+        ("count", 9, 9),
+    ],
+)
+def test_accepted(key: str, value: Any, expected: Any) -> None:
+    found = getattr(build(Options, {key: value}, "options"), key)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+def test_a_whole_number_is_a_float_where_floats_are_meant() -> None:
+    @dataclass(frozen=True)
+    class Wide:
+        lr: float = param(0.1, "learning rate")
+
+    lr = build(Wide, {"lr": 1}, "local").lr
+    assert (lr, type(lr)) == (1.0, float)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("count", True, "options.count = true: expected a whole number >= 1 and <= 9"),
+        ("count", "3", 'options.count = "3": is text in quotes'),
+        ("count", "0.1", "options.count = 0.1: expected"),
+        ("count", 3.0, "options.count = 3.0: expected"),
+        ("count", None, "options.count = null: expected"),
+        ("count", 0, "options.count = 0: must be >= 1 and <= 9"),
+        ("count", 10, "options.count = 10: must be >= 1 and <= 9"),
+        ("rate", True, "options.rate = true: expected a number > 0 and < 1"),
+        ("rate", "half", "options.rate = half: expected a number > 0 and < 1"),
+        ("rate", [0.1], "options.rate = [0.1]: expected"),
+        ("rate", 0, "options.rate = 0.0: must be > 0 and < 1"),
+        ("rate", 1, "options.rate = 1.0: must be > 0 and < 1"),
+        ("rate", float("nan"), "options.rate = nan: must be > 0 and < 1"),
+        ("rate", float("inf"), "options.rate = inf: must be > 0 and < 1"),
+        ("rate", "nan", "options.rate = nan: expected"),
+        ("limit", 1, "options.limit = 1: must be >= 2"),
+        ("limit", "none", "options.limit = none: expected a whole number >= 2"),
+        ("limit", False, "options.limit = false: expected"),
+        ("enabled", 1, "options.enabled = 1: expected bool"),
+        ("enabled", "true", 'options.enabled = "true": is text in quotes'),
+        ("mode", "slow", "options.mode = slow: expected one of fast, exact"),
+        ("mode", None, "options.mode = null: expected one of fast, exact"),
+        ("channels", 2, "options.channels = 2: expected one of 1, 3, null"),
+        ("channels", True, "options.channels = true: expected one of 1, 3, null"),
+        ("channels", 1.0, "options.channels = 1.0: expected one of 1, 3, null"),
+        ("name", 5, "options.name = 5: expected str"),
+        ("seeds", 3, "options.seeds = 3: expected"),
+        ("seeds", "01", "options.seeds = 01: expected"),
+        ("seeds", [0, "1"], "options.seeds = [0, '1']: expected"),
+        ("seeds", [0, -1], "options.seeds = -1: must be >= 0"),
+        ("table", [1], "options.table = [1]: expected mapping"),
+        ("cuont", 3, "options.cuont: unknown key; did you mean 'count'? allowed here: channels, count,"),
+        ("zzz", 3, "options.zzz: unknown key; allowed here: channels, count, enabled,"),
+        ("hidden", 3, "options.hidden: unknown key"),  # a field that was not declared cannot be set
+    ],
+)
+def test_refused(key: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        build(Options, {key: value}, "options")
+    assert str(refusal.value).startswith(words)
+    assert isinstance(refusal.value, ProtoflError)
+
+
+def test_a_declaration_is_remembered_but_for_a_default_that_could_be_changed() -> None:
+    """``table`` has a mapping: who changed the one that is told would change it for everybody."""
+
+    @dataclass(frozen=True)
+    class Plain:
+        x: float = param(0.0, "anything")
+
+    assert declared(Plain) is declared(Plain)
+    told = {parameter.name: parameter.default for parameter in declared(Options)}
+    told["table"]["x"] = 1
+    assert {parameter.name: parameter.default for parameter in declared(Options)}["table"] == {}
+    assert Options().table == {}
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_an_unlimited_float_must_still_be_finite(value: Any) -> None:
+    @dataclass(frozen=True)
+    class Free:
+        x: float = param(0.0, "anything")
+
+    with pytest.raises(ConfigError, match=r"free\.x = -?(inf|nan): must be finite"):
+        build(Free, {"x": value}, "free")
+
+
+@pytest.mark.parametrize("key", ["count", "rate"])
+def test_a_number_beyond_all_floats_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"options.{key} = 1"):
+        build(Options, {key: 10**400}, "options")
+
+
+def test_a_rule_between_fields_names_the_section() -> None:
+    with pytest.raises(ConfigError, match=r"^options: count = 9 needs enabled = true$"):
+        build(Options, {"count": 9, "enabled": False}, "options")
+
+
+def test_without_a_path_the_key_stands_alone() -> None:
+    with pytest.raises(ConfigError, match=r"^count = 0: must be"):
+        build(Options, {"count": 0}, "")
+
+
+def test_defaults_of_mappings_are_not_shared() -> None:
+    first, second = build(Options, {}, "a"), build(Options, {}, "b")
+    assert first.table is not second.table
+
+
+def test_declarations_in_order_and_only_declared_ones() -> None:
+    names = [p.name for p in declared(Options)]
+    assert names == ["count", "rate", "limit", "enabled", "mode", "channels", "name", "seeds", "table"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "allowed"),
+    [
+        ("count", "int", ">= 1 and <= 9"),
+        ("rate", "float", "> 0 and < 1"),
+        ("limit", "int or null", ">= 2"),
+        ("enabled", "bool", ""),
+        ("mode", "str", "one of fast, exact"),
+        ("channels", "int or null", "one of 1, 3, null"),
+        ("seeds", "list of int", ">= 0"),
+        ("table", "mapping", ""),
+    ],
+)
+def test_listing(name: str, kind: str, allowed: str) -> None:
+    entry = {p.name: p for p in declared(Options)}[name].describe()
+    assert (entry["type"], entry["range"]) == (kind, allowed)
+    assert json.loads(json.dumps(entry, allow_nan=False)) == entry or name in ("mode",)  # JSON has lists for tuples
+
+
+def test_listing_of_a_search_range() -> None:
+    entries = {p.name: p.describe() for p in declared(Options)}
+    assert entries["rate"]["search"] == {"low": 0.001, "high": 0.5, "log": True}
+    assert list(entries["mode"]["search"]["choices"]) == ["fast", "exact"]
+    assert "search" not in entries["count"]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"low": 1.0}, {"low": 1.0, "high": 2.0, "choices": (1,)}])
+def test_a_search_range_is_an_interval_or_a_list(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="either low and high, or choices"):
+        Search(**arguments)
+
+
+# ---- search ranges -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("search", "classes", "found"),
+    [
+        (Search(2, Classes(1 / 2, unknown=5)), 10, Search(2, 5)),
+        (Search(2, Classes(1 / 2, unknown=5)), 47, Search(2, 23)),  # 23.5 rounded down
+        (Search(2, Classes(1 / 2, unknown=5)), None, Search(2, 5)),
+        (Search(2, Classes(1 / 2, unknown=5)), 3, None),  # 1 is below 2
+        (Search(choices=(50, 80, 128), least=Classes(1, unknown=0)), 62, Search(choices=(80, 128))),
+        (Search(choices=(50, 80, 128), least=Classes(1, unknown=0)), None, Search(choices=(50, 80, 128))),
+        (Search(choices=(50, 80, 128), least=Classes(1, unknown=0)), 172, None),
+        (Search(0.1, 1, log=True), 10, Search(0.1, 1, log=True)),
+    ],
+)
+def test_bounds_follow_the_number_of_classes(search: Search, classes: int | None, found: Search | None) -> None:
+    assert search.in_numbers(classes, 100) == found
+
+
+def test_rounds_to_wait_for_are_fewer_than_the_run_has() -> None:
+    """Of four rounds three have passed before the last; a run of one round has nothing to wait for."""
+    search = Search(1, Rounds(50), log=True)
+    assert search.in_numbers(10, 200) == Search(1, 50, log=True)
+    assert search.in_numbers(10, 4) == Search(1, 3, log=True)
+    assert search.in_numbers(10, 1) is None
+    assert search.describe()["high"] == "50, fewer than the rounds"
+
+
+def test_a_search_range_is_told_in_words_where_it_depends() -> None:
+    ranged = Search(2, Classes(1 / 2, unknown=5), when=on("use") & above("weight"))
+    assert ranged.describe() == {"low": 2, "high": "0.5 × classes", "log": False, "when": "use and weight > 0"}
+    listed = Search(choices=(50, 80), least=Classes(1, unknown=0))
+    assert listed.describe() == {"choices": (50, 80), "least": "classes", "log": False}
+
+
+def test_a_condition_may_be_said_by_a_subclass() -> None:
+    @dataclass(frozen=True)
+    class Part:
+        SAYS: ClassVar[Condition]
+        steps: int = param(5, "of the part", search=Search(1, 9, when="SAYS"))
+
+    @dataclass(frozen=True)
+    class Whole(Part):
+        SAYS: ClassVar[Condition] = above("weight")
+        weight: float = param(1.0, "of the part")
+
+    @dataclass(frozen=True)
+    class Another(Part):
+        SAYS: ClassVar[Condition] = on("use")
+        use: bool = param(True, "the part")
+
+    found = [next(p.search for p in declared(cls) if p.name == "steps") for cls in (Whole, Another)]
+    assert [search.condition for search in found if search] == [above("weight"), on("use")]

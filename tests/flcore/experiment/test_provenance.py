@@ -1,0 +1,176 @@
+"""Which code names a run: what it uses, by content, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flcore.config.imports import closure, imported_names
+from flcore.config.schema import Config
+from flcore.experiment.provenance import ROOT, code_fingerprint, code_modules, library_fingerprint, step_fingerprint
+from flcore.methods import METHODS
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, to be edited."""
+    copy = tmp_path_factory.mktemp("library") / "flcore"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+def config(name: str = "fedavg", **method: Any) -> Config:
+    return Config.from_mapping({"method": {"name": name, **method}})
+
+
+@pytest.mark.parametrize(
+    ("method", "edited", "changes"),
+    [
+        ({"name": "fedavg"}, "methods/fedpg.py", False),
+        ({"name": "fedavg"}, "methods/registry.py", False),
+        ({"name": "fedavg"}, "data/sources/mnist.py", False),
+        ({"name": "fedavg"}, "data/partitioners/dirichlet.py", False),
+        ({"name": "fedavg"}, "data/dividing.py", False),
+        ({"name": "fedavg"}, "models/resnet.py", False),
+        ({"name": "fedavg"}, "analyses/tsne.py", False),
+        ({"name": "fedavg"}, "math/losses/basic.py", True),
+        ({"name": "fedavg"}, "methods/api.py", True),
+        ({"name": "fedavg"}, "engine/rounds.py", True),
+        ({"name": "fedavg"}, "evaluation/scoring.py", True),
+        ({"name": "fedavg"}, "evaluation/summaries.py", True),  # metrics.json
+        ({"name": "fedavg"}, "engine/numerics.py", True),
+        ({"name": "fedavg"}, "engine/local/joined.py", True),  # engine.stack_runs
+        ({"name": "fedavg"}, "models/cnn.py", True),
+        ({"name": "fedprox"}, "methods/fedavg.py", True),
+        ({"name": "ccvr", "base": "fedprox"}, "methods/fedprox.py", True),
+        ({"name": "ccvr", "base": "fedprox"}, "methods/fedpg.py", False),
+        ({"name": "ccvr", "base": "fedpg"}, "methods/fedpg.py", True),
+    ],
+)
+def test_an_edit_changes_the_runs_that_use_the_file(
+    library: Path, method: dict[str, Any], edited: str, changes: bool
+) -> None:
+    chosen = config(**method)
+    before, path = code_fingerprint(chosen, library), library / edited
+    text = path.read_text()
+    try:
+        path.write_text(text + "# a remark\n")
+        assert (code_fingerprint(chosen, library) != before) == changes
+    finally:
+        path.write_text(text)
+    assert code_fingerprint(chosen, library) == before
+
+
+@pytest.mark.parametrize(
+    ("edited", "changes"),
+    [
+        ("engine/local/convolution.py", True),
+        ("engine/local/program.py", True),
+        ("engine/local/compiler.py", True),
+        ("math/losses/basic.py", True),
+        ("models/cnn.py", True),
+        ("core/optim.py", True),
+        ("engine/rounds.py", False),
+        ("evaluation/scoring.py", False),
+        ("methods/fedpg.py", False),
+    ],
+)
+def test_a_compiled_step_is_made_anew_where_its_own_code_changes(library: Path, edited: str, changes: bool) -> None:
+    before, path = step_fingerprint(config(), library), library / edited
+    source = path.read_text()
+    try:
+        path.write_text(source + "# a line more\n")
+        assert (step_fingerprint(config(), library) != before) == changes
+    finally:
+        path.write_text(source)
+
+
+def test_the_whole_library_changes_with_every_file(library: Path) -> None:
+    before, path = library_fingerprint(library), library / "data" / "sources" / "mnist.py"
+    text = path.read_text()
+    try:
+        path.write_text(text + "# a remark\n")
+        assert library_fingerprint(library) != before
+    finally:
+        path.write_text(text)
+
+
+def test_methods_differ_and_stand_in_their_own_lists() -> None:
+    assert code_fingerprint(config("fedavg")) != code_fingerprint(config("fedprox"))
+    modules = code_modules(config("fedavg"))
+    assert modules["flcore.methods.fedavg"] == hashlib.sha256((ROOT / "methods" / "fedavg.py").read_bytes()).hexdigest()
+    assert {name for name in METHODS if f"flcore.methods.{name}" in modules} == {"fedavg"}
+
+
+def test_what_does_not_follow_from_values_does_not_count() -> None:
+    assert code_fingerprint(Config.from_mapping({"seed": 3, "data": {"name": "mnist"}})) == code_fingerprint(Config())
+
+
+def test_everything_that_a_run_loads_is_listed(tmp_path: Path) -> None:
+    """The engine and the method of a run in a process of its own: no module of theirs is missed."""
+    mapping = config("fedproto").to_mapping()
+    code = """
+import json, sys
+from flcore.config.schema import Config
+from flcore.engine import client, rounds
+from flcore.evaluation import scoring
+Config.from_mapping(json.loads(sys.argv[1]))
+print(*(name for name in sys.modules if name.split(".")[0] == "flcore"))
+"""
+    command = [sys.executable, "-c", code, json.dumps(mapping)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    left_out = ("flcore.data.sources", "flcore.data.partitioners", "flcore.methods.registry")
+    loaded = {name for name in done.stdout.split() if not name.startswith(left_out)}
+    assert {"flcore.engine.rounds", "flcore.methods.fedproto"} <= loaded
+    assert loaded <= code_modules(config("fedproto")).keys()
+
+
+def test_a_plug_in_counts_with_what_it_imports(plugin: Path) -> None:
+    modules = code_modules(Config.from_mapping({"plugins": [str(plugin)], "method": {"name": "mine"}}))
+    assert modules["protofl_plugins.mine"] == hashlib.sha256(plugin.read_bytes()).hexdigest()
+    assert "flcore.methods.fedprox" in modules
+
+
+def test_a_plug_in_that_is_not_used_does_not_count(plugin: Path) -> None:
+    assert code_modules(Config.from_mapping({"plugins": [str(plugin)]})) == code_modules(Config())
+
+
+# ------------------------------------------------------------------------------------------------- reading of imports
+
+
+def test_imports_are_read_wherever_they_stand() -> None:
+    source = b"""
+import a.b, c as d
+from e.f import g, h
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    import types_only
+else:
+    import otherwise
+def function():
+    from inside import thing
+    try:
+        import tried
+    except ImportError:
+        import instead
+"""
+    always = {"a.b", "c", "e.f.g", "e.f.h", "typing.TYPE_CHECKING", "otherwise", "inside.thing", "tried", "instead"}
+    assert imported_names(source) == always
+    assert imported_names(source, for_types=True) == always | {"types_only"}
+
+
+def test_a_closure_goes_through_packages_and_ends_where_it_may_not_follow() -> None:
+    sources = {
+        "p": b"", "p.a": b"from p.b import thing\nimport torch", "p.b": b"from p import a", "p.c": b"",
+        "q": b"import p.c", "q.d": b"",
+    }  # fmt: skip
+    assert list(closure(["p.a"], sources.get)) == ["p", "p.a", "p.b"]
+    assert list(closure(["q.d"], sources.get)) == ["p", "p.c", "q", "q.d"]
+    assert list(closure(["p.a"], lambda name: None if name == "p.b" else sources.get(name))) == ["p", "p.a"]

@@ -1,0 +1,152 @@
+"""Payloads: their cost is the length of what is sent, their arrays are the wire format and bring them back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from flcore.io.messages import Arrays, Count, Mixtures, Prototypes, Size, Weights, all_finite
+from flcore.io.records import PAYLOADS, Payloads, measure, serialise
+
+
+def weights() -> Weights:
+    """2·3 + 3 = 9 parameters; two float statistics of 3 and one int64 counter."""
+    return Weights(
+        {"head.weight": torch.arange(6.0).reshape(3, 2), "head.bias": torch.tensor([-1.0, 0.5, 2.0])},
+        {
+            "bn.running_mean": torch.tensor([0.1, 0.2, 0.3]),
+            "bn.running_var": torch.tensor([1.0, 2.0, 3.0]),
+            "bn.num_batches_tracked": torch.tensor(41),
+        },
+    )
+
+
+def prototypes(present: list[bool], dim: int = 2) -> Prototypes:
+    mask = torch.tensor(present)
+    values = torch.arange(1.0, len(present) * dim + 1).reshape(len(present), dim)
+    return Prototypes(values * mask[:, None], mask)
+
+
+EXAMPLES: dict[str, tuple[Payloads, dict[str, Size]]] = {
+    # 9 float32 = 36 bytes; statistics 6·4 + 8 = 32 bytes and no scalars.
+    "weights": ({"model": weights()}, {"model": Size(9, 36), "model_buffers": Size(0, 32)}),
+    "weights without buffers": ({"model": weights().without_buffers()}, {"model": Size(9, 36)}),
+    "buffers alone": ({"model": Weights({}, weights().buffers)}, {"model_buffers": Size(0, 32)}),
+    "neither": ({"model": Weights({})}, {"model": Size(0, 0)}),
+    # One class with two components of d = 2: 2 weights, 4 means, 4 deviations; its id and its number of components.
+    "mixtures": (
+        {"m": Mixtures(torch.tensor([3]), torch.tensor([2]), torch.ones(2), torch.ones(2, 2), torch.ones(2, 2))},
+        {"m": Size(10, 56)},
+    ),
+    # Two rows of two float32 and two int64 ids: 4 scalars, 16 + 16 bytes.
+    "prototypes": ({"prototypes": prototypes([True, False, True])}, {"prototypes": Size(4, 32)}),
+    "no prototypes": ({"prototypes": Prototypes.empty(3, 2)}, {"prototypes": Size(0, 0)}),
+    "count": ({"num_samples": Count(7)}, {"num_samples": Size(0, 8)}),
+    # 3 float32, 2 int64, 4 bool: 3 scalars, 12 + 16 + 4 bytes.
+    "arrays": (
+        {"x": Arrays({"b": torch.tensor([3, 4]), "a": torch.ones(3), "c": torch.ones(2, 2, dtype=torch.bool)})},
+        {"x": Size(3, 32)},
+    ),
+    "no arrays": ({"x": Arrays({})}, {"x": Size(0, 0)}),
+    "nothing": ({}, {}),
+    "all": (
+        {"model": weights(), "prototypes": prototypes([False, True]), "num_samples": Count(0)},
+        {"model": Size(9, 36), "model_buffers": Size(0, 32), "prototypes": Size(2, 16), "num_samples": Size(0, 8)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_cost_by_hand_and_by_length(name: str) -> None:
+    record, expected = EXAMPLES[name]
+    assert measure(record) == expected
+    assert sum(size.bytes for size in measure(record).values()) == len(serialise(record))
+
+
+def test_every_type_has_an_example() -> None:
+    assert {type(payload) for record, _ in EXAMPLES.values() for payload in record.values()} == set(PAYLOADS.values())
+    assert all(name == cls.type_name for name, cls in PAYLOADS.items())
+
+
+def test_wire_format_by_hand() -> None:
+    """Count 258 = 0x0102 as little-endian int64; then, in order of names, row (3, 4) of class 1 after its id."""
+    record = {"n": Count(258), "p": prototypes([False, True])}
+    expected = bytes([2, 1, 0, 0, 0, 0, 0, 0]) + bytes([1] + [0] * 7) + bytes.fromhex("0000404000008040")
+    assert serialise(record) == expected
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_arrays_and_header_bring_a_payload_back(name: str) -> None:
+    """As it was, also when the arrays come in another order and nothing but them and the header is known."""
+    for payload in EXAMPLES[name][0].values():
+        arrays = dict(reversed(payload.arrays().items()))
+        back = type(payload).from_arrays(arrays, json.loads(json.dumps(payload.header())))
+        assert back.header() == payload.header()
+        assert list(back.arrays()) == list(payload.arrays()) or isinstance(payload, Arrays)
+        for key, tensor in payload.arrays().items():
+            assert back.arrays()[key].dtype == tensor.dtype and torch.equal(back.arrays()[key], tensor)
+
+
+def test_prototypes_come_back_whole() -> None:
+    """With zero rows for the missing classes; none of four at all."""
+    sent = prototypes([True, False, True, False])
+    back = Prototypes.from_arrays(sent.arrays(), sent.header())
+    assert torch.equal(back.means, sent.means) and torch.equal(back.present, sent.present)
+    none = Prototypes.empty(4, 5)
+    empty = Prototypes.from_arrays(none.arrays(), none.header())
+    assert empty.means.shape == (4, 5) and not empty.present.any()
+
+
+def test_absent_rows_do_not_travel() -> None:
+    """What stands in the row of a missing class reaches nobody: it is not in the wire format."""
+    dirty = Prototypes(torch.tensor([[1.0], [9.0]]), torch.tensor([True, False]))
+    assert serialise({"p": dirty}) == serialise({"p": prototypes([True, False], 1)})
+
+
+def test_values_of_weights_are_both_groups() -> None:
+    """As a frozen model takes them: 2 parameters and 3 statistics by the module's names."""
+    values = weights().values
+    assert set(values) == {"head.weight", "head.bias", "bn.running_mean", "bn.running_var", "bn.num_batches_tracked"}
+    assert values["head.bias"] is not None and torch.equal(values["bn.running_var"], torch.tensor([1.0, 2.0, 3.0]))
+
+
+@pytest.mark.parametrize(
+    ("means", "present"),
+    [
+        (torch.zeros(3), torch.zeros(3, dtype=torch.bool)),
+        (torch.zeros(3, 2), torch.zeros(2, dtype=torch.bool)),
+        (torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64)),
+        (torch.zeros(3, 2), torch.zeros(3, 1, dtype=torch.bool)),
+    ],
+)
+def test_prototypes_of_the_wrong_shape_are_refused(means: torch.Tensor, present: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"prototypes need means float32 \[K, d\] and present bool \[K\]"):
+        Prototypes(means, present)
+
+
+def test_a_negative_count_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be negative, got -1"):
+        Count(-1)
+
+
+def test_sizes_add_and_parameters_are_counted() -> None:
+    assert Size(1, 2) + Size(10, 20) == Size(11, 22)
+    assert weights().num_parameters == 9
+    assert weights().without_buffers().buffers == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "finite"),
+    [
+        ([], True),
+        ([1.0, -2.0], True),
+        ([3e38, 3e38], True),  # the sum is not, 3.4e38 being the largest float32
+        ([1.0, float("nan")], False),
+        ([1.0, float("inf")], False),
+        ([float("-inf"), float("inf")], False),
+    ],
+)
+def test_finite_values(values: list[float], finite: bool) -> None:
+    assert all_finite([torch.ones(2), torch.tensor([2**40]), torch.tensor(values)]) == finite

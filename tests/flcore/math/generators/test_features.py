@@ -1,0 +1,250 @@
+"""What feature generators and their clients are trained by, against fedpa.md 8 and baselines.md 6."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from flcore.core.schedules import Exponential
+from flcore.math.generators.features import (
+    diversity_loss,
+    fidelity_loss,
+    frozen_head_logits,
+    label_weights,
+    qualified_labels,
+    teacher_divergence,
+    weighted_client_mean,
+)
+from flcore.math.losses.alignment import prototype_pull
+
+T = torch.tensor
+SIX = {"abs": 1e-6}
+
+
+def stream(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def gradient(value: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(value, of, allow_unused=True)
+
+
+def test_label_weights() -> None:
+    """fedpa.md fact 5: (9+1)/(10+1+1), (4+1)/(1+5+1) and so on."""
+    counts = T([[9, 0], [0, 4], [0, 0]])
+    weights = label_weights(counts)
+    assert weights[:, 0].tolist() == pytest.approx([0.833333, 0.083333, 0.083333], **SIX)
+    assert weights[:, 1].tolist() == pytest.approx([0.142857, 0.714286, 0.142857], **SIX)
+    assert qualified_labels(counts).tolist() == [True, True]
+    assert qualified_labels(T([[9, 0], [1, 0]])).tolist() == [True, False]
+
+
+def test_label_weights_without_smoothing() -> None:
+    """(3, 1) of class 0, nobody of class 1."""
+    assert label_weights(T([[3, 0], [1, 0]]), 0.0).tolist() == [[0.75, 0.0], [0.25, 0.0]]
+
+
+@given(st.lists(st.lists(st.integers(0, 500), min_size=3, max_size=3), min_size=1, max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_label_weights_sum_to_one(counts: list[list[int]]) -> None:
+    """baselines.md 6 (b): Σ_k ω_kc = 1 for every class present."""
+    weights = label_weights(T(counts), 0.0)
+    present = qualified_labels(T(counts))
+    assert weights.sum(dim=0).tolist() == pytest.approx(present.float().tolist(), abs=1e-5)
+    assert label_weights(T(counts)).sum(dim=0).tolist() == pytest.approx([1, 1, 1], abs=1e-5)
+
+
+# ---- diversity -------------------------------------------------------------------------------------------------------
+
+H, EPS, Y = T([[0.0, 0], [1, 1], [2, 0]]), T([[0.0, 1], [1, 1], [0, 0]]), T([0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("mask", "metric", "expected"),
+    [
+        ("all", "code", 0.641180),  # exp(-2·(0.5 + 0.5 + 1)/9)
+        ("inter", "code", 0.716531),  # exp(-2·(0.5 + 1)/9)
+        ("intra", "code", 0.894839),  # exp(-2·0.5/9)
+        ("intra", "norms", 0.730322),  # exp(-2·√2·1/9)
+    ],
+)
+def test_diversity_of_fedpa(mask: Any, metric: Any, expected: float) -> None:
+    """fedpa.md fact 6."""
+    assert diversity_loss(H, EPS, Y, mask, metric).item() == pytest.approx(expected, **SIX)
+
+
+def test_diversity_of_fedgen() -> None:
+    """baselines.md 6 (a): ε (0,0), (0,1), (1,1); code 0.641180; norms exp(-2·(√2·1 + 2·√2 + √2·1)/9) = 0.284484."""
+    noise = T([[0.0, 0], [0, 1], [1, 1]])
+    assert diversity_loss(H, noise, Y, "all").item() == pytest.approx(0.641180, **SIX)
+    assert diversity_loss(H, noise, Y, "all", "norms").item() == pytest.approx(0.284484, **SIX)
+
+
+@pytest.mark.parametrize("mask", ["intra", "inter", "all"])
+@pytest.mark.parametrize("metric", ["code", "norms"])
+def test_gradient_of_diversity(mask: Any, metric: Any) -> None:
+    """Finite where outputs coincide (norms: root at 0), to the outputs only; a step against it spreads them."""
+    outputs = T([[0.0, 0], [0, 0], [2, 0], [2, 1]], requires_grad=True)
+    noise = torch.rand(4, 3, generator=stream()).requires_grad_()
+    labels = T([0, 0, 1, 1])
+    value = diversity_loss(outputs, noise, labels, mask, metric)
+    grad, to_noise = gradient(value, outputs, noise)
+    assert torch.isfinite(grad).all() and grad.abs().sum() > 0
+    assert to_noise is None
+    moved = diversity_loss(outputs - 0.1 * grad, noise, labels, mask, metric)
+    assert moved < value
+
+
+@given(st.integers(0, 200))
+@settings(max_examples=30, deadline=None)
+def test_masks_of_diversity_multiply(seed: int) -> None:
+    """Exponents add: all = intra·inter. In (0, 1]; no dependence on the order of the batch."""
+    outputs, noise = torch.randn(6, 3, generator=stream(seed)), torch.rand(6, 2, generator=stream(seed + 1))
+    labels = torch.randint(3, (6,), generator=stream(seed))
+    intra, inter, everything = (diversity_loss(outputs, noise, labels, m) for m in ("intra", "inter", "all"))
+    assert 0 < everything <= 1
+    assert (intra * inter).item() == pytest.approx(everything.item(), rel=1e-5)
+    order = torch.randperm(6, generator=stream(seed))
+    shuffled = diversity_loss(outputs[order], noise[order], labels[order], "intra")
+    assert shuffled.item() == pytest.approx(intra.item(), rel=1e-5)
+
+
+# ---- fidelity --------------------------------------------------------------------------------------------------------
+
+LOSSES, SHARES = T([[0.2, 1.0], [0.5, 0.3]]), T([[0.75, 0.25], [0.25, 0.75]])
+
+
+def test_fidelity_toy() -> None:
+    """fedpa.md fact 4: ½·(0.15 + 0.25 + 0.125 + 0.225) = 0.375 (a further 1/|S| would give 0.1875).
+
+    Broadcast mistake: 0.5·0.6 + 0.5·0.4 = 0.5.
+    """
+    assert weighted_client_mean(LOSSES, SHARES).item() == pytest.approx(0.375, **SIX)
+    assert weighted_client_mean(LOSSES, SHARES, "authors_broadcast").item() == pytest.approx(0.5, **SIX)
+    assert weighted_client_mean(LOSSES, SHARES).item() / len(LOSSES) == pytest.approx(0.1875, **SIX)
+
+
+def test_fidelity_of_fedgen() -> None:
+    """baselines.md 6 (b): (0.2·1 + 0.8·3)/2 = 1.3; broadcast 0.5·2 = 1.0."""
+    losses, weights = T([[1.0, 3.0]]), T([[0.2, 0.8]])
+    assert weighted_client_mean(losses, weights).item() == pytest.approx(1.3)
+    assert weighted_client_mean(losses, weights, "authors_broadcast").item() == pytest.approx(1.0)
+
+
+def test_broadcast_form_is_the_authors_product() -> None:
+    """Their (B) loss times (B, 1) weight is a B×B table, of which they take the mean, client by client."""
+    losses, weights = torch.rand(3, 5, generator=stream()), torch.rand(3, 5, generator=stream(1))
+    table = sum((own * share.unsqueeze(1)).mean() for own, share in zip(losses, weights, strict=True))
+    assert weighted_client_mean(losses, weights, "authors_broadcast").item() == pytest.approx(table.item())
+
+
+def test_fidelity_from_logits() -> None:
+    """Two clients, labels (0, 1). Logits chosen so that cross-entropies are -log p with p below.
+
+    Client 0: p = ½, ¼ of the label; client 1: ¾, ½. Weights by class: client 0 (0.9, 0.2), client 1 (0.1, 0.8).
+    ½·(0.9·ln 2 + 0.1·ln(4/3) + 0.2·ln 4 + 0.8·ln 2).
+    """
+    chances = T([[[0.5, 0.5], [0.75, 0.25]], [[0.75, 0.25], [0.5, 0.5]]])
+    weights = T([[0.9, 0.2], [0.1, 0.8]])
+    expected = 0.5 * (0.9 * math.log(2) + 0.1 * math.log(4 / 3) + 0.2 * math.log(4) + 0.8 * math.log(2))
+    assert fidelity_loss(chances.log(), T([0, 1]), weights).item() == pytest.approx(expected, **SIX)
+
+
+def test_fidelity_teaches_the_generator_alone() -> None:
+    """fedpa.md fact 12: L_fid has zero gradient to all client models."""
+    features = torch.randn(4, 3, generator=stream()).requires_grad_()
+    weight, bias = torch.randn(2, 5, 3, generator=stream()).requires_grad_(), torch.zeros(2, 5, requires_grad=True)
+    logits = frozen_head_logits(features, {"weight": weight, "bias": bias})
+    assert torch.allclose(logits[1], F.linear(features, weight[1], bias[1]), atol=1e-6)
+    loss = fidelity_loss(logits, T([0, 1, 2, 4]), label_weights(torch.ones(2, 5)))
+    to_features, *to_heads = gradient(loss, features, weight, bias)
+    assert to_features.abs().sum() > 0
+    assert to_heads == [None, None]
+
+
+def test_heads_with_a_hidden_layer_by_hand() -> None:
+    """x = (1, -2): hidden units ReLU(1 + 2 - 1, -1) = (2, 0), logits (2·3 + 1, 2·0 + 5); another client is zero."""
+    hidden, bias = T([[1.0, -1.0], [-1.0, 0.0]]), T([-1.0, 0.0])
+    own = {"hidden.weight": hidden, "hidden.bias": bias, "weight": T([[3.0, 9.0], [0.0, 9.0]]), "bias": T([1.0, 5.0])}
+    heads = {name: torch.stack([value, torch.zeros_like(value)]) for name, value in own.items()}
+    assert frozen_head_logits(T([[1.0, -2.0]]), heads).tolist() == [[[7.0, 5.0]], [[0.0, 0.0]]]
+
+
+def test_equal_heads_make_plain_cross_entropy() -> None:
+    """Weights sum to 1 over clients: S copies of a head give the loss of one, in either form when weights are equal."""
+    logits, labels = torch.randn(6, 4, generator=stream()), T([0, 1, 2, 3, 0, 1])
+    stack = logits.expand(3, -1, -1)
+    weights = label_weights(torch.randint(9, (3, 4), generator=stream()))
+    plain = F.cross_entropy(logits, labels).item()
+    assert fidelity_loss(stack, labels, weights).item() == pytest.approx(plain, rel=1e-5)
+    even = torch.full((3, 4), 1 / 3)
+    assert fidelity_loss(stack, labels, even, "authors_broadcast").item() == pytest.approx(plain, rel=1e-5)
+
+
+# ---- pull and push ---------------------------------------------------------------------------------------------------
+
+FEATURES, PHI, ALL = T([[3.0, 4.0], [0.0, 0.0]]), T([[0.0, 0.0], [0.0, 2.0]]), T([True, True])
+
+
+def test_client_and_generator_sums_of_fedpa() -> None:
+    """fedpa.md fact 9 at t = 1: 0.4 + 24.5·0.2 + 4.9·0.1 = 5.79; 24.5·0.375 + 0.716531 - 0.15·7.25 = 8.816531."""
+    ge, po, fid = (Exponential(w, 0.98, f)(1) for w, f in ((25, 1e-4), (5, 0.15), (25, 1e-4)))
+    assert 0.4 + ge * 0.2 + po * 0.1 == pytest.approx(5.79)
+    fidelity = weighted_client_mean(LOSSES, SHARES)
+    diversity = diversity_loss(H, EPS, Y, "inter")
+    adversarial = prototype_pull(FEATURES, T([0, 1]), PHI, ALL)
+    assert (fid * fidelity + diversity - 0.15 * adversarial).item() == pytest.approx(8.816531, abs=2e-6)
+
+
+# ---- FedGen's teacher ------------------------------------------------------------------------------------------------
+
+
+def test_teacher_divergence() -> None:
+    """Teacher (¾, ¼), model (½, ½): ¾·ln 1.5 + ¼·ln 0.5 = 0.130812; second sample equal: 0. Mean 0.065406."""
+    teacher = T([[0.75, 0.25], [0.75, 0.25]]).log().requires_grad_()
+    logits = T([[0.0, 0.0], [math.log(3), 0.0]], requires_grad=True)
+    value = teacher_divergence(logits, teacher)
+    assert value.item() == pytest.approx(0.5 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5)), **SIX)
+    to_model, to_teacher = gradient(value, logits, teacher)
+    # softmax minus target over B = 2: (½ - ¾)/2 = -⅛
+    assert to_model[0].tolist() == pytest.approx([-0.125, 0.125])
+    assert to_model[1].tolist() == pytest.approx([0, 0], abs=1e-7)
+    assert to_teacher is None
+    assert teacher_divergence(logits, teacher, T([1.0, 0.0])).item() == pytest.approx(2 * value.item())
+
+
+def test_one_hot_teachers_give_finite_gradients() -> None:
+    """A teacher's probability that underflows to 0 contributes 0·log 0 = 0; its divergence is the cross-entropy."""
+    logits = torch.zeros(1, 3, requires_grad=True)
+    value = teacher_divergence(logits, T([[500.0, 0.0, -500.0]]))
+    assert value.item() == pytest.approx(math.log(3), **SIX)
+    assert torch.isfinite(gradient(value, logits)[0]).all()
+
+
+# ---- many clients at once --------------------------------------------------------------------------------------------
+
+
+def test_client_losses_under_vmap() -> None:
+    """Pull and teacher: values and gradients of three clients at once are those of one by one."""
+    features, logits = torch.randn(3, 4, 2, generator=stream()), torch.randn(3, 4, 2, generator=stream(1))
+    labels = torch.randint(2, (3, 4), generator=stream())
+    weight = T([[1.0, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
+    present = T([True, False])
+    for loss in (
+        lambda f, g, y, w: prototype_pull(f, y, PHI, present, weight=w),
+        lambda f, g, y, w: prototype_pull(f, y, PHI, present, "l2", cap=1.0, weight=w),
+        lambda f, g, y, w: teacher_divergence(f, g, w),
+    ):
+        together = torch.vmap(torch.func.grad_and_value(loss))(features, logits, labels, weight)
+        for client in range(3):
+            alone = torch.func.grad_and_value(loss)(features[client], logits[client], labels[client], weight[client])
+            for both, one in zip(together, alone, strict=True):
+                assert torch.allclose(both[client], one, atol=1e-6)
+                assert torch.isfinite(one).all()

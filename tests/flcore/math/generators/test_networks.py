@@ -1,0 +1,260 @@
+"""Generators: the specifications' parameter counts, seeds, no draws inside, BatchNorm by mode, and use under vmap."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from flcore.math.generators.networks import (
+    EnlargingConvolution,
+    FeatureGenerator,
+    ImageGenerator,
+    build_feature_generator,
+    build_image_generator,
+    constant_output,
+)
+from flcore.models import MODELS, build_model, extract_weights
+
+CLASSES = 4
+SMALL: dict[str, Any] = {
+    "feature": lambda seed=0: build_feature_generator(CLASSES, 5, noise_dim=3, hidden=7, seed=seed),
+    "fc": lambda seed=0: build_image_generator("fc", CLASSES, (1, 8, 8), noise_dim=3, seed=seed),
+    "cnn": lambda seed=0: build_image_generator("cnn", CLASSES, (1, 8, 8), noise_dim=3, seed=seed),
+}
+
+
+def count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def inputs(batch: int, noise_dim: int = 3, classes: int = CLASSES, seed: int = 0) -> tuple[Tensor, Tensor]:
+    stream = torch.Generator().manual_seed(seed)
+    return torch.rand(batch, noise_dim, generator=stream), torch.randint(classes, (batch,), generator=stream)
+
+
+def state(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    params = {name: p.detach().clone().requires_grad_() for name, p in module.named_parameters()}
+    return params, {name: b.clone() for name, b in module.named_buffers()}
+
+
+@pytest.mark.parametrize(
+    ("classes", "hidden", "parameters"),
+    [
+        # (32 + K)·h + h, then 2·h of BatchNorm, then h·32 + 32
+        (10, 256, 42 * 256 + 256 + 512 + 256 * 32 + 32),
+        (26, 256, 58 * 256 + 256 + 512 + 256 * 32 + 32),
+        (2, 128, 34 * 128 + 128 + 256 + 128 * 32 + 32),
+    ],
+)
+def test_parameters_of_the_feature_generator(classes: int, hidden: int, parameters: int) -> None:
+    """MNIST, EMNIST and CelebA of fedpa.md section 2; running statistics are 2·hidden more (section 3)."""
+    assert parameters in {19_744, 23_840, 8_864}
+    weights = extract_weights(build_feature_generator(classes, 32, hidden=hidden))
+    assert weights.num_parameters == parameters
+    assert sum(b.numel() for b in weights.buffers.values() if b.is_floating_point()) == 2 * hidden
+
+
+def test_traffic_of_fedpa_by_its_parts() -> None:
+    """fedpa.md fact 10: up = model + K·d + K, down = that + generator; MNIST K = 10, EMNIST K = 26, d = 32."""
+    for classes, up, down in ((10, 26_764, 46_508), (26, 27_820, 51_660)):
+        model = count(build_model(MODELS["fedgen_cnn"](), (1, 28, 28), classes))
+        assert model + classes * 32 + classes == up
+        assert up + count(build_feature_generator(classes, 32)) == down
+
+
+def test_parameters_of_the_fc_image_generator() -> None:
+    """fedpg.md fact 8: linear 3,905,664 and BatchNorm 2·(128 + 256 + 512 + 1024) = 3,840 for K = 10 and 3×32×32."""
+    generator = build_image_generator("fc", 10, (3, 32, 32))
+    linear = sum(count(layer) for layer in generator.modules() if isinstance(layer, nn.Linear))
+    assert (linear, count(generator) - linear, count(generator)) == (3_905_664, 3_840, 3_909_504)
+
+
+def test_parameters_of_the_cnn_image_generator() -> None:
+    """8×8, one channel, z + K = 7: start 4×4 with 256 maps, one stage to 128.
+
+    Linear 7·256·16 = 28,672; BatchNorm 512; convolution 9·256·128 = 294,912; BatchNorm 256; last 9·128 + 1 = 1,153.
+    """
+    assert count(SMALL["cnn"]()) == 28_672 + 512 + 294_912 + 256 + 1_153
+
+
+@pytest.mark.parametrize("kind", ["fc", "cnn"])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 9), (1, 28, 28), (3, 32, 32), (3, 20, 31), (1, 64, 64)])
+def test_images_of_every_size(kind: Literal["fc", "cnn"], shape: tuple[int, int, int]) -> None:
+    generator = build_image_generator(kind, CLASSES, shape, noise_dim=3).train()
+    noise, labels = inputs(2)
+    images = generator(noise, labels)
+    assert images.shape == (2, *shape)
+    assert -1 <= images.min() < 0 < images.max() <= 1
+    images.square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in generator.parameters() if p.ndim > 1)
+
+
+@pytest.mark.parametrize("size", [(8, 14), (7, 13), (8, 13), (4, 7)])
+def test_enlarging_and_convolving_in_one(size: tuple[int, int]) -> None:
+    """In double precision the result and both gradients are those of the two steps one after the other."""
+    stream = torch.Generator().manual_seed(3)
+    layer = EnlargingConvolution(2, 3, size).double()
+    images = torch.randn(5, 2, 4, 7, generator=stream, dtype=torch.float64, requires_grad=True)
+    enlarged = torch.nn.functional.interpolate(images, size=size, mode="nearest")
+    apart = torch.nn.functional.conv2d(enlarged, layer.weight, padding=1)
+    weights = torch.randn(apart.shape, generator=stream, dtype=torch.float64)
+    moving = [images, layer.weight]
+    expected = [apart, *torch.autograd.grad((apart * weights).sum(), moving)]
+    joint = layer(images)
+    found = [joint, *torch.autograd.grad((joint * weights).sum(), moving)]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_layers_are_those_of_the_specification() -> None:
+    """fedpa.md 5.2: Linear, BN, ReLU, Linear without activation; fedpg.md 2: four Linear-BN-LeakyReLU(0.2), Linear."""
+    feature = build_feature_generator(10, 32)
+    assert [type(layer) for layer in feature.network] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
+    image = build_image_generator("fc", 10, (3, 32, 32))
+    stage = [nn.Linear, nn.BatchNorm1d, nn.LeakyReLU]
+    assert [type(layer) for layer in image.network] == [*stage * 4, nn.Linear, nn.Tanh]
+    assert [layer.out_features for layer in image.network if isinstance(layer, nn.Linear)] == [
+        *(128, 256, 512, 1024),
+        3072,
+    ]
+    assert {layer.negative_slope for layer in image.network if isinstance(layer, nn.LeakyReLU)} == {0.2}
+
+
+def test_feature_generator_by_hand() -> None:
+    """z = 1, K = 2, one hidden unit with weights (2; 10, -3) and bias 1, statistics at mean 0 and variance 1.
+
+    (0.5, class 0): 1 + 10 + 1 = 12 → ReLU 12 → 12·(1, -1) + (0, 5) = (12, -7).
+    (0.5, class 1): 1 - 3 + 1 = -1 → 0 → (0, 5). BatchNorm divides by √(1 + 1e-5): 12 becomes 11.99994.
+    """
+    generator = FeatureGenerator(1, 2, 1, 2).eval()
+    first, last = generator.network[0], generator.network[3]
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[2.0, 10.0, -3.0]]))
+        first.bias.fill_(1.0)
+        last.weight.copy_(torch.tensor([[1.0], [-1.0]]))
+        last.bias.copy_(torch.tensor([0.0, 5.0]))
+    made = generator(torch.tensor([[0.5], [0.5]]), torch.tensor([0, 1]))
+    assert torch.allclose(made, torch.tensor([[12.0, -7.0], [0.0, 5.0]]), atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_initial_weights_are_a_function_of_the_seed(kind: str) -> None:
+    first, again, other = (extract_weights(SMALL[kind](seed)).params for seed in (4, 4, 5))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first if first[name].ndim > 1)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_nothing_draws_from_the_global_generator(kind: str) -> None:
+    before = torch.random.get_rng_state()
+    SMALL[kind]().train()(*inputs(4))
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_labels_and_noise_both_matter(kind: str) -> None:
+    generator = SMALL[kind]().eval()
+    noise, _ = inputs(2)
+    zero, one = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.int64)
+    made = generator(noise, zero)
+    assert not torch.equal(made, generator(noise, one))
+    assert not torch.equal(made[0], made[1])
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_batchnorm_follows_the_mode(kind: str) -> None:
+    """Train: a sample's output depends on its batch, statistics move. Eval: neither."""
+    generator = SMALL[kind]()
+    noise, labels = inputs(6)
+    together = generator.eval()(noise, labels)
+    assert torch.allclose(together[:2], generator(noise[:2], labels[:2]), atol=1e-6)
+    running = {name: b.clone() for name, b in generator.named_buffers()}
+    trained = generator.train()(noise, labels)
+    assert not torch.allclose(trained[:2], generator(noise[:2], labels[:2]), atol=1e-4)
+    assert all(not torch.equal(running[name], b) for name, b in generator.named_buffers())
+
+
+def test_an_untrained_image_generator_makes_grey() -> None:
+    """fedpg.md section 2: one constant grey image for every class, pixel std 0.005 in eval mode (asserted: < 0.01)."""
+    generator = build_image_generator("fc", 10, (1, 8, 8)).eval()
+    noise, labels = inputs(200, noise_dim=512, classes=10)
+    with torch.no_grad():
+        images = generator(noise, labels)
+    assert images.std(dim=0).mean() < 0.01
+    assert images.abs().max() < 0.2
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_constant_is_what_the_generator_says_and_changes_nothing(kind: str) -> None:
+    """With the weights given, not those of the architecture; no gradient to them."""
+    architecture, trained = SMALL[kind](1).eval(), SMALL[kind](0).eval()
+    kept = [(*extract_weights(module).values.values(),) for module in (architecture, trained)]
+    params, buffers = state(trained)
+    noise, labels = inputs(4)
+    made = constant_output(architecture, params, buffers, noise, labels)
+    assert torch.equal(made, trained(noise, labels))
+    assert not made.requires_grad
+    own = (*params.values(), *buffers.values())
+    assert all(torch.equal(one, other) for one, other in zip(own, kept[1], strict=True))
+    still = extract_weights(architecture).values.values()
+    assert all(torch.equal(one, other) for one, other in zip(still, kept[0], strict=True))
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_shared_weights_and_noise_of_every_client(kind: str) -> None:
+    """vmap over three clients gives each what it gets alone."""
+    generator = SMALL[kind]().eval()
+    params, buffers = state(generator)
+    pairs = [inputs(4, seed=seed) for seed in range(3)]
+    noise, labels = torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1] for pair in pairs])
+    together = torch.vmap(lambda n, y: constant_output(generator, params, buffers, n, y))(noise, labels)
+    for client, (own_noise, own_labels) in enumerate(pairs):
+        alone = constant_output(generator, params, buffers, own_noise, own_labels)
+        assert torch.allclose(together[client], alone, atol=1e-6)
+
+
+def test_generated_features_teach_the_head_alone() -> None:
+    """fedpa.md fact 12: L_ge has zero gradient to the extractor Π and to the generator θ, not to the classifier Φ."""
+    model = build_model(MODELS["fedgen_cnn"](feature_dim=5), (1, 8, 8), CLASSES).eval()
+    generator = SMALL["feature"]().eval()
+    theta, buffers = state(generator)
+    noise, labels = inputs(6)
+    generated = constant_output(generator, theta, buffers, noise, labels)
+    loss = nn.functional.cross_entropy(model.classify(generated), labels)
+    groups = [list(model.encoder.parameters()), list(theta.values()), list(model.head.parameters())]
+    extractor, own, head = (torch.autograd.grad(loss, group, allow_unused=True, retain_graph=True) for group in groups)
+    assert all(grad is None for grad in (*extractor, *own))
+    assert all(grad.abs().sum() > 0 for grad in head)
+
+
+def test_gradient_of_the_clients_loss_under_vmap() -> None:
+    """The head's gradient on generated features, for two clients at once and one by one."""
+    generator = SMALL["feature"]().eval()
+    theta, buffers = state(generator)
+    head = nn.Linear(5, CLASSES)
+    weights = {name: torch.stack([p.detach(), 2 * p.detach()]) for name, p in head.named_parameters()}
+
+    def loss(own: dict[str, Tensor], noise: Tensor, labels: Tensor) -> Tensor:
+        features = constant_output(generator, theta, buffers, noise, labels)
+        return nn.functional.cross_entropy(functional_call(head, own, (features,)), labels)
+
+    noise, labels = (torch.stack(both) for both in zip(inputs(4, seed=1), inputs(4, seed=2), strict=True))
+    together = torch.vmap(torch.func.grad(loss))(weights, noise, labels)
+    for client in range(2):
+        alone = torch.func.grad(loss)({name: w[client] for name, w in weights.items()}, noise[client], labels[client])
+        assert all(torch.allclose(together[name][client], alone[name], atol=1e-6) for name in alone)
+
+
+def test_a_generator_in_train_mode_is_no_constant() -> None:
+    generator = SMALL["feature"]().train()
+    with pytest.raises(ValueError, match="eval"):
+        constant_output(generator, *state(generator), *inputs(2))
+
+
+def test_shapes_are_attributes() -> None:
+    generator = build_image_generator("cnn", 6, (3, 28, 28), noise_dim=9)
+    assert isinstance(generator, ImageGenerator)
+    assert (generator.noise_dim, generator.num_classes, generator.shape) == (9, 6, (3, 28, 28))

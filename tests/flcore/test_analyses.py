@@ -1,0 +1,525 @@
+"""Analyses of small federations: what is looked at, by hand where that is possible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flcore.analyses import SUMMARIES, chosen, with_snapshots, without_round
+from flcore.analyses.answers import BEFORE_CALIBRATION, Answers
+from flcore.analyses.averaged_bodies import averaged_bodies
+from flcore.analyses.base import FinishedRun, equal_per_class
+from flcore.analyses.class_heatmap import class_heatmap, class_heatmap_trained
+from flcore.analyses.embedding import embed
+from flcore.analyses.generated import generator_distances, tsne_generated
+from flcore.analyses.gradcam import gradcam_cases
+from flcore.analyses.registry import ANALYSES
+from flcore.analyses.shown import clients_shown, images_shown
+from flcore.analyses.tsne import tsne, tsne_projections, tsne_trained
+from flcore.analyses.tsne_calibration import (
+    tsne_calibration,
+    tsne_calibration_trained,
+    with_calibrated,
+)
+from flcore.analyses.tsne_prototypes import tsne_prototypes
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError
+from flcore.evaluation.scoring import Scorer
+from flcore.io.messages import Prototypes, Weights
+from flcore.io.records import Record
+from flcore.methods.fedavg import FedAvg
+from flcore.methods.types import Setting
+
+CLASSES = [[9, 0, 0], [0, 9, 0], [0, 0, 9]]
+
+
+def reader(order: tuple[int, ...] = (0, 1, 2)) -> Weights:
+    """A linear model that says ``order[i]`` where pixel i is bright."""
+    weight = torch.zeros(3, 3)
+    for pixel, answer in enumerate(order):
+        weight[answer, pixel] = 1
+    return Weights({"head.weight": weight, "head.bias": torch.zeros(3)})
+
+
+def federation(lab: Any, **changes: Any) -> Any:
+    """Client 0 trains on classes 0, 1, client 1 on 1, 2; four test images show 0, 1, 1, 2, class 2's labelled 1.
+
+    Client 0 is tested on images 0 and 1, client 1 on 2 and 3.
+    """
+    dataset = lab.toy_dataset(CLASSES + CLASSES[1:2], [0, 1, 2, 1], [CLASSES[i] for i in (0, 1, 1, 2)], [0, 1, 1, 1])
+    dataset = replace(dataset, meta=replace(dataset.meta, num_classes=3, class_names=("a", "b", "c")))
+    return lab.experiment(dataset, lab.by_hand(dataset, [[0, 1], [2, 3]], [[0, 1], [2, 3]]), lab.ToySpec(), **changes)
+
+
+def finished(experiment: Any, server: Any, memories: Any = lambda client: {}, before: Any = None) -> FinishedRun:
+    """A run as its files would give it."""
+
+    def memory(client: int) -> Record:
+        return Record(memories(client))
+
+    return FinishedRun(experiment, Record(server), memory, {} if before is None else {BEFORE_CALIBRATION: before})
+
+
+def tiny_run(lab: Any, tmp: Any, **changes: Any) -> tuple[Any, Record, Any]:
+    """A trained run of the tiny data."""
+    experiment = lab.experiment(federation__rounds=1, **changes)
+    done = lab.run(experiment, tmp)
+    return experiment, done.state.server, done.memory
+
+
+# ------------------------------------------------------------------------------------------------- names, samples
+
+
+def test_names_of_snapshots() -> None:
+    names = with_snapshots(["tsne", "class_heatmap"], [10, 0])
+    assert names[2:] == [f"{base}_round_{number}" for base in ("tsne", "class_heatmap") for number in (0, 10)]
+    assert list(map(without_round, names)) == [
+        *(("tsne", None), ("class_heatmap", None)),
+        *(("tsne", 0), ("tsne", 10), ("class_heatmap", 0), ("class_heatmap", 10)),
+    ]
+    assert all(without_round(name) == (name, None) for name in SUMMARIES)
+
+
+def test_every_name_has_an_entry_and_a_line() -> None:
+    assert tuple(ANALYSES) == tuple(SUMMARIES)
+    assert all(ANALYSES[name].summary == summary for name, summary in SUMMARIES.items())
+
+
+def test_configuration_knows_the_names_and_keeps_them_out_of_a_runs_identity() -> None:
+    plain, asked = (
+        Config.from_mapping({}),
+        Config.from_mapping({"evaluation": {"analyses": ["tsne", "inversion"]}}),
+    )
+    assert asked.evaluation.analyses == ("tsne", "inversion") and plain.evaluation.analyses == ()
+    assert asked.identity() == plain.identity() and "every" in asked.identity()["evaluation"]
+    assert Config.from_mapping(asked.to_mapping()) == asked
+    with pytest.raises(ConfigError, match=r"analyses = \['tsnee'\]: did you mean 'tsne'\? expected one of class_"):
+        Config.from_mapping({"evaluation": {"analyses": ["tsnee"]}})
+    with pytest.raises(ConfigError, match="twice"):
+        Config.from_mapping({"evaluation": {"analyses": ["tsne", "tsne"]}})
+
+
+def test_equally_many_samples_of_every_class() -> None:
+    """Classes 3, 5 and 8 with 4, 2 and 6 samples: two of each; or one where one is asked for."""
+    labels = torch.tensor([8, 3, 8, 5, 3, 8, 8, 3, 8, 5, 3, 8])
+    for asked, expected in ((9, 2), (1, 1)):
+        rows = equal_per_class(labels, asked, 0, "test")
+        assert labels[rows].tolist() == [3] * expected + [5] * expected + [8] * expected
+        assert len(set(rows.tolist())) == len(rows)
+    assert torch.equal(equal_per_class(labels, 9, 0, "test"), equal_per_class(labels, 9, 0, "test"))
+    draws = {tuple(equal_per_class(labels, 1, seed, "test").tolist()) for seed in range(20)}
+    assert len(draws) > 1
+
+
+# ---------------------------------------------------------------------------------------------------- class heatmap
+
+
+def table(result: Any) -> dict[tuple[str, str], list[float | None]]:
+    found: dict[tuple[str, str], list[float | None]] = {}
+    for row in result.rows:
+        found.setdefault((row["model"], row["test"]), []).append(row["accuracy"])
+    return found
+
+
+def test_heatmap_of_a_global_model(lab: Any) -> None:
+    """It reads what it sees. Client 0's images 0, 1: a, b right. Client 1's 2, 3: one of two b right. All: 1, 2/3."""
+    found = class_heatmap(finished(federation(lab), {"model": reader()}))
+    assert table(found) == {
+        ("0", "own"): [1.0, 1.0, None],
+        ("1", "own"): [None, 0.5, None],
+        ("global", "all"): [1.0, pytest.approx(2 / 3), None],
+    }
+    assert {row["class"] for row in found.rows} == {"a", "b", "c"}
+    assert sum(int(row["total"] or 0) for row in found.rows if row["test"] == "all") == 4
+
+
+def test_heatmap_of_personal_models(lab: Any) -> None:
+    """Client 0 reads right; client 1 swaps a and b: it is wrong on images 0, 1, 2, and says c for image 3 (b)."""
+    memories = {0: {"model": reader()}, 1: {"model": reader((1, 0, 2))}}
+    found = class_heatmap(finished(federation(lab, method__name="local"), {}, memories.__getitem__))
+    assert table(found) == {
+        ("0", "all"): [1.0, pytest.approx(2 / 3), None],
+        ("0", "own"): [1.0, 1.0, None],
+        ("1", "all"): [0.0, 0.0, None],
+        ("1", "own"): [None, 0.0, None],
+    }
+
+
+def test_heatmap_of_models_as_they_were_trained(lab: Any) -> None:
+    """Of a method with a global model: client 0 left training with one that swaps a and b, client 1 never trained.
+
+    Client 0 is then wrong on a and b, all images of both (0 of 1, 0 of 3: c is said of nothing but image 3's class b).
+    """
+    run = finished(
+        federation(lab, evaluation__private=True),
+        {"model": reader()},
+        {0: {"private_model": reader((1, 0, 2))}, 1: {}}.__getitem__,
+    )
+    assert ANALYSES["class_heatmap_trained"].applies(run) is None
+    assert table(class_heatmap_trained(run)) == {
+        ("0", "all"): [0.0, 0.0, None],
+        ("0", "own"): [0.0, 0.0, None],
+        ("global", "all"): [1.0, pytest.approx(2 / 3), None],
+    }
+    untrained = finished(federation(lab, evaluation__private=True), {"model": reader()})
+    assert ANALYSES["tsne_trained"].applies(untrained) == "no client has trained a model yet"
+
+
+# ----------------------------------------------------------------------------------------------------------- t-SNE
+
+
+def test_embedding_keeps_groups_together_and_repeats() -> None:
+    """Two groups far apart in 60 dimensions (so PCA is used): each point's nearest neighbour is of its own group."""
+    stream = torch.Generator().manual_seed(0)
+    features = torch.randn(80, 60, generator=stream)
+    features[40:] += 30
+    points = embed(features)
+    assert points.shape == (80, 2) and np.isfinite(points).all()
+    distances = np.linalg.norm(points[:, None] - points[None], axis=-1) + 1e9 * np.eye(80)
+    nearest = distances.argmin(axis=1)
+    assert ((nearest < 40) == (np.arange(80) < 40)).all()
+    assert np.array_equal(points, embed(features))
+
+
+def test_embedding_of_edge_cases() -> None:
+    """Equal features have no direction; one dimension cannot start from two components; four points are enough."""
+    assert not embed(torch.ones(9, 3)).any()
+    assert np.isfinite(embed(torch.arange(6.0).unsqueeze(1))).all()
+    assert np.isfinite(embed(torch.eye(4))).all()
+    with pytest.raises(ValueError, match="at least 4"):
+        embed(torch.eye(3))
+    with pytest.raises(ValueError, match="finite"):
+        embed(torch.full((5, 2), torch.nan))
+
+
+def test_tsne_of_the_global_model(lab: Any, tmp_path: Any) -> None:
+    """Sixty test images, ten of each of six classes; the accuracy is the run's own score."""
+    experiment, server, memory = tiny_run(lab, tmp_path)
+    arrays = tsne(finished(experiment, server, memory)).arrays
+    assert arrays["embedding"].shape == (1, 60, 2)
+    assert np.bincount(arrays["labels"]).tolist() == [10] * 6
+    assert arrays["accuracies"].tolist() == [pytest.approx(lab_accuracy(experiment, server))]
+    # All test images are shown here, so that the share of right predictions shown is the accuracy.
+    assert (arrays["predictions"][0] == arrays["labels"]).mean() == pytest.approx(arrays["accuracies"][0])
+    assert arrays["counts"].sum() == experiment.partition.counts.sum()
+
+
+def lab_accuracy(experiment: Any, server: Record) -> float:
+    found = Scorer(experiment).score(server, lambda k: Record()).top1_global
+    assert found is not None
+    return found
+
+
+def test_tsne_of_clients_shows_the_same_images_to_all(lab: Any, tmp_path: Any) -> None:
+    experiment, server, memory = tiny_run(lab, tmp_path, method__name="local")
+    result = tsne(finished(experiment, server, memory))
+    arrays = result.arrays
+    assert arrays["models"].tolist() == [f"client {k}" for k in range(4)]
+    assert arrays["embedding"].shape == (4, 60, 2) and arrays["predictions"].shape == (4, 60)
+    assert np.array_equal(arrays["counts"], experiment.partition.counts[:4])
+    assert result.notes
+
+
+def test_projections_are_what_the_frame_is_asked_with(lab: Any, tmp_path: Any) -> None:
+    """Unit vectors of the projection's length, of the images that :func:`tsne` shows."""
+    changes = {"method__name": "gfpl", "method__projection_dim": 12}
+    experiment, server, memory = tiny_run(lab, tmp_path, **changes)
+    run = finished(experiment, server, memory)
+    assert ANALYSES["tsne_projections"].applies(run) is None
+    shown, features = tsne_projections(run).arrays, tsne(run).arrays
+    assert shown["embedding"].shape == (4, 60, 2)
+    assert np.array_equal(shown["predictions"], features["predictions"])
+    assert not np.allclose(shown["embedding"], features["embedding"])
+    answers = Answers(run)
+    model = answers.own_model(0)
+    assert model is not None
+    rows = answers.projections(model, answers.images)
+    assert rows.shape == (len(answers.images), 12)
+    assert torch.allclose(rows.norm(dim=1), torch.ones(len(rows)))
+
+
+def test_a_configuration_chooses_clients_classes_and_samples(lab: Any, tmp_path: Any) -> None:
+    """Of sixty test images, ten of each of six classes: four of class 4 and four of class 1, under clients 2 and 0.
+
+    The same four as where all classes are shown. Twelve of a class there are not: ten, and that is told.
+    """
+    chooses = {"tsne_clients": [2, 0], "tsne_classes": [4, 1], "tsne_samples": 4}
+    asked = {f"evaluation__{key}": value for key, value in chooses.items()}
+    experiment, server, memory = tiny_run(lab, tmp_path, method__name="local", **asked)
+    result = tsne(finished(experiment, server, memory))
+    arrays = result.arrays
+    assert arrays["models"].tolist() == ["client 2", "client 0"]
+    assert np.array_equal(arrays["counts"], experiment.partition.counts[[2, 0]])
+    assert arrays["embedding"].shape == (2, 8, 2) and arrays["labels"].tolist() == [1] * 4 + [4] * 4
+    names = experiment.dataset.meta.class_names
+    assert result.notes[-1] == f"Images of each class: 4; of {names[1]}, {names[4]}."
+
+    labels = experiment.dataset.test.labels
+    everything = lab.experiment(evaluation__tsne_samples=4)
+    rows = images_shown(finished(everything, server), labels)
+    assert len(rows) == 6 * 4
+    of_those = rows[torch.isin(labels[rows], torch.tensor([1, 4]))]
+    assert torch.equal(images_shown(finished(experiment, server), labels), of_those)
+    too_many = lab.experiment(method__name="local", federation__rounds=1, evaluation__tsne_samples=12)
+    result = tsne(finished(too_many, server, memory))
+    assert result.arrays["embedding"].shape == (4, 60, 2)
+    assert result.notes[-1] == "Images of each class: 10, not 12: there are no more; of every class."
+
+
+def test_what_is_shown_where_nothing_is_chosen(lab: Any) -> None:
+    """1,000 images of each of six classes: 100 of each under one model; under 8 no more than 3000/(6·8) = 62.5: 62."""
+    run = finished(lab.experiment(), {})
+    labels = torch.arange(6).repeat(1000)
+    assert len(images_shown(run, labels)) == 600
+    assert len(images_shown(run, labels, models=8)) == 6 * 62
+    # Who asks for 1,000 gets them.
+    chosen_run = finished(lab.experiment(evaluation__tsne_samples=1000), {})
+    assert len(images_shown(chosen_run, labels, models=8)) == 6000
+    # The first four of those that have a model: not client 1.
+    model = reader()
+    assert list(clients_shown(run, lambda client: None if client == 1 else model)) == [0, 2, 3]
+    many = finished(lab.experiment(partition__num_clients=4), {})
+    assert list(clients_shown(many, lambda client: model)) == [0, 1, 2, 3]
+
+
+def test_what_is_chosen_belongs_to_an_analysis_and_not_to_the_run() -> None:
+    """So that a run of another picture is the same run; its earlier pictures are known to be of another choice."""
+    plain = Config.from_mapping({})
+    asked = Config.from_mapping({"evaluation": {"tsne_clients": [0, 1], "tsne_classes": [3, 5], "tsne_samples": 200}})
+    assert asked.identity() == plain.identity()
+    assert Config.from_mapping(asked.to_mapping()) == asked
+    said = {"clients": [0, 1], "classes": [3, 5], "samples": 200}
+    assert chosen("tsne", asked.evaluation) == chosen("tsne_trained_round_3", asked.evaluation) == said
+    assert chosen("tsne_prototypes_round_3", asked.evaluation) == chosen("gradcam", asked.evaluation) == {}
+    assert chosen("tsne", plain.evaluation) == {}
+
+
+def test_before_and_after_calibration(lab: Any, tmp_path: Any) -> None:
+    """A head that always said class 3 before: 10 of 60 right. The rest of the model is the calibrated one."""
+    experiment, server, memory = tiny_run(lab, tmp_path)
+    head = {name: torch.zeros_like(v) for name, v in server["model"].params.items() if name.startswith("head.")}
+    head["head.bias"][3] = 1
+    model = server["model"]
+    before = Record({"model": Weights({**model.params, **head}, model.buffers)})
+    kept = finished(experiment, server, memory, before)
+    arrays = tsne_calibration(kept).arrays
+    assert arrays["models"].tolist() == ["before calibration", "after calibration"]
+    assert arrays["accuracies"].tolist() == pytest.approx([1 / 6, lab_accuracy(experiment, server)])
+    # The encoder is the same, and so are both embeddings.
+    assert np.array_equal(arrays["embedding"][0], arrays["embedding"][1])
+    found = gradcam_cases(kept)
+    counts = {row["case"]: int(row["count"] or 0) for row in found.rows}
+    assert sum(counts.values()) == 60 and counts["kept right"] + counts["broken"] == 10
+    assert (found.arrays["predicted_before"] == 3).all()
+    assert len(found.arrays["images"]) == sum(min(count, 3) for count in counts.values())
+    # No weights, no map; and the calibrated model has maps that reach 1 or stay empty.
+    assert not found.arrays["before"].any()
+    assert set(np.unique(found.arrays["after"].max(axis=(1, 2)))) <= {0.0, 1.0}
+
+
+def test_local_models_before_and_after_calibration(lab: Any) -> None:
+    """Two clients' encoders that show images elsewhere, under their own heads and under the calibrated one.
+
+    Pixels are features (three), and there is no encoder, so the head is all of a model: client 0 reads a, b, c right,
+    client 1 swaps a and b; the average says c of everything, the calibrated model reads right. Four images of each of
+    a, b, c, of which a and b are shown: 8 of 12.
+
+    Before: client 0 is right on 12/12, client 1 on the four of c: 4/12, the average on the same: 4/12. After: both
+    have the calibrated head in place of theirs: 12/12, as the calibrated model itself.
+    """
+    dataset = lab.toy_dataset(CLASSES, [0, 1, 2], [CLASSES[i // 4] for i in range(12)], [i // 4 for i in range(12)])
+    dataset = replace(dataset, meta=replace(dataset.meta, num_classes=3, class_names=("a", "b", "c")))
+    partition = lab.by_hand(dataset, [[0, 1], [1, 2]], [[0], [1]])
+    asked = {"evaluation__private": True, "evaluation__tsne_classes": [0, 1]}
+    experiment = lab.experiment(dataset, partition, lab.ToySpec(), **asked)
+    always_c = Weights({"head.weight": torch.zeros(3, 3), "head.bias": torch.tensor([0.0, 0, 1])})
+    memories = {0: {"private_model": reader()}, 1: {"private_model": reader((1, 0, 2))}}
+    run = finished(experiment, {"model": reader()}, memories.__getitem__, Record({"model": always_c}))
+    assert ANALYSES["tsne_calibration_trained"].applies(run) is None
+    result = tsne_calibration_trained(run)
+    arrays = result.arrays
+    assert arrays["embedding"].shape == (2, 2, 8, 2) and arrays["labels"].tolist() == [0] * 4 + [1] * 4
+    assert arrays["accuracies"].tolist() == [[1.0, pytest.approx(1 / 3)], [1.0, 1.0]]
+    assert arrays["global_accuracies"].tolist() == [pytest.approx(1 / 3), 1.0]
+    swapped = [1] * 4 + [0] * 4
+    assert arrays["predictions"].tolist() == [[[0] * 4 + [1] * 4, swapped], [[0] * 4 + [1] * 4] * 2]
+    assert arrays["models"].tolist() == ["client 0", "client 1"]
+    # Who has no model is told of; where nobody has, there is nothing to show.
+    memories[1] = {}
+    both, second = ([0, 1], [1])
+    shown = finished(lab.experiment(dataset, partition, lab.ToySpec(), **asked, evaluation__tsne_clients=both),
+                     run.server, memories.__getitem__, run.before[BEFORE_CALIBRATION])  # fmt: skip
+    assert "Client 1 has not trained a model yet." in tsne_calibration_trained(shown).notes
+    assert tsne_trained(shown).arrays["models"].tolist() == ["client 0"]
+    nobody = replace(shown, experiment=lab.experiment(dataset, partition, lab.ToySpec(), **asked,
+                                                      evaluation__tsne_clients=second))  # fmt: skip
+    for name in ("tsne_trained", "tsne_calibration_trained"):
+        assert ANALYSES[name].applies(nobody) == "of clients 1 none has trained a model yet"
+
+
+def test_calibrated_parts_replace_a_clients_own_whole() -> None:
+    """The calibration moved the projection's weight alone: its bias comes along, encoder, head and statistics stay."""
+
+    def model(encoder: float, weight: float, bias: float, head: float) -> Weights:
+        named = {
+            "encoder.0.weight": encoder,
+            "projection.0.weight": weight,
+            "projection.0.bias": bias,
+            "head.bias": head,
+        }
+        return Weights({name: torch.tensor([value]) for name, value in named.items()}, {"n": torch.tensor([encoder])})
+
+    patched = with_calibrated(model(1, 2, 3, 4), before=model(5, 6, 7, 8), after=model(5, 60, 7, 8))
+    assert {name: float(value) for name, value in patched.params.items()} == {
+        "encoder.0.weight": 1, "projection.0.weight": 60, "projection.0.bias": 7, "head.bias": 4
+    }  # fmt: skip
+    assert float(patched.buffers["n"]) == 1
+
+
+def test_prototypes_over_a_clients_features(lab: Any) -> None:
+    """Client 0 has twelve samples of class 0 and eight of class 1, client 1 five of each: client 0 is shown.
+
+    Pixels are features. Class 0's lie at two places, (i, 0) and (i, 50): its mean is in between, two clusters are the
+    two places. Prototypes: 1 + 2 + 4 per class, and the server's of class 1 only: 20 + 14 + 1 points.
+    """
+    zeros = [[i, 50 * (i % 2)] for i in range(12)]
+    ones = [[200 + i, 7 * i] for i in range(8)]
+    rest = [[20 * i, 90] for i in range(10)]
+    dataset = lab.toy_dataset(zeros + ones + rest, [0] * 12 + [1] * 8 + [0, 1] * 5, [[0, 0], [200, 0]], [0, 1])
+    partition = lab.by_hand(dataset, [list(range(20)), list(range(20, 30))], [[0], [1]])
+    experiment = lab.experiment(dataset, partition, lab.ToySpec())
+    server = {
+        "model": Weights({"head.weight": torch.zeros(2, 2), "head.bias": torch.zeros(2)}),
+        "prototypes": Prototypes(torch.tensor([[0.0, 0], [204, 24]]), torch.tensor([False, True])),
+        "other": Prototypes.empty(2, 5),
+    }
+    arrays = tsne_prototypes(finished(experiment, server, lambda k: {})).arrays
+    assert int(arrays["client"]) == 0 and arrays["embedding"].shape == (35, 2)
+    sizes = {(label, k): int(((arrays["labels"] == label) & (arrays["clusters"] == k)).sum())
+             for label in (0, 1) for k in (0, 1, 2, 4, -1)}  # fmt: skip
+    assert sizes == {(0, 0): 12, (0, 1): 1, (0, 2): 2, (0, 4): 4, (0, -1): 0,
+                     (1, 0): 8, (1, 1): 1, (1, 2): 2, (1, 4): 4, (1, -1): 1}  # fmt: skip
+
+
+def test_prototypes_of_the_encoder_are_shown_among_its_outputs(lab: Any) -> None:
+    """FedCSPC's encoder ends in 84 values, its projection in 256: prototypes of 84 are shown among the former.
+
+    Two classes, of each a prototype; of prototypes of any other length none can be shown.
+    """
+    experiment = lab.experiment(model={"name": "fedcspc_cnn"}, method__name="fedavg")
+    server = experiment.method.start_server(experiment.setting)
+    for width, shown in ((84, 2), (256, 2), (7, 0)):
+        prototypes = Prototypes(torch.ones(6, width), torch.ones(6, dtype=torch.bool))
+        result = tsne_prototypes(finished(experiment, {**server, "prototypes": prototypes}))
+        assert int((result.arrays["clusters"] == -1).sum()) == shown
+        assert result.notes[0].startswith("Encoded training images" if width == 84 else "Training features")
+
+
+# ------------------------------------------------------------------------------------------------ generated features
+
+
+@dataclass(frozen=True)
+class Generating(FedAvg):
+    """FedAvg with features drawn around a corner per class."""
+
+    name: ClassVar[str] = "generating"
+
+    def generated_features(
+        self, server: Record, setting: Setting, count: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor] | None:
+        labels = torch.arange(setting.num_classes).repeat_interleave(count)
+        corners = 100 * torch.eye(setting.num_classes, setting.feature_dim)
+        noise = torch.randn(len(labels), setting.feature_dim, generator=generator)
+        return corners[labels] + noise, labels
+
+
+def test_generated_and_real_features_together(lab: Any, tmp_path: Any) -> None:
+    experiment, server, memory = tiny_run(lab, tmp_path, algorithm=Generating())
+    arrays = tsne_generated(finished(experiment, server, memory)).arrays
+    made = arrays["generated"]
+    assert arrays["embedding"].shape == (120, 2) and made.sum() == 60
+    assert np.bincount(arrays["labels"][made]).tolist() == np.bincount(arrays["labels"][~made]).tolist() == [10] * 6
+
+
+def test_generator_distances(lab: Any, tmp_path: Any) -> None:
+    """Means of classes lie 100·√2 = 141.4 apart. Within a class: mean of |x - y| for x, y ~ N(0, I₈): √2·√2·Γ(4.5)/Γ(4)
+    = 2·11.632/6 = 3.877. The noise is the same each time, whatever the run's seed.
+    """
+    experiment, server, memory = tiny_run(lab, tmp_path, algorithm=Generating())
+    result = generator_distances(finished(experiment, server, memory))
+    rows = {(row["features"], row["space"]): row for row in result.rows}
+    assert set(rows) == {(which, space) for which in ("generated", "real") for space in ("feature", "tsne")}
+    made = rows["generated", "feature"]
+    assert made["intra"] == pytest.approx(3.877, rel=0.02)
+    assert made["centroid_inter"] == pytest.approx(141.4, rel=0.01)
+    assert made["nearest_distance"] is not None and rows["real", "feature"]["nearest_distance"] is None
+    other = lab.experiment(federation__rounds=1, algorithm=Generating(), seed=9)
+    again = generator_distances(finished(other, server, memory)).rows[0]
+    assert (again["intra"], again["inter"]) == (made["intra"], made["inter"])
+
+
+def test_bodies_are_averaged_by_samples_and_answer_by_the_nearest_prototype(lab: Any) -> None:
+    """Prototypes are the three images themselves. Client 0's body is the identity, client 1's exchanges pixels 0 and 2.
+
+    Images 0, 1, 1, 2 are labelled 0, 1, 1, 1: the identity is right but for the last, 3 of 4; the exchange takes image
+    0 for class 2: 2 of 4. Of 1 and 3 training samples the mean is 1/4 and 3/4: image 0 becomes (9/4, 0, 27/4), nearer
+    to (0, 0, 9): 2 of 4. (By clients it would be a tie, which goes to class 0: 3 of 4.)
+    """
+    dataset = lab.toy_dataset(CLASSES + CLASSES[1:2], [0, 1, 2, 1], [CLASSES[i] for i in (0, 1, 1, 2)], [0, 1, 1, 1])
+    dataset = replace(dataset, meta=replace(dataset.meta, num_classes=3, class_names=("a", "b", "c")))
+    partition = lab.by_hand(dataset, [[0], [1, 2, 3]], [[0, 1], [2, 3]])
+    experiment = lab.experiment(dataset, partition, lab.ToySpec(encoder=True), method__name="fedproto")
+    (body,) = (name for name in experiment.setting.initial.params if not name.startswith("head"))
+    bodies = [torch.eye(3), torch.eye(3)[[2, 1, 0]]]
+
+    def memory(client: int) -> Any:
+        return {"model": Weights({**experiment.setting.initial.params, body: bodies[client]})}
+
+    known = Prototypes(9 * torch.eye(3), torch.tensor([True, True, True]))
+    result = averaged_bodies(finished(experiment, {"prototypes": known}, memory))
+    rights: dict[Any, Any] = {}
+    for row in result.rows:
+        rights.setdefault(row["model"], []).append((row["class"], row["correct"], row["total"]))
+    assert rights["0"] == [("a", 1, 1), ("b", 2, 3), ("c", 0, 0)]
+    assert rights["1"] == rights["global"] == [("a", 0, 1), ("b", 2, 3), ("c", 0, 0)]
+    assert (
+        "50.00 % with the mean of clients' bodies (global), 62.50 % in the mean of the bodies shown" in result.notes[0]
+    )
+    assert ANALYSES["averaged_bodies"].applies(finished(experiment, {"prototypes": known}, memory)) is None
+    local = federation(lab, method__name="local")
+    assert ANALYSES["averaged_bodies"].applies(finished(local, {})) == "the server of local holds no prototypes"
+
+
+# --------------------------------------------------------------------------------------------------- what applies
+
+
+def test_what_a_run_allows_and_why_not(lab: Any) -> None:
+    experiment = federation(lab)
+    server = {"model": reader()}
+    reasons = {name: analysis.applies(finished(experiment, server)) for name, analysis in ANALYSES.items()}
+    assert {name for name, reason in reasons.items() if reason is None} == {
+        *("class_heatmap", "tsne_prototypes", "inversion", "inversion_search"),
+    }
+    # One image of class 0 and three of class 1: one of each can be shown.
+    assert reasons["tsne"] == "a t-SNE needs 4 images, and 2 can be shown"
+    without = finished(federation(lab, evaluation__tsne_classes=[1, 2]), server)
+    assert ANALYSES["tsne"].applies(without) == "no test image shows class 2 of evaluation.tsne_classes"
+    assert reasons["averaged_bodies"] == "fedavg has a global model"
+    assert reasons["tsne_trained"] == "clients' own models are kept where evaluation.private is true"
+    assert reasons["tsne_projections"] == "fedavg compares features themselves, if anything"
+    assert reasons["gradcam"] == "fedavg has no state before a calibration"
+    assert reasons["virtual_images"] == "the server of fedavg holds no virtual images"
+    assert reasons["generator_distances"] == "the server of fedavg holds nothing that generates features"
+    kept = finished(experiment, server, before=Record(server))
+    assert ANALYSES["gradcam"].applies(kept) == "toy has no convolution"
+    assert ANALYSES["tsne_calibration"].applies(kept) == reasons["tsne"]
+    ccvr = ANALYSES["gradcam"].applies(finished(federation(lab, method__name="ccvr"), server))
+    assert ccvr is not None and ccvr.startswith("ccvr did not calibrate then, or ")
+    local = federation(lab, method__name="local")
+    assert ANALYSES["inversion"].applies(finished(local, {})) == "local has no global model"
+    assert ANALYSES["class_heatmap"].applies(finished(local, {})) is None
