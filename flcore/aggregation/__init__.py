@@ -1,1 +1,1 @@
-"""How the server folds what clients send: rules that few bad clients cannot move far, noise that hides each one."""
+"""How the server makes one model of what clients send: the mean, robust rules, noise, a server optimiser."""

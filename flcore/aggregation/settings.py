@@ -36,6 +36,23 @@ class Aggregation:
         low=0,
     )
     delta: float = param(1e-5, "δ of that account; less than one over the number of clients", above=0, below=1)
+    optimizer: Literal["none", "momentum", "adam", "yogi", "adagrad"] = param(
+        "none",
+        "step of the server towards the folded weights, after clipping, rule and noise: all the way (none), or that of "
+        "an optimiser, for which model before minus fold is the gradient",
+    )
+    server_lr: float | None = param(
+        None,
+        "η, learning rate of that optimiser; null: 1 with momentum, 0.1 with adam and adagrad, 0.01 with yogi",
+        above=0,
+    )
+    momentum: float | None = param(
+        None, "β of momentum, β1 of adam, yogi and adagrad; null: 0.9, and 0 with adagrad", low=0, below=1
+    )
+    beta2: float = param(0.99, "adam, yogi: how much of the mean squared update a round keeps", low=0, below=1)
+    tau: float = param(
+        1e-3, "τ of adam, yogi, adagrad: added to the root of the mean squared update; larger adapts less", above=0
+    )
 
     def __post_init__(self) -> None:
         """Refuse noise whose size would say nothing about what it hides."""
@@ -50,6 +67,20 @@ class Aggregation:
     def leaves_weights(self) -> bool:
         """Whether weights are folded as the method says."""
         return self.rule == "mean" and self.clip is None and self.noise == 0
+
+    @property
+    def learning_rate(self) -> float:
+        """η of the server's optimiser."""
+        if self.server_lr is not None:
+            return self.server_lr
+        return {"momentum": 1.0, "yogi": 0.01}.get(self.optimizer, 0.1)
+
+    @property
+    def first_decay(self) -> float:
+        """β1 of the server's optimiser: how much of the mean update a round keeps."""
+        if self.momentum is not None:
+            return self.momentum
+        return 0.0 if self.optimizer == "adagrad" else 0.9
 
     @property
     def leaves_prototypes(self) -> bool:

@@ -214,10 +214,15 @@ class Config:
         how, name = self.aggregation, self.method.name
         folded = self.method.folds if self.method.data_scope == "client" else frozenset[str]()
         told = f"{name} folds {' and '.join(sorted(folded))} alone" if folded else f"no stage of {name} folds so"
-        asked = [("rule", how.rule, {"weights", "prototypes"}), ("clip", how.clip, {"weights"})]
-        asked += [("prototype_clip", how.prototype_clip, {"prototypes"}), ("noise", how.noise, {"weights"})]
+        asked: tuple[tuple[str, Any, set[str]], ...] = (
+            ("rule", how.rule, {"weights", "prototypes"}),
+            ("clip", how.clip, {"weights"}),
+            ("prototype_clip", how.prototype_clip, {"prototypes"}),
+            ("noise", how.noise, {"weights"}),
+            ("optimizer", how.optimizer, {"weights"}),
+        )
         for key, value, kinds in asked:
-            if value not in ("mean", None, 0) and folded.isdisjoint(kinds):
+            if value not in ("mean", "none", None, 0) and folded.isdisjoint(kinds):
                 cure = f"leave {key} out, or take another method"
                 raise ConfigError(f"aggregation.{key} = {shown(value)}: {told}; {cure}")
         if how.noise > 0 and not self.method.releases_weights_alone:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flcore.aggregation.optimizers import server_step
 from flcore.aggregation.weights import fold_weights
 from flcore.io.messages import Count
 from flcore.io.records import Payloads, Record
@@ -60,16 +61,18 @@ class FedAvg(Method):
 
 @folds("weights")
 def aggregate(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
-    """w_g ← Σ_{k∈S} (n_k / N) w_k, or what the section ``aggregation`` puts in place of that mean."""
-    model, facts = fold_weights(
+    """w_g ← Σ_{k∈S} (n_k / N) w_k, or the fold and the server's step that the section ``aggregation`` asks for."""
+    how = exchange.setting.aggregation
+    fold, facts = fold_weights(
         replies.of(MODEL),
         sample_counts(replies),
         server[MODEL],
-        exchange.setting.aggregation,
+        how,
         cohort=exchange.setting.cohort_size,
         generator=exchange.stream("aggregation noise"),
     )
-    return server | {MODEL: model}, facts
+    model, kept = server_step(server[MODEL], fold, server, how)
+    return server | {MODEL: model} | kept, facts
 
 
 def sample_counts(replies: Replies) -> dict[int, int]:
