@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore.config import plugins
+from flcore.config.removed_keys import without_removed
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, Cure, DataError, RunError
 from flcore.core.text import brief
@@ -160,7 +161,8 @@ def _resolved(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Co
         ) from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected an object with sections such as 'data' and 'method'")
-    return Config.from_mapping(plugins.located(raw.get("config", raw), path.parent))
+    config = without_removed(raw["config"]) if "config" in raw else raw
+    return Config.from_mapping(plugins.located(config, path.parent))
 
 
 # ------------------------------------------------------------------------------------------------------------- steps

@@ -6,7 +6,6 @@ import dataclasses
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,9 @@ import torch
 from flcore.config import plugins
 from flcore.config.schema import Config
 from flcore.core.cpu_class import processor_class
-from flcore.core.errors import ConfigError
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.energy import machine_meter
 from flcore.engine.local.choice import EngineDecision, decide
-from flcore.engine.local.meeting import Seat, meet
 from flcore.engine.numerics import set_numerics, single_thread
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.pool.executors import Executor, InlineExecutor
@@ -61,7 +58,6 @@ def train(
     replace: bool = False,
     restart: bool = False,
     about: Mapping[str, Any] | None = None,
-    seat: Seat | None = None,
     held: bool = False,
 ) -> bool:
     """Run, or go on with, all rounds of one run in ``directory``.
@@ -74,7 +70,6 @@ def train(
         replace: drop another run that lies in ``directory``, instead of refusing.
         restart: throw away a checkpoint that cannot be used.
         about: what ``config.json`` says of machine and code; None: :func:`environment`.
-        seat: in a meeting of runs that train in one stack (:func:`flcore.engine.local.meeting.meet`); None: alone.
         held: the caller holds the folder's lock (:func:`flcore.io.locks.sole_use`).
 
     Returns:
@@ -103,7 +98,7 @@ def train(
         if not restart and holds_run(files.directory, experiment.hash):
             checkpoint.refuse_other(run_name(experiment))
         experiment = _claim(files, experiment, replace, environment(config) if about is None else about)
-        executor = _executor(experiment, prepared, partition, checkpoint, seat)
+        executor = _executor(experiment, prepared, partition, checkpoint)
         try:
             state = run_rounds(
                 experiment,
@@ -115,47 +110,8 @@ def train(
             )
         finally:
             executor.close()
-            if seat is not None:
-                seat.leave()
         _finish(files, experiment, checkpoint, state)
     return True
-
-
-def train_together(
-    configs: Sequence[Config],
-    prepared: Path,
-    partitions: Sequence[Path],
-    directories: Sequence[Path],
-    *,
-    observers: Sequence[Observers] | None = None,
-) -> list[bool | Exception]:
-    """Run, or go on with, all rounds of several runs in this process; their clients train in one stack where they can.
-
-    Results are those of :func:`train`, run by run, to the tolerance of stacking (:mod:`flcore.engine.local.meeting`
-    says when they are the same to the byte). Times of a run are those of all of them: they wait for one another.
-
-    Args:
-        configs: of the runs, all with ``engine.stack_runs``; those that differ in their seed alone share stacks.
-        prepared: the data of all of them. partitions, directories: of each, in order; no directory twice.
-        observers: of each; None: as for :func:`train`, without energy.
-
-    Returns:
-        Of each whether anything was done, or the error that ended it; one run's error leaves the others alone.
-
-    Raises:
-        ConfigError: a configuration does not ask for it.
-    """
-    for config in configs:
-        if not config.engine.stack_runs:
-            raise ConfigError("engine.stack_runs = false: runs are trained in one stack where they ask for it; set it")
-
-    def work(config: Config, partition: Path, directory: Path, watching: Observers, seat: Seat) -> bool:
-        return train(config, prepared, partition, directory, observers=watching, seat=seat)
-
-    # No meter: what the machine draws is that of all of them.
-    watchers = observers or [Observers() for _ in configs]
-    parts = zip(configs, partitions, directories, watchers, strict=True)
-    return meet([partial(work, *part) for part in parts])
 
 
 def environment(config: Config) -> dict[str, Any]:
@@ -240,12 +196,8 @@ def _decision(files: RunFiles, experiment: Experiment) -> EngineDecision:
     return decide(experiment)
 
 
-def _executor(
-    experiment: Experiment, prepared: Path, partition: Path, checkpoint: Checkpoint, seat: Seat | None
-) -> Executor:
+def _executor(experiment: Experiment, prepared: Path, partition: Path, checkpoint: Checkpoint) -> Executor:
     engine = experiment.config.engine
-    if seat is not None:
-        return InlineExecutor(experiment, checkpoint, seat.trainer(experiment))
     if engine.name == "ray":
         return ray_pool(experiment, prepared, partition, checkpoint)
     if worker_count(engine) == 0:

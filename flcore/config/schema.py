@@ -16,6 +16,7 @@ from typing import Any
 
 from flcore.aggregation.settings import Aggregation
 from flcore.config.plugins import Plugin, load_all, used
+from flcore.config.removed_keys import with_removed
 from flcore.config.sections import (
     DEFAULT_NAMES,
     PLAIN,
@@ -137,8 +138,6 @@ class Config:
         if self.local.batches == "endless" and self.local.steps is None:
             raise ConfigError("local.batches = endless: set local.steps, the mini-batches of a round, for example 20")
         self._check_aggregation()
-        if self.engine.stack_runs:
-            self._check_stacked_runs()
         if self.evaluation.split == "validation" and self.partition.validation == 0:
             raise ConfigError("evaluation.split = validation: needs partition.validation above 0, for example 0.2")
         if len(set(self.evaluation.analyses)) < len(self.evaluation.analyses):
@@ -184,18 +183,6 @@ class Config:
             given = getattr(compare, key) or ()
             if len(set(given)) < len(given):
                 raise ConfigError(f"compare.{key} = {list(given)}: a {_NAMED[key]} stands twice")
-
-    def _check_stacked_runs(self) -> None:
-        engine = self.engine
-        if engine.stack is not True:
-            cure = "runs are trained in one stack where clients are stacked; use engine.stack=true"
-        elif engine.compile == "auto":
-            cure = "runs side by side disturb each other's measurements; use engine.compile=none or default"
-        elif engine.name != "local" or engine.workers != 0:
-            cure = "runs that are trained in one stack share one process; use engine.name=local and engine.workers=0"
-        else:
-            return
-        raise ConfigError(f"engine.stack_runs = true: {cure}")
 
     def _check_needs(self) -> None:
         mapping = self.to_mapping()
@@ -287,11 +274,7 @@ class Config:
             mapping[section] = {k: v for k, v in mapping[section].items() if k not in since or v != plain[k]}
             if not mapping[section]:
                 del mapping[section]
-        return mapping
-
-    def kin(self) -> str:
-        """What runs have in common that differ in their seed alone, in words; nothing else about it is to be read."""
-        return json.dumps({name: values for name, values in self.identity().items() if name != "seed"}, sort_keys=True)
+        return with_removed(mapping)
 
     def hash(self, data_fingerprint: str, partition_fingerprint: str) -> str:
         """SHA-256 that names a run: its identity with the data and the partition it ran on."""

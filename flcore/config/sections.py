@@ -189,11 +189,6 @@ class EngineConfig:
         False, "train clients stacked, many at once: false, true, or auto, which measures both before the first round"
     )
     stack_size: int | None = param(None, "most clients in a stack; null: 8 on a CPU, 128 on a GPU", low=1)
-    stack_runs: bool = param(
-        False,
-        "runs of one comparison that differ in their seed alone train their clients in one stack, in one process; "
-        "needs stack: true. Last bits then depend on who is in a run's company",
-    )
     stack_memory_mb: int = param(2048, "memory that a stack's tensors may take", low=1)
     precision: Literal["float32", "tf32", "bf16"] = param(
         "float32", "of matrix products: tf32 on GPUs that have it, bf16 by autocast; weights and messages stay float32"

@@ -23,7 +23,6 @@ _ENTRIES = (
     "flcore.engine.rounds",
     "flcore.engine.client",
     "flcore.engine.numerics",
-    "flcore.engine.local.meeting",
     "flcore.evaluation.scoring",
     "flcore.evaluation.summaries",
 )

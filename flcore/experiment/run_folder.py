@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from flcore.config.plugin_places import located
+from flcore.config.removed_keys import without_removed
 from flcore.core.errors import ConfigError, Cure, DataError
 from flcore.core.text import shown
 from flcore.io import disk
@@ -150,12 +151,12 @@ def described(directory: Path) -> dict[str, Any]:
     whole = isinstance(sections, dict) and all(isinstance(sections.get(name), dict) for name in ("data", "partition"))
     if not whole or not isinstance(content.get("identity"), dict) or not isinstance(content.get("config_hash"), str):
         raise DataError(f"{path}: damaged, without config, identity or config_hash; {_CURE}")
-    if "check" not in content:  # of a run that came by DVC from an earlier version
-        return content
-    written = unsealed(content)
-    if written is None:
-        raise DataError(f"{path}: damaged, its content is not what was written; {_CURE}")
-    return written
+    if "check" in content:  # else of a run that came by DVC from an earlier version
+        written = unsealed(content)
+        if written is None:
+            raise DataError(f"{path}: damaged, its content is not what was written; {_CURE}")
+        content = written
+    return {**content, "config": without_removed(content["config"])}
 
 
 def seal(directory: Path, metrics: str) -> None:

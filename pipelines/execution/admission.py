@@ -8,9 +8,6 @@ Memory: what a run will take is known from an earlier run of the same kind, or e
 (:mod:`pipelines.runs.memory`). It begins when that fits into what is free now, less what the runs under way have not
 taken yet of theirs. So as many run as fit, small ones beside large ones. If none is under way, one begins in any case.
 
-Runs in one company (:attr:`~pipelines.execution.one_run.PlacedRun.company`) begin as one: they take one core, and the
-memory of all of them.
-
 Some runs appear only when others have ended, as the trials of a study do: they are asked for whenever fewer wait than
 cores are free, and no sooner, so that another process can take those that this one has no room for.
 
@@ -147,7 +144,6 @@ class Admission:
         engine, seconds = run.config.engine, self._costs[self._kinds[run.label]].seconds
         share = min(share, run.config.partition.num_clients)
         is_plain = engine.name == "local" and engine.workers == 0 and engine.device == "cpu" and engine.stack != "auto"
-        is_plain = is_plain and not engine.stack_runs  # which has to be in one process
         if share < 2 or not is_plain or seconds is None or seconds < WORTH_WORKERS:
             return run
         return replace(run, config=replace(run.config, engine=replace(engine, workers=share)))
@@ -157,13 +153,13 @@ class Admission:
         return max(self._needs(run) - self._held.held_by(run.label), 0.0)
 
     def _needs(self, run: PlacedRun) -> float:
-        """Bytes of a run and its company, and of its workers, each of which may take as much as a whole run."""
+        """Bytes of a run, and of its workers, each of which may take as much as a whole run."""
         kind = self._kinds[run.label]
         peak = self._costs[kind].peak
         if peak is None and kind not in self._estimates:
             self._estimates[kind] = memory.estimate(run.config, run.inputs, self._process)
         each = self._estimates[kind] if peak is None else _SEEDS_DIFFER * peak
-        return each * (1 + worker_count(run.config.engine)) * (1 + len(run.company))
+        return each * (1 + worker_count(run.config.engine))
 
 
 def _cores(run: PlacedRun) -> int:

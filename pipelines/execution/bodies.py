@@ -24,7 +24,7 @@ from flcore.io.locks import sole_use
 from pipelines.config.grid import PlannedRun, heard_in_part
 from pipelines.config.params import for_entry
 from pipelines.execution.admission import most_at_once
-from pipelines.execution.one_run import PlacedRun, carry_out, fetch, in_company, placed
+from pipelines.execution.one_run import PlacedRun, carry_out, fetch, placed
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.execution.progress import Watcher
@@ -272,10 +272,9 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
         if not RunFiles(run.directory).report.exists():
             record(run)
     if waiting:
-        companies = in_company(waiting)
-        at_once = most_at_once([run.config for run in companies])
+        at_once = most_at_once([run.config for run in waiting])
         with RunPool(at_once, watcher) as pool:
-            side_by_side(pool, at_once, operation, begun, ended, runs=companies, restart=restart)
+            side_by_side(pool, at_once, operation, begun, ended, runs=waiting, restart=restart)
     reasons = {run.directory: failed[run.label] for run in runs if run.label in failed}
     return {run.label: reasons[run.directory] for run in shared if run.directory in reasons}
 

@@ -5,7 +5,7 @@ Both the process that a command runs in and the workers of :mod:`pipelines.execu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +15,6 @@ from typing import Any
 from flcore import training
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, RunError
-from flcore.engine.local.meeting import Seat
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.rounds import Observers
 from flcore.experiment.experiment import Experiment
@@ -95,8 +94,6 @@ class PlacedRun:
         directory: where it goes.
         hash: of configuration, data and partition. code: fingerprint of the code that it uses.
         label: what messages call it.
-        company: the other runs that the same process carries out at the same time, training in one stack with this one
-            (``engine.stack_runs``); mostly none.
         hurdles: where it may be given up; mostly none.
     """
 
@@ -106,7 +103,6 @@ class PlacedRun:
     hash: str
     code: str
     label: str
-    company: tuple[PlacedRun, ...] = ()
     hurdles: Hurdles = NO_HURDLES
 
     @property
@@ -150,15 +146,6 @@ def placed(config: Config, inputs: Inputs, home: Path, *, label: str = "", direc
     if not is_own:  # where the images of this very run lie has no say in it
         refuse_other_run(config, found)
     return PlacedRun(config, inputs, found, experiment.hash, code_fingerprint(config), name)
-
-
-def in_company(runs: Sequence[PlacedRun]) -> list[PlacedRun]:
-    """Who is carried out by a process of its own: runs that share stacks stand in the company of the first of them."""
-    groups: dict[Hashable, list[PlacedRun]] = {}
-    for run in runs:
-        own = (run.config.kin(), run.inputs.prepared) if run.config.engine.stack_runs else run.label
-        groups.setdefault(own, []).append(run)
-    return [replace(first, company=tuple(others)) for first, *others in groups.values()]
 
 
 def fetch(run: PlacedRun, cache: Cache, *, restart: bool = False, copies: bool = True) -> bool:
@@ -224,7 +211,6 @@ def carry_out(
     orchestrator: Orchestrator | None = None,
     observers: Observers | None = None,
     restart: bool = False,
-    seat: Seat | None = None,
 ) -> None:
     """Train a run, or go on with it, and evaluate it; one that has finished is only analysed, where that is new.
 
@@ -235,7 +221,6 @@ def carry_out(
         observers: who is told of progress.
         restart: throw away a checkpoint that cannot be used, and results that are damaged or of other code; a
             checkpoint that can be used is gone on with.
-        seat: where it meets its company; None: it trains alone.
 
     Raises:
         RunError: training failed; or, as a :class:`GivenUpError`, it did not pass a hurdle. Or other code has finished
@@ -243,7 +228,7 @@ def carry_out(
         DataError: data are damaged.
     """
     with sole_use(run.directory):
-        _carry_out(run, cache, orchestrator, observers, restart, seat)
+        _carry_out(run, cache, orchestrator, observers, restart)
 
 
 def _carry_out(
@@ -252,7 +237,6 @@ def _carry_out(
     orchestrator: Orchestrator | None,
     observers: Observers | None,
     restart: bool,
-    seat: Seat | None,
 ) -> None:
     files, steps = RunFiles(run.directory), orchestrator or InlineOrchestrator()
     folders = (run.inputs.prepared, run.inputs.partition, run.directory)
@@ -277,7 +261,6 @@ def _carry_out(
             observers=_with_hurdles(run, observers),
             restart=restart,
             about=environment(run.config),
-            seat=seat,
             held=True,
         )
         cache.on_whole_data(run.config, run.inputs.prepared, train)
@@ -288,7 +271,7 @@ def _carry_out(
         steps.call("analyse", analyses.compute, run.config, *folders, missing)
         disk.remove(files.report, missing_ok=True)  # it shows them
     if is_new:
-        cache.note_peak(run.config, memory.peak() // (1 + len(run.company)))
+        cache.note_peak(run.config, memory.peak())
 
 
 def _throw_away_damaged(directory: Path) -> None:

@@ -2,9 +2,6 @@
 
 Runs of a comparison are independent, so filling the cores with runs wastes nothing, while workers inside a run wait for
 one another at every round. A run's bytes do not depend on where, when or beside what it is carried out.
-
-The exception are runs that train in one stack (``engine.stack_runs``): one process carries them out together, and their
-last bits depend on their company (:mod:`flcore.engine.local.meeting`).
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +21,6 @@ from typing import Any
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.core.loaded_code import EditedError
-from flcore.engine.local.meeting import Seat, meet
 from flcore.engine.numerics import alone
 from flcore.engine.pool.child import Child, end_with_parent
 from flcore.engine.pool.groups import StoppedError
@@ -40,9 +36,6 @@ _TRIES = 2  # a process that was killed costs nothing but time: the run goes on 
 _PLAIN = {kind.__name__: kind for kind in (ConfigError, DataError, EditedError, GivenUpError)}
 _SECONDS_TO_DIE = 5
 _TOLD = ("top1_global", "mean_local", "tasks")
-
-Ended = Callable[[str, ProtoflError | None], None]
-"""Told of a run by its label that it has ended, and why where it failed."""
 
 
 class RunPool:
@@ -65,47 +58,36 @@ class RunPool:
         """End the processes."""
         self.close()
 
-    def carry_out(self, run: PlacedRun, ended: Ended, *, restart: bool = False) -> None:
-        """Carry out a run and its company, and wait for their end; called from as many threads as there are processes.
+    def carry_out(self, run: PlacedRun, *, restart: bool = False) -> ProtoflError | None:
+        """Carry out a run, and wait for its end; called from as many threads as there are processes.
 
         Args:
-            run: with its company.
-            ended: is told of each that ends; of one whose process was killed twice, with a RunError.
+            run: what, and where.
             restart: throw away what cannot be used: checkpoints, and damaged results.
+
+        Returns:
+            Why it failed, None where it did not; of one whose process was killed twice, a RunError.
 
         Raises:
             StoppedError: the pool was closed meanwhile.
         """
-        left = {one.label for one in (run, *run.company)}
-
-        def told(label: str, error: ProtoflError | None) -> None:
-            if label in left:  # what had ended before its process was killed is said once more
-                left.remove(label)
-                ended(label, error)
-
-        for one in (run, *run.company):
-            try:
-                refuse_edited_code(one.config)
-            except EditedError as error:
-                told(one.label, error)
-        if not left:
-            return
+        try:
+            refuse_edited_code(run.config)
+        except EditedError as error:
+            return error
         worker = self._take(run.label)
         try:
             for _ in range(_TRIES):
                 try:
-                    worker.carry_out(run, self._watcher, told, restart=restart)
-                    return
+                    return worker.carry_out(run, self._watcher, restart=restart)
                 except _DiedError as error:
                     death = str(error)
                     worker = self._new(worker.place)
                     self._at[run.label] = worker
-            for label in sorted(left):
-                cause = (
-                    f"{label}: the process that carried it out was ended from outside ({death}), perhaps because "
-                    "memory was short; the same command goes on where it stopped"
-                )
-                told(label, RunError(cause))
+            return RunError(
+                f"{run.label}: the process that carried it out was ended from outside ({death}), perhaps because "
+                "memory was short; the same command goes on where it stopped"
+            )
         finally:
             with self._changed:
                 self._idle.append(self._at.pop(run.label))
@@ -165,7 +147,7 @@ class RunPool:
 
 
 class ThisProcess:
-    """Carries out runs where it is called, one at a time and without company: that needs no process of its own."""
+    """Carries out runs where it is called, one at a time: that needs no process of its own."""
 
     def __init__(self, watcher: Watcher) -> None:
         """Say who is told of rounds."""
@@ -178,19 +160,18 @@ class ThisProcess:
     def __exit__(self, *error: object) -> None:
         """Nothing is left."""
 
-    def carry_out(self, run: PlacedRun, ended: Ended, *, restart: bool = False) -> None:
+    def carry_out(self, run: PlacedRun, *, restart: bool = False) -> ProtoflError | None:
         """Carry out a run; as :meth:`RunPool.carry_out`."""
         watcher, rounds = self._watcher, run.config.federation.rounds
         observers = Observers(partial(watcher.round, run.label), on_start=partial(watcher.run, run.label, rounds))
-        error: ProtoflError | None = None
         try:
             with alone():
                 carry_out(run, Cache.here(), observers=observers, restart=restart)
         except ProtoflError as raised:
-            error = raised
+            return raised
         except OSError as raised:
-            error = _error_of(*_refused(raised))
-        ended(run.label, error)
+            return _error_of(*_refused(raised))
+        return None
 
     def wait(self, seconds: float) -> None:
         """Wait before a run is tried again."""
@@ -217,20 +198,17 @@ class _Worker:
         self._process = Child(_work, place)
         self._pipe, self.number = self._process.pipe, self._process.pid
 
-    def carry_out(self, run: PlacedRun, watcher: Watcher, ended: Ended, *, restart: bool) -> None:
-        """One run with its company; what they tell of their rounds is handed on."""
+    def carry_out(self, run: PlacedRun, watcher: Watcher, *, restart: bool) -> ProtoflError | None:
+        """Carry out one run; what it tells of its rounds is handed on."""
         with self._alive():
-            self._pipe.send(([_as_values(one) for one in (run, *run.company)], restart))
+            self._pipe.send((_as_values(run), restart))
         while True:
             with self._alive():  # around the pipe alone: who is told of a round has pipes of its own
                 kind, *content = self._pipe.recv()
-            if kind == "done":
-                return
             if kind == "ended":
-                label, error = content
-                ended(label, None if error is None else _error_of(*error))
-            else:
-                getattr(watcher, kind)(*content)
+                (error,) = content
+                return None if error is None else _error_of(*error)
+            getattr(watcher, kind)(*content)
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
@@ -280,22 +258,15 @@ def _work(pipe: Connection, place: int) -> None:
         torch.cuda.set_device(place % torch.cuda.device_count())
     while True:
         try:
-            together, restart = pipe.recv()
+            values, restart = pipe.recv()
         except (EOFError, OSError):
             return
         try:
-            runs = [_run_of(values) for values in together]
+            run = _run_of(values)
         except ProtoflError as raised:  # a plug-in was edited just now
-            for values in together:
-                pipe.send(("ended", values["named"][-1], (type(raised).__name__, str(raised), "", "")))
-            pipe.send(("done",))
-            continue
-        works = [partial(_carry_out, _with(runs, run), restart, pipe) for run in runs]
-        if len(works) == 1:
-            works[0](None)
+            pipe.send(("ended", (type(raised).__name__, str(raised), "", "")))
         else:
-            meet(works)  # one thread at a time, of which none sends while another one does
-        pipe.send(("done",))
+            _carry_out(run, restart, pipe)
 
 
 def _run_of(values: Mapping[str, Any]) -> PlacedRun:
@@ -306,11 +277,7 @@ def _run_of(values: Mapping[str, Any]) -> PlacedRun:
     return replace(run, hurdles=Hurdles(metric, dict(at)))
 
 
-def _with(runs: Sequence[PlacedRun], run: PlacedRun) -> PlacedRun:
-    return replace(run, company=tuple(other for other in runs if other is not run))
-
-
-def _carry_out(run: PlacedRun, restart: bool, pipe: Connection, seat: Seat | None) -> None:
+def _carry_out(run: PlacedRun, restart: bool, pipe: Connection) -> None:
     """One run; whoever waits is told of its rounds, and how it ended."""
     rounds = run.config.federation.rounds
 
@@ -322,7 +289,7 @@ def _carry_out(run: PlacedRun, restart: bool, pipe: Connection, seat: Seat | Non
     observers = Observers(on_round, on_start=lambda done: pipe.send(("run", run.label, rounds, done)))
     error: tuple[str, str, str, str] | None = None
     try:
-        carry_out(run, Cache.here(), observers=observers, restart=restart, seat=seat)
+        carry_out(run, Cache.here(), observers=observers, restart=restart)
     except ProtoflError as raised:
         refused = str(raised) if is_of_the_machine(raised) else ""
         error = type(raised).__name__, str(raised), getattr(raised, "details", ""), refused
@@ -332,4 +299,4 @@ def _carry_out(run: PlacedRun, restart: bool, pipe: Connection, seat: Seat | Non
         refused = str(raised) if is_of_the_machine(raised) else ""
         text, trace = f"{type(raised).__name__}: {raised}", "".join(traceback.format_exception(raised))
         error = "RunError", text, trace, refused
-    pipe.send(("ended", run.label, error))
+    pipe.send(("ended", error))

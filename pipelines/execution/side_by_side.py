@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from flcore.core.errors import ProtoflError, RunError
+from flcore.core.errors import ProtoflError
 from flcore.engine.pool.groups import StoppedError
 from pipelines.execution.admission import Admission, More
 from pipelines.execution.one_run import GivenUpError, PlacedRun, was_stopped_by_the_machine
@@ -38,55 +38,41 @@ def side_by_side(
         ended: called when it has, well or with what went wrong; with a StoppedError where the pool was closed, by
             somebody who has an error of its own. From any thread, before anything else begins instead. A run that the
             machine stopped has not ended while the steps have another try for it.
-        name: of a run as a piece of work; None: its method, seeds and point.
-        runs: with their company. more: those that appear later.
+        name: of a run as a piece of work; None: its method, seed and point.
+        runs: those that are there. more: those that appear later.
         restart: throw away checkpoints that cannot be used; of all runs, or of which.
     """
     watcher, delays = operation.watcher, operation.steps.delays
 
-    def work(run: PlacedRun) -> ProtoflError | None:
-        under_way = {one.label: one for one in (run, *run.company)}
-        failed: dict[str, ProtoflError] = {}
-        for one in under_way.values():
-            begun(one)
-
-        def told(label: str, error: ProtoflError | None) -> None:
-            if label not in under_way:  # it had ended when its company was tried again
-                return
-            if delay is not None and was_stopped_by_the_machine(error):
-                watcher.say(f"{label}: {error}; tried again in {delay:g} s")
-                refused.append(label)
-                return
-            ended(under_way.pop(label), error)
-            if not isinstance(error, StoppedError):  # it has not ended: the same command goes on with it
-                watcher.run_ended(label)
-            if error is not None and not isinstance(error, GivenUpError | StoppedError):  # which somebody wanted
-                failed[label] = error
-
+    def attempt(run: PlacedRun) -> ProtoflError | None:
         try:
-            for delay in (*delays, None):
-                refused: list[str] = []
-                pool.carry_out(run, told, restart=restart(run) if callable(restart) else restart)
-                if not refused or delay is None:
-                    break
+            for delay in delays:
+                error = pool.carry_out(run, restart=restart(run) if callable(restart) else restart)
+                if not was_stopped_by_the_machine(error):
+                    return error
+                watcher.say(f"{run.label}: {error}; tried again in {delay:g} s")
                 pool.wait(delay)
+            return pool.carry_out(run, restart=restart(run) if callable(restart) else restart)
         except StoppedError as stopped:
-            for label in list(under_way):
-                told(label, stopped)
+            return stopped
+
+    def work(run: PlacedRun) -> ProtoflError | None:
+        begun(run)
+        error: ProtoflError | None = None
+        try:
+            error = attempt(run)
+            ended(run, error)
         finally:
             admission.ended(run)
-            for label in under_way:
-                watcher.run_ended(label)
-        if len(failed) > 1:
-            return RunError("; ".join(f"{label}: {error}" for label, error in failed.items()))
-        return next(iter(failed.values()), None)
+            if not isinstance(error, StoppedError):  # it has not ended: the same command goes on with it
+                watcher.run_ended(run.label)
+        return None if isinstance(error, GivenUpError | StoppedError) else error  # which somebody wanted
 
     admission = Admission(runs, Cache.here(), pool, more)
     operation.steps.together((((name or _short)(run), partial(work, run)) for run in admission), at_once)
 
 
 def _short(run: PlacedRun) -> str:
-    """Its method and seed, those of its company, and of a sweep its point."""
+    """Its method and seed, and of a sweep its point."""
     point = run.label.partition(", ")[2]
-    seeds = "".join(f"-s{one.config.seed}" for one in (run, *run.company))
-    return f"{run.config.method.name}{seeds}" + (f" {point}" if point else "")
+    return f"{run.config.method.name}-s{run.config.seed}" + (f" {point}" if point else "")

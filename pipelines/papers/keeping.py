@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flcore.config.removed_keys import without_removed
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, RunError
 from flcore.experiment.run_folder import RunFiles, described
@@ -148,7 +149,7 @@ def _said_now(settings: Mapping[str, Any], identity: Mapping[str, Any] | None = 
     this code does not know them any more the run's own ``identity`` stands, or what was kept of it: the settings.
     """
     try:
-        return _without_seeds(Config.from_mapping(settings).identity())
+        return _without_seeds(Config.from_mapping(without_removed(settings)).identity())
     except ConfigError:
         return _without_seeds(settings if identity is None else identity)
 

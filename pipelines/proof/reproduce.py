@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flcore.config.plugin_places import located
+from flcore.config.removed_keys import without_removed
 from flcore.core.errors import ConfigError, DataError, RunError, listed
 from flcore.experiment.run_folder import RunFiles, refuse_inside_a_run, write_result
 from flcore.io import disk
@@ -148,7 +149,7 @@ def _config(archive: Archive, run: ArchivedRun, folder: Path, assignments: Seque
     """The configuration of a run with what is said of this machine; trained here, whoever trained it before."""
     from flcore.config.schema import Config
 
-    raw = located(without_places(run.config), folder)
+    raw = located(without_removed(without_places(run.config)), folder)
     try:
         before = Config.from_mapping(raw)
     except ConfigError as error:

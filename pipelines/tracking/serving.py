@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcore.config.plugins import located
+from flcore.config.removed_keys import without_removed
 from flcore.config.schema import Config
 from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset, Meta, Split
@@ -139,7 +140,7 @@ class RunModel:
         meta = json.loads((files / "meta.json").read_text(encoding="utf-8"))
         clients = files / "clients"
         self._predict = Predictor(
-            located(stored, files),
+            located(without_removed(stored), files),
             meta,
             files / "partition",
             files / "server.safetensors",

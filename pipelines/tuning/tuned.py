@@ -97,8 +97,6 @@ def _steps_of_a_trial(raw: Mapping[str, Any], baseline: str) -> int:
 def _meanwhile(as_given: Sequence[PlannedRun], budget: Budget, out: Path, operation: Operation) -> Meanwhile:
     """The runs as given, and those with the values that studies have found: for cores that no trial can use."""
     home = out / "runs"
-    if any(run.config.engine.stack_runs for run in as_given):  # they train together, once all of them are known
-        return Meanwhile(home)
     runs = list(zip(as_given, inputs_of_runs(as_given, operation), strict=True))
 
     def then(method: str) -> list[tuple[PlannedRun, Inputs]]:

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from flcore.config.removed_keys import REMOVED
 from flcore.config.schema import Config
 from flcore.data.dataset import Dataset
 from pipelines.cli import make_run
@@ -81,7 +82,8 @@ def test_every_key_of_a_run_s_identity_is_a_dependency_of_training() -> None:
     for section, values in Config().identity().items():
         if section not in ("data", "partition"):
             said |= {f"{section}.{key}" for key in values} if isinstance(values, dict) else {section}
-    assert {"seed", "local.lr", "engine.stack_runs"} < said
+    said -= {f"{section}.{key}" for section, removed in REMOVED.items() for key in removed}
+    assert {"seed", "local.lr", "engine.stack"} < said
     params = set(stages["train"]["params"])
     assert {key for key in said if not {key, key.partition(".")[0]} & params} == set()
 

@@ -74,7 +74,6 @@ def record_tape(
         size: how many samples the client has to go through.
         skip_single: leave out mini-batches of one sample: batch statistics of one are undefined.
     """
-    # The turn's seed, not the experiment's: a stack may hold clients of several runs (`meeting.py`).
     config, seed, keys = experiment.config, turn.setting.seed, (turn.round, turn.client, number)
     batch_size, device = config.local.batch_size, config.engine.device
     laid_out = list(_laid_out(size, config.local, turn, phase, number))

@@ -227,7 +227,6 @@ FREE = {
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("partition", "ratio"): {"variant": "subsampled"},
     ("method", "proto_noise"): {"proto_clip": 1.0},
-    ("engine", "stack_runs"): {"stack": True},
     ("aggregation", "noise"): {"clip": 1.0},
     ("data", "mean"): {"mean": 0.5, "std": 0.5},
     ("data", "std"): {"mean": 0.5, "std": 0.5},

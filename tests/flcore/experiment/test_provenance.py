@@ -46,7 +46,6 @@ def config(name: str = "fedavg", **method: Any) -> Config:
         ({"name": "fedavg"}, "evaluation/scoring.py", True),
         ({"name": "fedavg"}, "evaluation/summaries.py", True),  # metrics.json
         ({"name": "fedavg"}, "engine/numerics.py", True),
-        ({"name": "fedavg"}, "engine/local/joined.py", True),  # engine.stack_runs
         ({"name": "fedavg"}, "models/cnn.py", True),
         ({"name": "fedprox"}, "methods/fedavg.py", True),
         ({"name": "ccvr", "base": "fedprox"}, "methods/fedprox.py", True),

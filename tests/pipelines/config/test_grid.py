@@ -124,10 +124,6 @@ def test_the_federation_is_told_without_what_varies() -> None:
         (["method.weight=1"], "method.weight: fedprox has no such parameter; it belongs to fedproto"),
         (["method.name=fedprox,fedpro"], "method.name = fedpro: must be one of"),
         (
-            ["engine.stack_runs=false,true", "local.lr=0.1"],
-            "use engine.stack=true",
-        ),
-        (
             ["evaluation.split=test,validation", "local.lr=0.1"],
             "needs partition.validation above 0, for example 0.2",
         ),

@@ -13,7 +13,7 @@ import pytest
 from flcore.config.schema import Config
 from pipelines.execution import admission
 from pipelines.execution.admission import Admission, most_at_once
-from pipelines.execution.one_run import PlacedRun, in_company
+from pipelines.execution.one_run import PlacedRun
 from pipelines.runs.cache import Cost, kind_of
 from pipelines.runs.inputs import Inputs
 
@@ -185,35 +185,3 @@ def test_no_more_processes_than_cores_or_runs(machine: Callable[..., None]) -> N
     machine(2)
     assert most_at_once([config("fedavg", seed) for seed in range(3)]) == 2
     assert most_at_once([config("fedavg")]) == 1
-
-
-def test_a_company_takes_one_core_and_the_memory_of_all_its_runs(machine: Callable[..., None]) -> None:
-    """7000 free, 2 cores. Three runs of fedavg in one stack may take 3 x 2200 = 6600, which leaves 400: local waits.
-
-    Once there are 7700, it begins beside them, with its 1100 on the second core.
-    """
-    machine(2, 7000)
-    known = Known({"local": Cost(5.0, 1000 * MIB)})
-    known.costs[kind_of(config("fedavg", stack=True, stack_runs=True))] = Cost(9.0, 2000 * MIB)
-    runs = [*(run("fedavg", seed, stack=True, stack_runs=True) for seed in range(3)), run("local")]
-    companies = in_company(runs)
-    assert [(one.label, [other.label for other in one.company]) for one in companies] == [
-        ("fedavg 0", ["fedavg 1", "fedavg 2"]),
-        ("local 0", []),
-    ]
-    found = Admission(companies, known, Holding())  # type: ignore[arg-type]
-    order = iter(found)
-    assert begun(order, 1) == ["fedavg 0"]
-    assert found._choose() is None
-    machine(2, 7700)
-    assert begun(order, 1) == ["local 0"]
-
-
-def test_runs_that_share_stacks_are_given_no_workers(machine: Callable[..., None]) -> None:
-    """As a run of 30 seconds on 8 cores is, where it does not ask for company."""
-    machine(8)
-    for engine, workers in (({"stack": True}, 8), ({"stack": True, "stack_runs": True}, 0)):
-        known = Known({})
-        known.costs[kind_of(config("fedavg", **engine))] = Cost(30.0, 1000 * MIB)
-        [found] = Admission([run("fedavg", **engine)], known, Holding())  # type: ignore[arg-type]
-        assert found.config.engine.workers == workers

@@ -21,7 +21,7 @@ import pytest
 
 from flcore import training
 from flcore.config.schema import Config
-from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
+from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.engine.pool import child
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.pool.workers import physical_cores
@@ -197,12 +197,10 @@ def test_no_worker_begins_with_what_was_edited(plugin: Path) -> None:
     inputs = Inputs(Path("prepared"), Path("partition"))
     run = PlacedRun(Config.from_mapping(raw), inputs, Path("run"), "hash", "code", "mine")
     plugin.write_text(plugin.read_text() + "# a remark\n")
-    ended: list[tuple[str, ProtoflError | None]] = []
     with RunPool(1, Silence()) as pool:
-        pool.carry_out(run, lambda label, error: ended.append((label, error)))
+        error = pool.carry_out(run)
         assert pool.held_idle() == 0  # no process was started
-    [(label, error)] = ended
-    assert label == "mine" and isinstance(error, RunError) and "mine.py was edited" in str(error)
+    assert isinstance(error, RunError) and "mine.py was edited" in str(error)
 
 
 def test_two_commands_for_one_comparison_are_not_at_work_at_once() -> None:
@@ -534,41 +532,6 @@ def test_a_damaged_run_is_one_failure_beside_the_others_until_restart_is_said(na
     assert compared(raw=raw, restart=True)[1].watched == []
 
 
-STACKED: dict[str, Any] = {
-    **SMALL,
-    "compare": {**SMALL["compare"], "methods": ["fedavg"]},
-    "engine": {"stack": True, "stack_runs": True},
-    "local": {"lr": 0.05},
-}
-
-
-def test_seeds_of_a_method_share_a_process_and_agree_with_each_alone() -> None:
-    """Losses of the second round within 1e-3, the tolerance of stacking after two rounds."""
-    steps = Recorded()
-    outcome, told = compared(steps, raw=STACKED)
-    assert not outcome.failed
-    assert [name for name in steps.names if "-s" in name] == ["fedavg-s0-s1"]
-    runs = told.compared[0]["runs"]
-    assert [run.name.rpartition("-")[0] for run in runs] == ["fedavg-s0", "fedavg-s1"]
-    assert sorted(told.watched) == sorted(told.finished) == sorted(run.name for run in runs)
-    for seed, run in enumerate(runs):
-        alone = Path("alone") / str(seed)
-        experiment(Config.from_mapping({**STACKED, "engine": {}, "seed": seed}), alone, operation()[0])
-        ours, theirs = (json.loads((folder / "history.jsonl").read_text().splitlines()[1]) for folder in (run, alone))
-        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-3)
-
-
-@pytest.mark.slow
-def test_a_company_whose_process_is_killed_goes_on() -> None:
-    watcher = KillingWatcher()
-    how, told = operation(watcher=watcher)
-    raw = {**STACKED, "federation": {"rounds": 4}}
-    runs, failed = carry_out_all(comparison_runs(raw, None, None), Path("killed"), how)
-    assert watcher.killed and not failed
-    assert sorted(told.finished) == sorted(run.directory.name for run in runs)
-    assert all(len((run.directory / "history.jsonl").read_text().splitlines()) == 4 for run in runs)
-
-
 class KillingWatcher(Silence):
     """Kills a process as soon as a run says that it has ended a round, once."""
 
@@ -640,7 +603,7 @@ def test_a_closed_pool_starts_no_process_for_one_that_has_ended() -> None:
 
     def work() -> None:
         with pytest.raises(StoppedError) as error:
-            pool.carry_out(run, lambda label, error: None)
+            pool.carry_out(run)
         raised.append(error)
 
     pool = run_pool.RunPool(1, Waiting())

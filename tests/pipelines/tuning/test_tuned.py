@@ -13,14 +13,14 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from flcore.core.errors import ConfigError
+from flcore.core.errors import ConfigError, ProtoflError
 from flcore.experiment.run_folder import described
 from pipelines.config.params import with_variants
 from pipelines.execution import admission, bodies
 from pipelines.execution.one_run import PlacedRun
 from pipelines.execution.operation import Operation
 from pipelines.execution.recorder import Recorder
-from pipelines.execution.run_pool import Ended, ThisProcess
+from pipelines.execution.run_pool import ThisProcess
 from pipelines.execution.steps import InlineSteps
 from pipelines.reporting import comparison_report
 from pipelines.reporting.comparison_files import markdown
@@ -147,13 +147,14 @@ def test_runs_take_the_cores_that_no_trial_can_use(
     ended = {"fedavg seed 0": threading.Event(), "fedavg seed 0, tuned": threading.Event()}
 
     class Threads(ThisProcess):
-        def carry_out(self, run: PlacedRun, told: Ended, *, restart: bool = False) -> None:
+        def carry_out(self, run: PlacedRun, *, restart: bool = False) -> ProtoflError | None:
             assert restart == ("trial" in run.label)
             if run.label == "fedproto: trial 1":
                 assert all(event.wait(120) for event in ended.values())
-            super().carry_out(run, told, restart=restart)
+            error = super().carry_out(run, restart=restart)
             if run.label in ended:
                 ended[run.label].set()
+            return error
 
     monkeypatch.setenv("PROTOFL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(admission, "physical_cores", lambda: 3)
