@@ -36,6 +36,11 @@ def average_weights(models: Mapping[int, Weights], sizes: Mapping[int, int]) -> 
     return Weights({name: folded[name] for name in first.params}, {name: folded[name] for name in first.buffers})
 
 
+def uniform_mean(models: Mapping[int, Weights]) -> Weights:
+    """Average with the same weight for every client."""
+    return average_weights(models, dict.fromkeys(models, 1))
+
+
 def _folded(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     mean = torch.zeros(tensors[0].shape, dtype=torch.float64, device=tensors[0].device)
     if mean.numel() <= _BLOCK:

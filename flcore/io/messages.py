@@ -128,6 +128,24 @@ class Weights(Payload):
         """Parameters and buffers together, as a frozen model in a loss takes them."""
         return {**self.params, **self.buffers}
 
+    def __add__(self, other: Weights) -> Weights:
+        """Add parameters; arithmetic leaves buffers out, which nobody trains."""
+        return Weights({name: value + other.params[name] for name, value in self.params.items()})
+
+    def __sub__(self, other: Weights) -> Weights:
+        """Subtract parameters; buffers are left out."""
+        return Weights({name: value - other.params[name] for name, value in self.params.items()})
+
+    def __mul__(self, factor: float) -> Weights:
+        """Multiply parameters by a number; buffers are left out."""
+        return Weights({name: factor * value for name, value in self.params.items()})
+
+    __rmul__ = __mul__
+
+    def zeros(self) -> Weights:
+        """Return zeros in the shapes of the parameters and on their device."""
+        return Weights({name: torch.zeros_like(value) for name, value in self.params.items()})
+
     def without_buffers(self) -> Weights:
         """The parameters alone."""
         return Weights(self.params)

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flcore.aggregation.optimizers import server_step
 from flcore.aggregation.weights import fold_weights
-from flcore.io.messages import Count
+from flcore.io.messages import Count, Weights
 from flcore.io.records import Payloads, Record
 from flcore.methods.api import Method
 from flcore.methods.types import (
@@ -61,18 +60,23 @@ class FedAvg(Method):
 
 @folds("weights")
 def aggregate(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
-    """w_g ← Σ_{k∈S} (n_k / N) w_k, or the fold and the server's step that the section ``aggregation`` asks for."""
-    how = exchange.setting.aggregation
-    fold, facts = fold_weights(
-        replies.of(MODEL),
-        sample_counts(replies),
+    """w_g ← Σ_{k∈S} (n_k / N) w_k, or what the section ``aggregation`` puts in place of that mean."""
+    model, facts = fold_models(replies.of(MODEL), sample_counts(replies), server, exchange)
+    return server | {MODEL: model}, facts
+
+
+def fold_models(
+    models: Mapping[int, Weights], sizes: Mapping[int, int], server: Record, exchange: Exchange
+) -> tuple[Weights, Facts]:
+    """Fold models of clients into one, with weights `sizes`, as the section ``aggregation`` says."""
+    return fold_weights(
+        models,
+        sizes,
         server[MODEL],
-        how,
+        exchange.setting.aggregation,
         cohort=exchange.setting.cohort_size,
         generator=exchange.stream("aggregation noise"),
     )
-    model, kept = server_step(server[MODEL], fold, server, how)
-    return server | {MODEL: model} | kept, facts
 
 
 def sample_counts(replies: Replies) -> dict[int, int]:

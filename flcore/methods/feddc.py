@@ -35,7 +35,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.aggregation.mean import average_weights
+from flcore.aggregation.mean import uniform_mean
 from flcore.core.conditions import on
 from flcore.core.params import Search, param
 from flcore.io.messages import Weights
@@ -94,9 +94,9 @@ class FedDC(AuthorsPreset, FedAvg):
         """The initial model, and for everybody neither drift nor change."""
         server = {**super().start_server(setting)}
         if self.use_drift:
-            server[DRIFT] = zeros(setting.initial)
+            server[DRIFT] = setting.initial.zeros()
         if self.use_correction:
-            server[CHANGE] = zeros(setting.initial)
+            server[CHANGE] = setting.initial.zeros()
         return server
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
@@ -108,12 +108,11 @@ class FedDC(AuthorsPreset, FedAvg):
         """w_g − h_k, to which the penalty draws, and the direction of the correction."""
         context = {}
         if self.use_drift and self.alpha > 0:
-            drift = turn.memory.get(DRIFT, zeros(turn.inbox[MODEL]))
-            context["anchor"] = differences(turn.inbox[MODEL], drift).params
+            drift = turn.memory.get(DRIFT, turn.inbox[MODEL].zeros())
+            context["anchor"] = (turn.inbox[MODEL] - drift).params
         if self.use_correction:
-            own, mean = turn.memory.get(CHANGE, zeros(turn.inbox[MODEL])), turn.inbox[CHANGE]
-            ordered = (own, mean) if self.correction == "last" else (mean, own)
-            context["direction"] = differences(*ordered).params
+            own, mean = turn.memory.get(CHANGE, turn.inbox[MODEL].zeros()), turn.inbox[CHANGE]
+            context["direction"] = (own - mean if self.correction == "last" else mean - own).params
         return context
 
     def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
@@ -135,20 +134,20 @@ class FedDC(AuthorsPreset, FedAvg):
     def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """w_k and the change of g_k; the client remembers h_k and g_k."""
         message, memory = (dict(part) for part in super().reply(turn, trained))
-        moved = differences(trained.weights, turn.inbox[MODEL])
+        moved = trained.weights - turn.inbox[MODEL]
         if self.use_drift:
-            memory[DRIFT] = sums(turn.memory.get(DRIFT, zeros(turn.inbox[MODEL])), moved)
+            memory[DRIFT] = turn.memory.get(DRIFT, turn.inbox[MODEL].zeros()) + moved
         if self.use_correction:
-            before = turn.memory.get(CHANGE, zeros(turn.inbox[MODEL]))
+            before = turn.memory.get(CHANGE, turn.inbox[MODEL].zeros())
             memory[CHANGE] = after = self.next_change(turn, before, moved, trained.steps)
-            message[STEP] = differences(after, before)
+            message[STEP] = after - before
         return message, memory
 
     def next_change(self, turn: Turn, before: Weights, moved: Weights, steps: int) -> Weights:
         """New g_k = Δ, or s_k ← s_k − s − Δ/(η·S_k)."""
         if self.correction == "last":
             return moved
-        return sums(differences(before, turn.inbox[CHANGE]), moved, -1 / response(turn, steps))
+        return before - turn.inbox[CHANGE] - moved * (1 / response(turn, steps))
 
     @property
     def sends(self) -> frozenset[Kind]:
@@ -171,10 +170,10 @@ def track_drift(server: Record, replies: Replies, exchange: Exchange) -> tuple[R
     """Bring h and g up to date, means over all clients; those without a reply kept theirs."""
     share = len(replies) / exchange.setting.num_clients
     if DRIFT in server:
-        moved = differences(uniform_mean(replies.of(MODEL)), server[MODEL])
-        server = server | {DRIFT: sums(server[DRIFT], moved, share)}
+        moved = uniform_mean(replies.of(MODEL)) - server[MODEL]
+        server = server | {DRIFT: server[DRIFT] + share * moved}
     if CHANGE in server:
-        server = server | {CHANGE: sums(server[CHANGE], uniform_mean(replies.of(STEP)), share)}
+        server = server | {CHANGE: server[CHANGE] + share * uniform_mean(replies.of(STEP))}
     return server, {}
 
 
@@ -182,25 +181,5 @@ def aggregate(server: Record, replies: Replies, exchange: Exchange) -> tuple[Rec
     """w_g ← the mean of the round's w_k, shifted by h; with BatchNorm statistics, which nothing shifts."""
     mean = uniform_mean(replies.of(MODEL))
     if DRIFT in server:
-        mean = Weights(sums(mean, server[DRIFT]).params, mean.buffers)
+        mean = Weights((mean + server[DRIFT]).params, mean.buffers)
     return server | {MODEL: mean}, {}
-
-
-def uniform_mean(models: Mapping[int, Weights]) -> Weights:
-    """The mean in which clients count alike."""
-    return average_weights(models, dict.fromkeys(models, 1))
-
-
-def zeros(model: Weights) -> Weights:
-    """Nothing, in the shapes of a model's parameters and where they are."""
-    return Weights({name: torch.zeros_like(value) for name, value in model.params.items()})
-
-
-def sums(first: Weights, second: Weights, factor: float = 1.0) -> Weights:
-    """``first + factor · second``, of parameters alone."""
-    return Weights({name: value + factor * second.params[name] for name, value in first.params.items()})
-
-
-def differences(first: Weights, second: Weights) -> Weights:
-    """``first − second``, of parameters alone."""
-    return sums(first, second, -1.0)

@@ -53,12 +53,13 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "fedpa": {"method": _GENERATOR},
     "fedpg": {"method": {**_GENERATOR, "n_virtual": 8, "virtual_batch": 16}},
     "gfpl": {"method": {"interval": 1, "first_exchange": 1}},
+    "scaffold": {"local": {"momentum": 0.0}},
     "protolda": {"model": {"name": "patch_dictionary", "atoms": 6, "patch": 3, "grid": 2}},
     "protolda_blocks": {"model": {"name": "patch_dictionary", "atoms": 6, "patch": 3, "grid": 2}},
     "protolda_distilled": {"method": {"teacher": {"model.atoms": 6}}},
     "vhl": {"method": {"per_class": 20, "virtual_batch": 16}},
 }
-"""Of some: another model where they need one, and less of what takes long; every mechanism is at work all the same."""
+"""Of some: another model or no momentum where they need it, and less of what takes long; every mechanism is at work."""
 
 _MODEL = {"name": "fedgen_cnn", "feature_dim": 8}
 _FIGURES = ("top1_global", "top1_vote", "mean_local", "bytes_up", "bytes_down", "steps")
@@ -98,7 +99,13 @@ def carried_out(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _config(name: str) -> dict[str, Any]:
     own = OWN.get(name, {})
-    return {**COMMON, "model": own.get("model", _MODEL), "method": {"name": name, **own.get("method", {})}}
+    local = {**COMMON["local"], **own.get("local", {})}
+    return {
+        **COMMON,
+        "local": local,
+        "model": own.get("model", _MODEL),
+        "method": {"name": name, **own.get("method", {})},
+    }
 
 
 def _hashes(directory: Path) -> dict[str, str]:

@@ -126,7 +126,7 @@ def test_what_the_methods_fold() -> None:
     alone = {name for name, cls in METHODS.items() if cls().releases_weights_alone}
     assert alone == {
         *("central", "fedavg", "fedprox", "fedper", "fedrep", "fedntd", "moon"),
-        *("feddecorr", "fedasam"),
+        *("feddecorr", "fedasam", "fednova", "feddyn", "ditto"),
     }
 
 

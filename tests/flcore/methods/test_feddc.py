@@ -14,7 +14,7 @@ from flcore.core.errors import ConfigError
 from flcore.io.messages import Weights
 from flcore.io.records import Record, serialise
 from flcore.math.losses.basic import inner_product, proximal
-from flcore.methods.feddc import CHANGE, DRIFT, STEP, FedDC, aggregate, differences, track_drift
+from flcore.methods.feddc import CHANGE, DRIFT, STEP, FedDC, aggregate, track_drift
 from flcore.methods.types import MODEL, Replies
 
 
@@ -32,7 +32,7 @@ def test_the_penalty_by_hand() -> None:
     0.05·(0.49 + 0.36) = 0.0425; the gradient is 0.1·(0.7, -0.6).
     """
     weight = torch.tensor([1.0, 0.0], requires_grad=True)
-    anchor = differences(vector(0.5, 0.5), vector(0.2, -0.1))
+    anchor = vector(0.5, 0.5) - vector(0.2, -0.1)
     penalty = proximal({"w": weight}, anchor.params, 0.1)
     (gradient,) = torch.autograd.grad(penalty, weight)
     assert penalty.item() == pytest.approx(0.0425)

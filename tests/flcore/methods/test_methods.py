@@ -185,6 +185,7 @@ def test_who_trains_and_who_answers() -> None:
     special = {
         "local": ("all", "client", False, False, False, True),
         "central": ("all", "union", True, False, False, False),
+        "ditto": ("cohort", "client", False, False, False, True),
         "fedproto": ("cohort", "client", False, True, False, True),
         "fedper": ("cohort", "client", False, False, False, True),
         "fedrep": ("cohort", "client", False, False, False, True),

@@ -1,37 +1,21 @@
-"""The example of a method outside the package: SCAFFOLD, as docs/examples/scaffold.py writes it."""
+"""SCAFFOLD: rounds by hand, its limit case to the bit, its traffic and what its controls add up to."""
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import flcore
-from flcore.config import plugins
-from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.io.messages import Weights
-
-PLUGIN = Path(__file__).parents[2] / "docs" / "examples" / "scaffold.py"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _forgotten_afterwards() -> Iterator[None]:
-    yield
-    plugins.unload("scaffold")
 
 
 def scaffold(lab: Any, folder: Path, dataset: Any = None, partition: Any = None, **changes: Any) -> Any:
     """A run of the tiny federation, or of given data."""
     spec = lab.ToySpec() if dataset is not None else None
-    changes = {"plugins": [str(PLUGIN)], "method__name": "scaffold", **changes}
+    changes = {"method__name": "scaffold", **changes}
     return lab.run(lab.experiment(dataset, partition, spec, **changes), folder)
 
 
@@ -69,13 +53,19 @@ def test_two_rounds_by_hand(lab: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(next(iter(total.values()))[0], ours.mean(0))
 
 
-def test_switched_off_it_is_fedavg_to_the_bit(lab: Any, tmp_path: Path) -> None:
-    off = {"method__use_control": False, "method__weighting": "samples"}
-    ours = scaffold(lab, tmp_path / "off", **off).state.server
-    fedavg = lab.run(lab.experiment(), tmp_path / "fedavg").state.server
-    assert ours.keys() == fedavg.keys() == {"model"}
-    for name, tensor in fedavg["model"].arrays().items():
-        assert torch.equal(ours["model"].arrays()[name], tensor)
+def test_its_first_round_is_fedavg_to_the_bit(lab: Any, tmp_path: Path) -> None:
+    """All c are 0 then, and clients of one size count alike in FedAvg too; the second round is another."""
+    partition = lab.by_hand(lab.dataset, [range(start, 240, 4) for start in range(4)], [range(60)] * 4)
+    found = {
+        (name, rounds): lab.run(
+            lab.experiment(partition=partition, method__name=name, federation__rounds=rounds),
+            tmp_path / f"{name}-{rounds}",
+        ).state.server["model"]
+        for name in ("scaffold", "fedavg")
+        for rounds in (1, 2)
+    }
+    assert lab.same(found["scaffold", 1], found["fedavg", 1])
+    assert not lab.same(found["scaffold", 2], found["fedavg", 2])
 
 
 def test_half_a_step_of_the_server_goes_half_the_way(lab: Any, tmp_path: Path) -> None:
@@ -107,63 +97,7 @@ def test_c_is_the_mean_of_what_clients_remember(lab: Any, tmp_path: Path) -> Non
         torch.testing.assert_close(value.double(), mean, atol=1e-6, rtol=1e-4)
 
 
-def test_clients_in_a_stack_give_the_same_within_rounding(lab: Any, tmp_path: Path) -> None:
-    one, stacked = (
-        scaffold(lab, tmp_path / str(stack), engine__stack=stack, federation__rounds=2).state.server
-        for stack in (False, True)
-    )
-    for slot in ("model", "control"):
-        for name, value in params(one[slot]).items():
-            torch.testing.assert_close(params(stacked[slot])[name], value, atol=1e-4, rtol=1e-3)
-
-
-KILLED = """
-import os, signal, sys
-from flcore import run
-from flcore.engine.rounds import Observers
-
-def on_round(number, record):
-    if number == int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-run(sys.argv[1], sys.argv[2], observers=Observers(on_round=on_round))
-"""
-
-
-@pytest.mark.slow
-def test_killed_after_a_round_and_called_again_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    raw = {
-        "plugins": [str(PLUGIN)],
-        "method": {"name": "scaffold"},
-        "data": {"size": 16, "limit_per_class": 20},
-        "partition": {"num_clients": 4, "min_size": 5},
-        "federation": {"rounds": 4, "participation": 0.5},
-        "local": {"lr": 0.05},
-    }
-    flcore.run(raw, tmp_path / "whole")
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "config.json"), str(tmp_path / "killed")]
-    done = subprocess.run([*command, "2"], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert not (tmp_path / "killed" / "history.jsonl").exists()
-    again = subprocess.run([*command, "0"], capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
-    names = ["model.safetensors", "server.safetensors", "history.jsonl", "metrics.json", "curves.csv"]
-    names += [f"clients/{path.name}" for path in (tmp_path / "whole" / "clients").iterdir()]
-    assert len(names) > 6
-    for name in names:
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
-
-
-@pytest.mark.parametrize(
-    ("local", "message"),
-    [
-        ({"momentum": 0.5}, "local.momentum = 0.5: scaffold works with 0.0 alone"),
-        ({"optimizer": "adam"}, "local.optimizer = adam: scaffold works with sgd alone"),
-        ({"clip": 1.0}, "local.clip = 1.0: scaffold works with null alone"),
-    ],
-)
-def test_what_would_make_its_control_variates_wrong_is_refused(local: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Config.from_mapping({"plugins": [str(PLUGIN)], "method": {"name": "scaffold"}, "local": local})
-    assert str(caught.value) == message
+@pytest.mark.parametrize(("key", "value"), [("momentum", 0.5), ("optimizer", "adam"), ("clip", 1.0)])
+def test_what_would_make_its_controls_wrong_is_refused(lab: Any, key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^local\.{key} = {value}: scaffold"):
+        lab.config(method__name="scaffold", **{f"local__{key}": value})

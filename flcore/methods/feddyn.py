@@ -1,0 +1,103 @@
+"""FedDyn (Acar, Zhao, Matas, Mattina, Whatmough, Saligrama, ICLR 2021): dynamic regularisation of local losses.
+
+Client k keeps g_k, the gradient of its loss where it last stopped (0 at first), and minimises from w (Algorithm 1)
+
+    CE(w_k) − ⟨g_k, w_k⟩ + (α/2) ‖w_k − w‖²,    then    g_k ← g_k − α (w_k − w).
+
+Server, over the S clients of the round, K in all, h = 0 at first:
+
+    h ← h − (α/K) Σ_{k∈S} (w_k − w),    w ← (1/|S|) Σ_{k∈S} w_k − h / α.
+
+w goes down and w_k comes up: P each way, as FedAvg. g_k stays on the client, h on the server.
+
+Choices. Clients count alike. The authors' code divides α by n_k / mean(n), which is left out here as in FedDC; it keeps
+−g_k/α, which is the same. ``alpha: 0`` is FedAvg with uniform weights, not the limit α → 0 of h/α. The update of g_k
+assumes that clients reach their minimum, whatever the optimiser; none is refused. BatchNorm statistics are averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from flcore.core.params import Search, param
+from flcore.io.messages import Weights
+from flcore.io.records import Payloads, Record, Slot
+from flcore.math.losses.basic import inner_product, proximal
+from flcore.methods.fedavg import FedAvg, fold_models
+from flcore.methods.types import (
+    MODEL,
+    Batch,
+    Context,
+    Exchange,
+    Facts,
+    LocalModel,
+    Replies,
+    Setting,
+    Stage,
+    TrainedClient,
+    Turn,
+    folds,
+)
+
+GRADIENT = Slot("gradient", Weights)
+"""g_k at a client, h at the server."""
+
+
+@dataclass(frozen=True)
+class FedDyn(FedAvg):
+    """FedAvg whose clients add a linear and a proximal term that make their minima those of the global loss."""
+
+    name: ClassVar[str] = "feddyn"
+    summary: ClassVar[str] = "FedAvg with a dynamic regulariser that aligns the minima of clients"
+    citation: ClassVar[str] = "Acar et al., ICLR 2021"
+
+    alpha: float = param(
+        0.01, "weight α of the regulariser; 0 switches it off", low=0, search=Search(choices=(0.001, 0.01, 0.1))
+    )
+
+    def start_server(self, setting: Setting) -> Payloads:
+        """Hold the initial model and h = 0."""
+        server = super().start_server(setting)
+        return {**server, GRADIENT: setting.initial.zeros()} if self.alpha > 0 else server
+
+    def context(self, turn: Turn) -> Context:
+        """Fix w and g_k for this turn."""
+        return {"anchor": turn.inbox[MODEL].params, "gradient": own_gradient(turn).params} if self.alpha > 0 else {}
+
+    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """Add −⟨g_k, w_k⟩ and the proximal term to the cross-entropy."""
+        terms = super().loss(model, batch, context)
+        if self.alpha > 0:
+            terms["linear"] = -inner_product(model.params, context["gradient"])
+            terms["proximal"] = proximal(model.params, context["anchor"], self.alpha)
+        return terms
+
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        """Send w_k with n_k; keep g_k − α (w_k − w)."""
+        message, memory = super().reply(turn, trained)
+        if self.alpha > 0:
+            memory = {GRADIENT: own_gradient(turn) - self.alpha * (trained.weights - turn.inbox[MODEL])}
+        return message, memory
+
+    def stages(self) -> Mapping[str, Stage]:
+        """Return the one stage of the server."""
+        return {"aggregate": self.aggregate}
+
+    @folds("weights")
+    def aggregate(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+        """Update h and w, both by the mean of the round's w_k."""
+        mean, facts = fold_models(replies.of(MODEL), dict.fromkeys(replies, 1), server, exchange)
+        if self.alpha == 0:
+            return server | {MODEL: mean}, facts
+        share = len(replies) / exchange.setting.num_clients
+        h = server[GRADIENT] - self.alpha * share * (mean - server[MODEL])
+        return server | {MODEL: Weights((mean - h * (1 / self.alpha)).params, mean.buffers), GRADIENT: h}, facts
+
+
+def own_gradient(turn: Turn) -> Weights:
+    """Return g_k, 0 before the client's first turn."""
+    return turn.memory.get(GRADIENT, turn.inbox[MODEL].zeros())

@@ -1,0 +1,77 @@
+"""FedNova (Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020): updates normalised by what a client's steps add up to.
+
+Client i trains as FedAvg's (with ``mu`` as FedProx's) and sends ‖a_i‖₁ with w_i: how far, in units of η, a constant
+gradient of 1 moves a weight in its τ_i steps. Server, over the S clients of the round, p_i = n_i / N:
+
+    w ← w + τ_eff · Σ_{i∈S} p_i (w_i − w) / ‖a_i‖₁,    τ_eff = Σ_{i∈S} p_i ‖a_i‖₁.
+
+‖a_i‖₁ is x_τ of v ← ρ v + 1 − η μ x, x ← x + v from v = x = 0, momentum ρ and proximal weight μ: τ_i for plain SGD,
+(τ_i − ρ (1 − ρ^τ_i)/(1 − ρ))/(1 − ρ) with momentum, (1 − (1 − η μ)^τ_i)/(η μ) with μ, as in the paper.
+
+Deviations. With ρ and μ together the recursion is that of our SGD, whose momentum includes the proximal term; the
+authors' code adds the term after it, and counts μ twice. That code takes τ_eff = Σ p_i τ_i where μ > 0, here it is the
+same throughout. Neither server momentum nor Adam is covered; weight decay counts as a part of the gradient. BatchNorm
+statistics are averaged as in FedAvg. Where all ‖a_i‖₁ are equal a round is FedAvg's (FedProx's), to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from flcore.aggregation.weights import scaled_update
+from flcore.core.params import Search, param
+from flcore.io.messages import Arrays, Weights
+from flcore.io.records import Payloads, Record, Slot
+from flcore.methods.fedavg import fold_models, sample_counts
+from flcore.methods.fedprox import FedProx
+from flcore.methods.types import MODEL, Exchange, Facts, Replies, Stage, TrainedClient, Turn, folds
+
+STEPS = Slot("effective_steps", Arrays)
+"""‖a_i‖₁, one float64."""
+
+
+@dataclass(frozen=True)
+class FedNova(FedProx):
+    """FedProx, by default without its term, whose server normalises updates by the clients' steps."""
+
+    name: ClassVar[str] = "fednova"
+    summary: ClassVar[str] = "FedAvg of updates that are normalised by the steps of their clients"
+    citation: ClassVar[str] = "Wang et al., NeurIPS 2020"
+    needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {"local.optimizer": ("sgd",)}
+
+    mu: float = param(0.0, "weight μ of FedProx's proximal term", low=0, search=Search(choices=(0.0, 0.001, 0.01, 0.1)))
+
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        """Send w_i with n_i and ‖a_i‖₁."""
+        message, memory = super().reply(turn, trained)
+        steps = effective_steps(trained.steps, turn.momentum, turn.learning_rate * self.mu)
+        return {**message, STEPS: Arrays({"norm": torch.tensor([steps], dtype=torch.float64)})}, memory
+
+    def stages(self) -> Mapping[str, Stage]:
+        """Return the normalised average."""
+        return {"aggregate": aggregate}
+
+
+def effective_steps(steps: int, momentum: float, shrinkage: float) -> float:
+    """Return ‖a‖₁ of SGD with momentum ρ and a proximal term, `shrinkage` = η μ."""
+    moved = velocity = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1 - shrinkage * moved
+        moved += velocity
+    return moved
+
+
+@folds("weights")
+def aggregate(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    """Average updates that are scaled to equal steps, w ← w + Σ p_i (τ_eff / ‖a_i‖₁) (w_i − w)."""
+    sizes, before = sample_counts(replies), server[MODEL]
+    steps = {client: float(sent["norm"]) or 1.0 for client, sent in replies.of(STEPS).items()}  # 0: it has not moved
+    longer = {i: sum(sizes[j] * (steps[j] / steps[i]) for j in sizes) / sum(sizes.values()) for i in sizes}
+    models = {i: Weights(scaled_update(Weights(w.params), before, longer[i]).params, w.buffers)
+              for i, w in replies.of(MODEL).items()}  # fmt: skip
+    model, facts = fold_models(models, sizes, server, exchange)
+    return server | {MODEL: model}, facts

@@ -1,0 +1,121 @@
+"""SCAFFOLD (Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020): control variates against client drift.
+
+The server keeps x and c, client i its c_i; all c start at 0. In a round, for the sampled clients S (Algorithm 1):
+
+    y ← x;  K times:  y ← y − η (g_i(y) − c_i + c)                      line 10
+    c_i⁺ = c_i − c + (x − y) / (K η)                                    line 12, option II
+    x ← x + η_g · mean_{i∈S} (y_i − x)                                  line 16
+    c ← c + (|S|/N) · mean_{i∈S} (c_i⁺ − c_i)                           line 17
+
+Line 10 is gradient descent on CE + ⟨c − c_i, y⟩: the second term has the gradient c − c_i, and its value says nothing.
+x and c go down, y_i and c_i⁺ − c_i come up: 2P each way. c_i stays on the client.
+
+Choices. Option II, as in the paper's experiments. Line 16 counts each client once, as the paper's objective does.
+(x − y)/(K η) is the mean gradient for plain SGD alone: momentum, Adam and clipping are refused; weight decay counts as
+a part of the gradient. BatchNorm statistics are averaged. A client without a step keeps its c_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from flcore.aggregation.mean import uniform_mean
+from flcore.core.params import Search, param
+from flcore.io.messages import Weights
+from flcore.io.records import Payloads, Record, Slot
+from flcore.math.losses.basic import inner_product
+from flcore.methods.fedavg import FedAvg, fold_models
+from flcore.methods.types import (
+    MODEL,
+    Batch,
+    Context,
+    Exchange,
+    Facts,
+    LocalModel,
+    Replies,
+    Setting,
+    Stage,
+    TrainedClient,
+    Turn,
+    folds,
+)
+
+CONTROL = Slot("control", Weights)
+"""c at the server and on its way down, c_i at a client."""
+
+CHANGE = Slot("control_change", Weights)
+"""c_i⁺ − c_i, on its way up."""
+
+
+@dataclass(frozen=True)
+class Scaffold(FedAvg):
+    """FedAvg whose clients correct every step by control variates."""
+
+    name: ClassVar[str] = "scaffold"
+    summary: ClassVar[str] = "FedAvg with control variates that correct the drift of clients"
+    citation: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "local.optimizer": ("sgd",),
+        "local.momentum": (0.0,),
+        "local.clip": (None,),
+    }
+
+    use_control: bool = param(True, "correct steps by control variates; else none of them travels", switch=True)
+    server_lr: float = param(1.0, "step η_g of the server towards the clients' mean", above=0, search=Search(0.1, 1.5))
+
+    def start_server(self, setting: Setting) -> Payloads:
+        """Hold the initial model and c = 0."""
+        server = super().start_server(setting)
+        return {**server, CONTROL: setting.initial.zeros()} if self.use_control else server
+
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """Send x and c."""
+        return server.only(MODEL, CONTROL)
+
+    def context(self, turn: Turn) -> Context:
+        """Correct every step of this turn by c − c_i."""
+        return {"correction": (turn.inbox[CONTROL] - own_control(turn)).params} if self.use_control else {}
+
+    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """Add ⟨c − c_i, y⟩ to the cross-entropy."""
+        terms = super().loss(model, batch, context)
+        if self.use_control:
+            terms["control"] = inner_product(model.params, context["correction"])
+        return terms
+
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        """Send y_i with n_i and c_i⁺ − c_i; keep c_i⁺ (line 12)."""
+        message, memory = super().reply(turn, trained)
+        if not self.use_control:
+            return message, memory
+        old = new = own_control(turn)
+        if moved := trained.steps * turn.learning_rate:
+            new = old - turn.inbox[CONTROL] + (turn.inbox[MODEL] - trained.weights) * (1 / moved)
+        return {**message, CHANGE: new - old}, {CONTROL: new}
+
+    def stages(self) -> Mapping[str, Stage]:
+        """Return lines 16 and 17."""
+        return {"aggregate": self.aggregate, **({"update-control": update_control} if self.use_control else {})}
+
+    @folds("weights")
+    def aggregate(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+        """Move x to the mean of the y_i, or by η_g towards it (line 16)."""
+        mean, facts = fold_models(replies.of(MODEL), dict.fromkeys(replies, 1), server, exchange)
+        x = server[MODEL]
+        moved = mean if self.server_lr == 1 else x + self.server_lr * (mean - x)
+        return server | {MODEL: Weights(moved.params, mean.buffers)}, facts
+
+
+def own_control(turn: Turn) -> Weights:
+    """Return c_i, 0 before the client's first turn."""
+    return turn.memory.get(CONTROL, turn.inbox[MODEL].zeros())
+
+
+def update_control(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    """Move c by the changes of the c_i (line 17)."""
+    share = len(replies) / exchange.setting.num_clients
+    return server | {CONTROL: server[CONTROL] + share * uniform_mean(replies.of(CHANGE))}, {}

@@ -1,0 +1,79 @@
+"""Ditto: a personal step by hand, its global part to the bit, and what clients keep and answer with."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.io.messages import Weights
+from flcore.methods.ditto import PERSONAL
+
+
+def test_personal_steps_by_hand(lab: Any) -> None:
+    """x = (2, 0) of class 0, η = 0.1, λ = 1. v starts at b = (0.2, 0), W = 0; w = 0 was received.
+
+    The logits differ by 0.2: p_1 = 1/(1 + e^0.2) = 0.4501660. The gradient of b_0 is -p_1 + λ·0.2 = -0.2501660, so
+    b_0 = 0.2250166; of b_1 p_1, so -0.0450166; of W_00 -2·p_1: 0.0900332. The term was 0.5·0.04 = 0.02.
+    """
+    assert 1 / (1 + math.exp(0.2)) == pytest.approx(0.4501660, abs=1e-7)
+    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
+    experiment = lab.experiment(
+        dataset,
+        lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2),
+        lab.ToySpec(),
+        method={"name": "ditto"},
+        local={"lr": 0.1, "batch_size": 1},
+    )
+    initial = experiment.setting.initial
+    own = Weights({**initial.params, "head.bias": torch.tensor([0.2, 0.0])})
+    first, between = lab.train(experiment, memory={PERSONAL: own})
+    assert lab.same(between[PERSONAL], own)
+    assert lab.same(between["model"], initial)
+    assert "proximal" not in first.losses
+    second, memory = lab.train(experiment, leg=1, memory=between)
+    assert (second.up, second.down, list(memory)) == ({}, {}, ["personal"])
+    assert memory[PERSONAL].params["head.bias"].tolist() == pytest.approx([0.2250166, -0.0450166])
+    assert memory[PERSONAL].params["head.weight"][0].tolist() == pytest.approx([0.0900332, 0])
+    assert second.losses["proximal"] == pytest.approx(0.02)
+
+
+def test_its_global_part_is_fedavg_to_the_bit(lab: Any, tmp_path: Path) -> None:
+    """The server's state, its accuracy and the traffic; half of the clients take part in a round."""
+    own, fedavg = (
+        lab.run(lab.experiment(method__name=name, federation__participation=0.5), tmp_path / name)
+        for name in ("ditto", "fedavg")
+    )
+    assert lab.same(own.state.server, fedavg.state.server)
+    for key in ("top1_global", "bytes_up", "bytes_down", "scalars_up", "participants"):
+        assert [record[key] for record in own.history] == [record[key] for record in fedavg.history]
+    assert [record["mean_local"] for record in own.history] != [record["mean_local"] for record in fedavg.history]
+
+
+def test_clients_answer_with_their_own_model(lab: Any, tmp_path: Path) -> None:
+    """One that was never sampled with the initial one; the personal models are all that clients keep."""
+    experiment = lab.experiment(method__name="ditto", federation={"rounds": 1, "participation": 0.5})
+    run = lab.run(experiment, tmp_path / "run")
+    sampled = run.history[0]["participants"]
+    assert len(sampled) == 2
+    for client in range(4):
+        memory = run.memory(client)
+        answer = experiment.method.client_model(run.state.server, client, memory, experiment.setting)
+        assert list(memory) == (["personal"] if client in sampled else [])
+        assert lab.same(answer, experiment.setting.initial) == (client not in sampled)
+
+
+def test_a_heavy_weight_keeps_a_personal_model_near_the_global_one(lab: Any, tmp_path: Path) -> None:
+    """Distances of v_k to w after a round fall as λ grows; λ·η stays below 1."""
+    apart = []
+    for weight in (0.0, 1.0, 10.0):
+        experiment = lab.experiment(
+            method={"name": "ditto", "lambda_near": weight}, federation__rounds=1, local__epochs=5
+        )
+        run = lab.run(experiment, tmp_path / str(weight))
+        (v, w) = run.memory(0)[PERSONAL].params, experiment.setting.initial.params
+        apart.append(sum(float((v[name] - w[name]).square().sum()) for name in w))
+    assert apart == sorted(apart, reverse=True)
