@@ -7,27 +7,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor, nn
-
 from flcore.core.errors import ConfigError
 from flcore.core.params import build, param
 from flcore.io.messages import Weights
 from flcore.io.records import Payloads, Record
-from flcore.methods.api import Method, Part, ScoreKind
+from flcore.methods.api import Method
 from flcore.methods.registry import METHODS
 from flcore.methods.types import (
-    Batch,
-    Before,
-    Context,
-    Exchange,
-    Kind,
     Leg,
-    LocalModel,
-    Phase,
-    Predict,
     Setting,
-    Stage,
     TrainedClient,
     Turn,
 )
@@ -106,144 +94,24 @@ class OnTop(Method):
             raise ConfigError(f"method.base = {self.base}: it and {self.name} both have what they call {twice[0]!r}")
         return {**theirs, **own}
 
-    # Facts about the base; a class attribute of Method is a property here.
-    trains = property(lambda self: self.base_method.trains)
-    data_scope = property(lambda self: self.base_method.data_scope)
-    has_global_model = property(lambda self: self.base_method.has_global_model)
-    has_vote = property(lambda self: self.base_method.has_vote)
-    trains_locally = property(lambda self: self.base_method.trains_locally)
-    needs_linear_head = property(lambda self: self.base_method.needs_linear_head)
-    no_tasks = property(lambda self: self.base_method.no_tasks)
-    needs = property(lambda self: self.base_method.needs)
-
-    @property
-    def can_be_calibrated(self) -> bool:
-        """The base's."""
-        return self.base_method.can_be_calibrated
-
-    @property
-    def broadcasts_model(self) -> bool:
-        """The base's."""
-        return self.base_method.broadcasts_model
-
-    @property
-    def answers_from_memory(self) -> bool:
-        """The base's."""
-        return self.base_method.answers_from_memory
-
-    @property
-    def answers_alike(self) -> bool:
-        """The base's."""
-        return self.base_method.answers_alike
-
-    def num_outputs(self, num_classes: int) -> int:
-        """The base's."""
-        return self.base_method.num_outputs(num_classes)
-
-    def extra_layers(self, feature_dim: int, num_classes: int, encoded_dim: int) -> Mapping[str, nn.Module]:
-        """The base's."""
-        return self.base_method.extra_layers(feature_dim, num_classes, encoded_dim)
-
-    def start_server(self, setting: Setting) -> Payloads:
-        """The base's."""
-        return self.base_method.start_server(setting)
-
-    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
-        """The base's."""
-        return self.base_method.legs(round_number, setting)
-
-    def phases(self) -> tuple[Phase, ...]:
-        """The base's."""
-        return self.base_method.phases()
-
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
-        """The base's."""
-        return self.base_method.broadcast(server, client, exchange)
-
-    def begin(self, turn: Turn) -> Weights:
-        """The base's."""
-        return self.base_method.begin(turn)
-
-    def context(self, turn: Turn) -> Context:
-        """The base's."""
-        return self.base_method.context(turn)
-
-    def frozen(self, turn: Turn) -> Mapping[str, tuple[Part, Weights]]:
-        """The base's."""
-        return self.base_method.frozen(turn)
-
-    def tables(self, turn: Turn) -> Mapping[str, Tensor]:
-        """The base's."""
-        return self.base_method.tables(turn)
-
-    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        """The base's."""
-        return self.base_method.draws(turn, steps, generator)
-
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
-        """The base's."""
-        return self.base_method.loss(model, batch, context)
-
     def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The base's."""
+        """Return the base's message and memory."""
         return self.base_method.reply(turn, trained)
 
-    def stages(self) -> Mapping[str, Stage]:
-        """The base's."""
-        return self.base_method.stages()
 
-    @property
-    def sends(self) -> frozenset[Kind]:
-        """The base's."""
-        return self.base_method.sends
+_OWN = frozenset({"AUTHORS", "folds", "releases_weights_alone", "reply"})
+"""Members of :class:`Method` that a method on top of another one answers itself: they follow from its own stages."""
 
-    def score_before(self) -> Mapping[str, Before]:
-        """The base's."""
-        return self.base_method.score_before()
 
-    def global_model(self, server: Record, setting: Setting) -> Weights | None:
-        """The base's."""
-        return self.base_method.global_model(server, setting)
+def _forward(name: str, member: object) -> object:
+    if not callable(member):
+        return property(lambda self: getattr(self.base_method, name))
+    return lambda self, *args, **named: getattr(self.base_method, name)(*args, **named)
 
-    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
-        """The base's."""
-        return self.base_method.client_model(server, client, memory, setting)
 
-    @property
-    def score_kind(self) -> ScoreKind:
-        """The base's."""
-        return self.base_method.score_kind
-
-    def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
-        """The base's."""
-        return self.base_method.predict(model, images, server, classes)
-
-    def predict_private(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
-        """The base's: what is added answers at the server."""
-        return self.base_method.predict_private(model, images, server, classes)
-
-    def alternatives(self) -> Mapping[str, Predict]:
-        """The base's."""
-        return self.base_method.alternatives()
-
-    @property
-    def projections(self) -> Predict | None:
-        """The base's."""
-        return self.base_method.projections
-
-    def generated_features(
-        self, server: Record, setting: Setting, count: int, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor] | None:
-        """The base's."""
-        return self.base_method.generated_features(server, setting, count, generator)
-
-    def virtual_images(self, server: Record, setting: Setting) -> Tensor | None:
-        """The base's."""
-        return self.base_method.virtual_images(server, setting)
-
-    def privacy(self, releases: int) -> Mapping[str, Any] | None:
-        """The base's."""
-        return self.base_method.privacy(releases)
+for _name, _member in vars(Method).items():
+    if not _name.startswith("_") and _name not in _OWN:
+        setattr(OnTop, _name, _forward(_name, _member))
 
 
 def possible_bases() -> tuple[str, ...]:
