@@ -54,7 +54,6 @@ class Checked:
     """An ASGI application whose requests and web sockets are checked first."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Put ``app`` behind the check."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -87,7 +87,6 @@ class Decoder(nn.Module):
         self.network = nn.Sequential(*layers)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features to images."""
         images = self.network(features)
         top, left = ((images.shape[-2 + axis] - self.shape[1 + axis]) // 2 for axis in (0, 1))
         return images[:, :, top : top + self.shape[1], left : left + self.shape[2]]

@@ -64,7 +64,6 @@ class Plugin:
 
     @property
     def module(self) -> str:
-        """Name of its module."""
         return f"{PACKAGE}.{self.name}"
 
     def to_mapping(self) -> dict[str, str]:

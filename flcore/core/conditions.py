@@ -41,11 +41,9 @@ class Condition(ABC):
         return self.holds({name: getattr(section, name) for name in self.names})
 
     def __and__(self, other: Condition) -> Condition:
-        """Both."""
         return _Every((self, other))
 
     def __or__(self, other: Condition) -> Condition:
-        """Either."""
         return _Some((self, other))
 
 

@@ -41,7 +41,6 @@ class RunError(ProtoflError):
     """
 
     def __init__(self, message: str, details: str = "") -> None:
-        """Say what happened."""
         super().__init__(message)
         self.details = details
 

@@ -51,7 +51,6 @@ class Sgd:
 
     @torch.no_grad()
     def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
-        """One step."""
         if self.weight_decay:
             torch._foreach_add_(grads, params, alpha=self.weight_decay)
         if self.momentum:
@@ -78,7 +77,6 @@ class Sgd:
 
     @torch.no_grad()
     def move(self, params: Sequence[Tensor], grads: Sequence[Tensor], memory: Sequence[Tensor], rates: Tensor) -> None:
-        """One step."""
         for index, (param, grad) in enumerate(zip(params, grads, strict=True)):
             change = grad + self.weight_decay * param if self.weight_decay else grad
             if self.momentum:
@@ -105,7 +103,6 @@ class Adam:
 
     @torch.no_grad()
     def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
-        """One step."""
         if self._first is None or self._second is None:
             self._first = [torch.zeros_like(param, requires_grad=False) for param in params]
             self._second = [torch.zeros_like(param, requires_grad=False) for param in params]
@@ -160,7 +157,6 @@ class Adam:
 
     @torch.no_grad()
     def move(self, params: Sequence[Tensor], grads: Sequence[Tensor], memory: Sequence[Tensor], rates: Tensor) -> None:
-        """One step."""
         one, two = self.betas
         firsts, seconds = memory[: len(params)], memory[len(params) :]
         for param, grad, first, second in zip(params, grads, firsts, seconds, strict=True):

@@ -47,7 +47,6 @@ class Classes:
         return self.unknown if classes is None else math.floor(self.share * classes)
 
     def __str__(self) -> str:
-        """In words."""
         return "classes" if self.share == 1 else f"{self.share:g} × classes"
 
 
@@ -62,7 +61,6 @@ class Rounds:
         return min(self.most, rounds - 1)
 
     def __str__(self) -> str:
-        """In words."""
         return f"{self.most}, fewer than the rounds"
 
 

@@ -17,7 +17,6 @@ class Constant:
     value: float
 
     def __call__(self, passed: int) -> float:
-        """The value."""
         return self.value
 
 

@@ -38,7 +38,6 @@ class Split:
     groups: Tensor | None = None
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self.labels)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -82,12 +82,10 @@ class Partition:
 
     @property
     def num_clients(self) -> int:
-        """Number of clients, K."""
         return len(self.clients)
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, C."""
         return int(self.counts.shape[1])
 
     @property

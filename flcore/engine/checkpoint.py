@@ -73,7 +73,6 @@ class Checkpoint:
 
     @property
     def state_file(self) -> Path:
-        """The committed state."""
         return self.directory / "state.json"
 
     @property

@@ -80,7 +80,6 @@ class ClientData:
     """
 
     def __init__(self, gathered: Gathered, offset: int, length: int) -> None:
-        """Own ``length`` samples from ``offset`` on."""
         self.gathered, self.offset = gathered, offset
         self.labels = gathered.labels[offset : offset + length]
 
@@ -107,7 +106,6 @@ class ClientData:
         return [cls(gathered, offset, len(own)) for offset, own in zip(offsets, indices, strict=False)]
 
     def __len__(self) -> int:
-        """n_k."""
         return len(self.labels)
 
     def images(self, positions: Tensor) -> Tensor:

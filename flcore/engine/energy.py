@@ -37,7 +37,6 @@ class PackageCounters:
     """Sum of the processor packages' energy counters (Linux powercap, RAPL), which count microjoules and wrap."""
 
     def __init__(self, root: Path) -> None:
-        """Find the packages below ``root``."""
         self._packages = [
             folder for folder in sorted(root.glob("*-rapl:*")) if _read(folder / "name").startswith("package")
         ]
@@ -75,7 +74,6 @@ class PowerIntegral:
     """
 
     def __init__(self, watts: Callable[[], float], clock: Clock = time.perf_counter, period: float = 0.1) -> None:
-        """Begin to sample."""
         self._watts, self._clock = watts, clock
         self._lock = threading.Lock()
         self._time, self._power, self._joules = clock(), watts(), 0.0
@@ -112,7 +110,6 @@ class Stopwatch:
     """Seconds and joules between laps, by name."""
 
     def __init__(self, clock: Clock, meter: Meter) -> None:
-        """Start."""
         self._clock, self._meter = clock, meter
         self.seconds: dict[str, float] = {}
         self.joules: dict[str, float] = {}
@@ -127,5 +124,4 @@ class Stopwatch:
         self._time, self._energy = now, energy
 
     def record(self) -> dict[str, dict[str, float]]:
-        """Both, as JSON values."""
         return {"seconds": dict(self.seconds), "joules": dict(self.joules)}

@@ -39,7 +39,6 @@ class TurnError(LocatedError):
     def __init__(
         self, round_number: int, leg: str, clients: Sequence[int], part: str, cause: str, details: str = ""
     ) -> None:
-        """Say where and what."""
         self.round, self.leg, self.clients, self.part, self.cause = round_number, leg, tuple(clients), part, cause
         super().__init__(f"round {round_number}, {_named(self.clients)} ({part_of(leg, part)}): {cause}", details)
 

@@ -33,15 +33,12 @@ class InlineOrchestrator:
     """Plain calls; of mapped work as many at the same time as there are workers to wait for."""
 
     def __init__(self, workers: int = 1) -> None:
-        """Say how many workers train."""
         self._workers = workers
 
     def round(self, number: int, pieces: Sequence[str], function: Callable[[], Result]) -> Result:
-        """Call it."""
         return function()
 
     def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call it."""
         return function(*arguments)
 
     def map(self, name: str, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:

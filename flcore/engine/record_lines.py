@@ -37,11 +37,9 @@ class RecordLines:
     count: Ends = Ends({})
 
     def start(self) -> None:
-        """Begin anew: nothing counts."""
         self.count = Ends(dict.fromkeys(NAMES, 0))
 
     def files(self) -> list[Path]:
-        """Those that are there."""
         return [path for name in NAMES if (path := self.directory / name).exists()]
 
     def add(self, history: Mapping[str, Any] | None, timing: Mapping[str, Any]) -> Ends:

@@ -37,12 +37,10 @@ class StoredImages:
     """uint8 images [N, C, H, W] (or floating ones on 0 to 255), normalised a block at a time."""
 
     def __init__(self, experiment: Experiment, images: Tensor) -> None:
-        """Keep them where they are."""
         self._meta, self._device = experiment.dataset.meta, experiment.config.engine.device
         self._images = images
 
     def __len__(self) -> int:
-        """How many."""
         return len(self._images)
 
     def block(self, start: int, stop: int) -> Tensor:
@@ -68,7 +66,6 @@ class Forward:
     """One module in evaluation mode, with the weights that a question is about."""
 
     def __init__(self, experiment: Experiment) -> None:
-        """Build the module."""
         self._experiment = experiment
         module = laid_out(experiment.new_module(), experiment.config.engine.device)
         self._module: Backbone = module.eval().requires_grad_(False)

@@ -27,7 +27,6 @@ class Size:
     bytes: int = 0
 
     def __add__(self, other: Size) -> Size:
-        """The cost of both."""
         return Size(self.scalars + other.scalars, self.bytes + other.bytes)
 
 
@@ -147,7 +146,6 @@ class Weights(Payload):
         return Weights({name: torch.zeros_like(value) for name, value in self.params.items()})
 
     def without_buffers(self) -> Weights:
-        """The parameters alone."""
         return Weights(self.params)
 
     @property
@@ -222,7 +220,6 @@ class Count(Payload):
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Count:
-        """Read the integer back."""
         return cls(int(arrays["value"][0]))
 
 
@@ -237,16 +234,13 @@ class Arrays(Payload):
     named: Mapping[str, Tensor]
 
     def arrays(self) -> dict[str, Tensor]:
-        """The arrays themselves."""
         return dict(self.named)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Arrays:
-        """Keep them."""
         return cls(dict(sorted(arrays.items())))
 
     def __getitem__(self, name: str) -> Tensor:
-        """One array."""
         return self.named[name]
 
 
@@ -295,11 +289,9 @@ class Mixtures(Payload):
             )
 
     def arrays(self) -> dict[str, Tensor]:
-        """All of them."""
         named = {name: getattr(self, name) for name in ("classes", "components", "weights", "means", "deviations")}
         return named if self.counts is None else {**named, "counts": self.counts}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Mixtures:
-        """Keep them."""
         return cls(**arrays)

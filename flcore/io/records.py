@@ -111,7 +111,6 @@ class Record(Mapping[str, Payload]):
         return Record({name: self._payloads[name] for name in names if name in self._payloads})
 
     def without(self, *names: str) -> Record:
-        """All but these names."""
         return Record({name: payload for name, payload in self._payloads.items() if name not in names})
 
 

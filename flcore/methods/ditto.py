@@ -59,7 +59,6 @@ class Ditto(FedAvg):
         return (Leg(), Leg("train-personal", phases=(Phase(loss=self.personal_loss),), stages=()))
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
-        """Send w once."""
         return {} if exchange.is_later_leg else super().broadcast(server, client, exchange)
 
     def begin(self, turn: Turn) -> Weights:

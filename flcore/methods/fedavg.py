@@ -42,11 +42,9 @@ class FedAvg(Method):
         return self.has_global_model
 
     def start_server(self, setting: Setting) -> Payloads:
-        """The initial model."""
         return {MODEL: setting.initial}
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
-        """The global model."""
         return {MODEL: server[MODEL]}
 
     def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
@@ -54,7 +52,6 @@ class FedAvg(Method):
         return {MODEL: trained.weights, NUM_SAMPLES: Count(trained.num_samples)}, {}
 
     def stages(self) -> Mapping[str, Stage]:
-        """One stage: aggregate."""
         return {"aggregate": aggregate}
 
 

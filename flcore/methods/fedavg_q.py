@@ -123,7 +123,6 @@ class FedAvgQ(FedAvg):
         return message, {MODEL: start.without_buffers(), ERROR: left}
 
     def stages(self) -> Mapping[str, Stage]:
-        """One stage: aggregate."""
         return {"aggregate": self.aggregate}
 
     def aggregate(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:

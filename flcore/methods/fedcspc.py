@@ -420,7 +420,6 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         return {name: stage for name, (on, stage) in used.items() if on}
 
     def stages(self) -> Mapping[str, Stage]:
-        """The base's, and its own."""
         theirs = {name: self.after_feedback(stage) for name, stage in super().stages().items()}
         return self.beside(theirs, self.own_stages())
 
@@ -645,7 +644,6 @@ class PrototypeSet:
     sources: Tensor
 
     def __len__(self) -> int:
-        """How many, n."""
         return len(self.labels)
 
 

@@ -79,7 +79,6 @@ class FedFA(FedAvg):
 
     @property
     def has_anchors(self) -> bool:
-        """Whether anything reads them."""
         return self.lambda_anchor > 0 or self.use_calibration
 
     def start_server(self, setting: Setting) -> Payloads:
@@ -100,7 +99,6 @@ class FedFA(FedAvg):
         return (Phase(note="passes", updates=(Update(), own) if self.use_calibration else (Update(),)),)
 
     def context(self, turn: Turn) -> Context:
-        """The anchors."""
         return {"anchors": turn.inbox[ANCHORS]["anchors"]} if self.has_anchors else {}
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:

@@ -52,7 +52,6 @@ class FedNova(FedProx):
         return {**message, STEPS: Arrays({"norm": torch.tensor([steps], dtype=torch.float64)})}, memory
 
     def stages(self) -> Mapping[str, Stage]:
-        """Return the normalised average."""
         return {"aggregate": aggregate}
 
 

@@ -51,7 +51,6 @@ class FedNTD(FedAvg):
         return super().start_server(setting)
 
     def context(self, turn: Turn) -> Context:
-        """The teacher."""
         return {name: weights.values for name, (_, weights) in self.frozen(turn).items()}
 
     def frozen(self, turn: Turn) -> Mapping[str, tuple[Part, Weights]]:

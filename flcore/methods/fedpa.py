@@ -238,7 +238,6 @@ class FedPA(RunningPrototypes, FeatureGeneratorMethod):
         return {**fuse, **train, **super().stages()}
 
     def head_counts(self, replies: Replies) -> Tensor:
-        """As they were sent."""
         return reported(replies, "drawn" if self.counts == "both" else "held")
 
     def known_labels(self, server: Record, replies: Replies, setting: Setting) -> Payloads:

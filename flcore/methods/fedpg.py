@@ -186,7 +186,6 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
 
     @property
     def client_loss(self) -> VirtualLoss:
-        """What clients minimise."""
         return VirtualLoss(
             cross_entropy=self.w_v if self.TUNES.holds_for(self) else 0.0,
             contrast=self.lambda_c if self.ALIGNS.holds_for(self) else 0.0,

@@ -67,7 +67,6 @@ class FedProto(AuthorsPreset, RunningPrototypes, Method):
     )
 
     def start_server(self, setting: Setting) -> Payloads:
-        """No prototypes yet."""
         return no_prototypes(setting)
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:

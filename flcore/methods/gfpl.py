@@ -177,7 +177,6 @@ class GFPL(ReleasesVectors, Method):
 
     @property
     def sends_prototypes(self) -> bool:
-        """Whether anything travels."""
         return _SENDS.holds_for(self)
 
     def exchanges(self, round_number: int) -> bool:
@@ -204,7 +203,6 @@ class GFPL(ReleasesVectors, Method):
         return simplex_etf(dim, setting.num_classes, torch_stream(setting.seed, "simplex frame"))
 
     def start_server(self, setting: Setting) -> Payloads:
-        """The frame, for scoring."""
         return {FRAME: Arrays({"frame": self.frame(setting)})} if self.dual else {}
 
     def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
@@ -243,11 +241,9 @@ class GFPL(ReleasesVectors, Method):
         return {label: mixture for label, mixture in mixtures.items() if turn.counts[label] > 0}
 
     def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
-        """L on images."""
         return self.both_heads(model, model.features(batch.images), batch, context)
 
     def retrain_loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
-        """L on pseudo-features."""
         terms = self.both_heads(model, batch.images, batch, context)
         return {f"retrain_{name}": term for name, term in terms.items()}
 

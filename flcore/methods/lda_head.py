@@ -60,7 +60,6 @@ class LdaHead(NewHead):
 
     @property
     def head_stage(self) -> str:
-        """The solution."""
         return "solve-head"
 
     def statistics(self, turn: Turn, trained: TrainedClient) -> Payloads:

@@ -69,7 +69,6 @@ class ProtoLDABlocks(PatchSums):
         return ASKS_ONCE
 
     def start_server(self, setting: Setting) -> Payloads:
-        """The initial model."""
         return {MODEL: setting.initial}
 
     def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:

@@ -73,7 +73,6 @@ class Scaffold(FedAvg):
         return {**server, CONTROL: setting.initial.zeros()} if self.use_control else server
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
-        """Send x and c."""
         return server.only(MODEL, CONTROL)
 
     def context(self, turn: Turn) -> Context:

@@ -113,7 +113,6 @@ class Exchange:
         return torch_stream(self.setting.seed, self._of_leg(purpose), self.round, *keys)
 
     def numpy_stream(self, purpose: str, *keys: int) -> np.random.Generator:
-        """Likewise a numpy generator."""
         return numpy_stream(self.setting.seed, self._of_leg(purpose), self.round, *keys)
 
     def _of_leg(self, purpose: str) -> str:
@@ -155,7 +154,6 @@ class Turn(Exchange):
         return super().stream(purpose, self.client, *keys)
 
     def numpy_stream(self, purpose: str, *keys: int) -> np.random.Generator:
-        """Likewise a numpy generator."""
         return super().numpy_stream(purpose, self.client, *keys)
 
     def with_statistics(self, weights: Weights) -> Weights:
@@ -184,7 +182,6 @@ class Replies(Mapping[int, Record]):
     """The messages of a leg by client id, ascending."""
 
     def __init__(self, messages: Mapping[int, Payloads]) -> None:
-        """Put them in order."""
         self._messages = {client: _as_record(messages[client]) for client in sorted(messages)}
 
     def __getitem__(self, client: int) -> Record:

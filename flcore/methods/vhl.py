@@ -103,7 +103,6 @@ class VHL(AuthorsPreset, FedAvg):
 
     @property
     def client_loss(self) -> VirtualLoss:
-        """What clients minimise."""
         return VirtualLoss(
             cross_entropy=self.lambda_v,
             contrast=self.lambda_a if self.ALIGNS.holds_for(self) else 0.0,
@@ -181,7 +180,6 @@ class VHL(AuthorsPreset, FedAvg):
         return logits[:, : logits.shape[1] // 2] if self.has_extra_outputs else logits
 
     def virtual_images(self, server: Record, setting: Setting) -> Tensor | None:
-        """The set."""
         return self.virtual_set(setting) if self.client_loss.is_on else None
 
     def generated_features(

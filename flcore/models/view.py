@@ -117,7 +117,6 @@ class Forwarding(View):
     """A view in front of another one, which says the same."""
 
     def __init__(self, model: View) -> None:
-        """Stand in front of ``model``."""
         self.model = model
 
     @property
@@ -134,7 +133,6 @@ class Forwarding(View):
         return self.model.beside()
 
     def note(self, features: Tensor) -> None:
-        """To the model."""
         self.model.note(features)
 
 

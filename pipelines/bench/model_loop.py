@@ -20,7 +20,6 @@ class Logits(nn.Module):
     """A model whose answer is the logits alone."""
 
     def __init__(self, model: Backbone) -> None:
-        """Wrap a model without dropout."""
         super().__init__()
         self.model = model
 

@@ -69,12 +69,10 @@ class Paper:
     clients: int = 10
 
     def work(self, rounds: int) -> Work:
-        """Of so many rounds."""
         samples = self.steps * self.batch_size
         return Work(self.clients, samples, self.clients, self.steps, self.batch_size, LR, rounds, cores=1)
 
     def setting(self) -> dict[str, Any]:
-        """As JSON."""
         return {**dataclasses.asdict(self), "shape": list(self.shape)}
 
 
@@ -148,7 +146,6 @@ class ModelCases:
     """The cases of one model, each of which does all of the work once."""
 
     def __init__(self, name: str, rounds: int, bench: Bench) -> None:
-        """Prepare the data."""
         self._name, self._bench, self._paper = name, bench, PAPERS[name]
         self._work = self._paper.work(rounds)
         clients, samples = self._work.clients, self._work.samples
@@ -184,7 +181,6 @@ class ModelCases:
         return {case: Timing(trained.execution.seconds, self._paper.work(1).total_steps, trained.execution.peak_mb)}
 
     def bare(self) -> dict[str, Timing]:
-        """The plain loop."""
         case = f"{self._name}, bare"
         arguments = [self._name, json.dumps(self._paper.shape), json.dumps(dataclasses.asdict(self._work))]
         done = self._bench.execute(case, python("-m", "pipelines.bench.model_loop", *arguments))

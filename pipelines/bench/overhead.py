@@ -111,7 +111,6 @@ class Options(BenchOptions):
 
     @property
     def named_peers(self) -> list[str]:
-        """Who is asked for."""
         return list(self.only_peers or (PEERS if self.peers else ()))
 
 
@@ -172,7 +171,6 @@ class Overhead:
     """The cases, each of which does all of the work once."""
 
     def __init__(self, bench: Bench, work: Work) -> None:
-        """Prepare the data."""
         self._bench, self._work = bench, work
         self._params = _params(work)
         self._dataset = synthetic_dataset("mnist", SHAPE, work.clients * work.samples, TEST_SIZE)
@@ -182,7 +180,6 @@ class Overhead:
         """By case, of the final weights of every repetition."""
 
     def bare(self) -> dict[str, Timing]:
-        """The plain loop."""
         done = self._processes.start("bare", "pipelines.bench.workload", sys.executable, _NO_GPU)
         return self._noted("bare", done, "bare_process", "bare")
 
@@ -200,7 +197,6 @@ class Overhead:
         return done.timings(self._work, process, rounds)
 
     def train(self) -> dict[str, Timing]:
-        """The library alone."""
         trained = self._federation.train("train", environment=self._environment("train"))
         return self._parts("train", trained, self._federation.out)
 

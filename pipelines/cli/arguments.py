@@ -33,7 +33,6 @@ class Parser(argparse.ArgumentParser):
     """Refuses abbreviations, names the nearest option for a wrong one, and says every error in a line."""
 
     def __init__(self, **keywords: Any) -> None:
-        """As for :class:`argparse.ArgumentParser`."""
         super().__init__(allow_abbrev=False, formatter_class=_Help, **keywords)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -48,7 +48,6 @@ class Headline:
 
     @property
     def line(self) -> str:
-        """For people."""
         return f"{self.name:20s} {self.summary}" + (f"  [{self.citation}]" if self.citation else "")
 
 

@@ -81,16 +81,13 @@ class Lines(Silence):
         self._total = self._done = 0
 
     def step(self, name: str) -> None:
-        """One line."""
         self._write(f"{name} ...")
 
     def runs(self, total: int, done: int) -> None:
-        """One line."""
         self._total, self._done = total, done
         self._write(plural(total, "run") + (f", {done} of them finished before" if done else ""))
 
     def run(self, label: str, rounds: int, done: int) -> None:
-        """One line."""
         with self._lock:
             self._rounds[label], self._last[label] = rounds, time.monotonic()
         self._write(f"{label}: {plural(rounds, 'round')}" + (f", {done} done before" if done else ""))
@@ -114,7 +111,6 @@ class Lines(Silence):
             self._write(f"{done} of {self._total} runs have ended")
 
     def say(self, text: str) -> None:
-        """A line or two."""
         self._write(redact(f"protofl: {text}"))
 
 
@@ -140,11 +136,9 @@ class Bars(Silence):
         self._all = self._progress.add_task("runs", total=total, completed=done, scores="")
 
     def run(self, label: str, rounds: int, done: int) -> None:
-        """A bar."""
         self._tasks[label] = self._progress.add_task(_plain(label), total=rounds, completed=done, scores="")
 
     def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
-        """Move the bar."""
         if label in self._tasks:
             self._progress.update(self._tasks[label], completed=number)
             if record is not None:
@@ -158,7 +152,6 @@ class Bars(Silence):
                 self._progress.remove_task(self._tasks.pop(label))
 
     def say(self, text: str) -> None:
-        """Lines above the bars."""
         self._progress.console.print(
             redact(f"protofl: {in_commands(text)}"), markup=False, highlight=False, soft_wrap=True
         )

@@ -55,7 +55,6 @@ class RunPool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the processes."""
         self.close()
 
     def carry_out(self, run: PlacedRun, *, restart: bool = False) -> ProtoflError | None:

@@ -32,7 +32,6 @@ class ProgressArtifact:
         self._artifact = artifact
 
     def step(self, name: str) -> None:
-        """Hand on."""
         for other in self._others:
             other.step(name)
 
@@ -43,7 +42,6 @@ class ProgressArtifact:
         self._total, self._ended = total, done
 
     def run(self, label: str, rounds: int, done: int) -> None:
-        """A run begins."""
         for other in self._others:
             other.run(label, rounds, done)
         with self._lock:
@@ -62,7 +60,6 @@ class ProgressArtifact:
             self._update()
 
     def run_ended(self, label: str) -> None:
-        """A run has ended."""
         for other in self._others:
             other.run_ended(label)
         with self._lock:
@@ -70,12 +67,10 @@ class ProgressArtifact:
             self._ended += 1
 
     def say(self, text: str) -> None:
-        """Hand on."""
         for other in self._others:
             other.say(text)
 
     def close(self) -> None:
-        """Hand on."""
         for other in self._others:
             other.close()
 

@@ -61,7 +61,6 @@ class KeptRun:
 
     @property
     def pair(self) -> tuple[int, int]:
-        """Division and seed."""
         return self.division, self.seed
 
     @property
@@ -90,7 +89,6 @@ class KeptTable:
         return self.table.id + ("" if self.rounds_scale == 1 else f"-x{self.rounds_scale:g}")
 
     def path(self, folder: Path) -> Path:
-        """Of its file."""
         return folder / f"{self.name}.json"
 
     def asked(self, runs: Sequence[KeptRun] | None = None) -> Asked:

@@ -117,7 +117,6 @@ class TablePlan:
 
     @property
     def num_runs(self) -> int:
-        """Runs of all comparisons."""
         return sum(setting.num_runs for setting in self.settings)
 
 

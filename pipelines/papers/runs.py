@@ -53,7 +53,6 @@ class FailedRun:
 
     @property
     def label(self) -> str:
-        """How messages name it."""
         return f"{self.setting}: {self.row}, seed {self.pair[1]} on division {self.pair[0]}"
 
 

@@ -25,14 +25,12 @@ class Values:
     values: Mapping[str, Any]
 
     def inner(self, key: str) -> Values:
-        """Return an object."""
         found = self.values.get(key)
         if not isinstance(found, dict):
             raise DataError(f"{self.where}: {key}: expected an object")
         return Values(f"{self.where}: {key}", found)
 
     def text(self, key: str) -> str:
-        """Return text."""
         found = self.values.get(key)
         if not isinstance(found, str):
             raise DataError(f"{self.where}: {key}: expected text")
@@ -57,14 +55,12 @@ class Values:
         return found
 
     def truth(self, key: str) -> bool:
-        """Return true or false."""
         found = self.values.get(key)
         if not isinstance(found, bool):
             raise DataError(f"{self.where}: {key}: expected true or false")
         return found
 
     def hash(self, key: str) -> str:
-        """Return a SHA-256."""
         found = self.values.get(key)
         if not isinstance(found, str) or not _HASH.fullmatch(found):
             raise DataError(f"{self.where}: {key}: expected a SHA-256 in 64 digits")

@@ -95,7 +95,6 @@ class Sweep:
 
     @property
     def baselines(self) -> tuple[Row, ...]:
-        """The other rows."""
         return tuple(row for row in self.rows if row.point.is_baseline)
 
 

@@ -132,12 +132,10 @@ class Table:
 
     @property
     def size(self) -> int:
-        """The number of rows."""
         return len(self.columns[0].values)
 
     @property
     def header(self) -> tuple[str, ...]:
-        """The headings."""
         return tuple(column.heading for column in self.columns)
 
     @property

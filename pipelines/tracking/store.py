@@ -145,7 +145,6 @@ class Outage:
         return now < (self.final_retry_at if final else self.retry_at)
 
     def ended(self) -> None:
-        """The store has answered."""
         self.failures, self.retry_at, self.final_retry_at = 0, -math.inf, -math.inf
 
 

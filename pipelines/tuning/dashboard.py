@@ -73,11 +73,9 @@ class Studies(BaseStorage):
         return next(study.study_name for study in self.get_all_studies() if study._study_id == study_id)
 
     def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
-        """Refuse."""
         raise NotImplementedError("begin a study with `protofl tune`")
 
     def delete_study(self, study_id: int) -> None:
-        """Refuse."""
         raise NotImplementedError("delete a study with its folder")
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
@@ -86,7 +84,6 @@ class Studies(BaseStorage):
         return storage.create_new_trial(study_id // _FILES, template_trial) * _FILES + number
 
     def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        """What is optimised."""
         return self._of(study_id)[0].get_study_directions(study_id // _FILES)
 
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
@@ -98,11 +95,9 @@ class Studies(BaseStorage):
         return self._of(study_id)[0].get_study_system_attrs(study_id // _FILES)
 
     def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
-        """Note something."""
         self._of(study_id)[0].set_study_user_attr(study_id // _FILES, key, value)
 
     def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
-        """Note something."""
         self._of(study_id)[0].set_study_system_attr(study_id // _FILES, key, value)
 
     # ---- trials --------------------------------------------------------------------------------------------------
@@ -116,12 +111,10 @@ class Studies(BaseStorage):
         return [_renumbered(trial, number) for trial in trials]
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """One trial."""
         storage, number = self._of(trial_id)
         return _renumbered(storage.get_trial(trial_id // _FILES), number)
 
     def set_trial_param(self, trial_id: int, param_name: str, param_value_internal: float, distribution: Any) -> None:
-        """Set a parameter."""
         storage = self._of(trial_id)[0]
         storage.set_trial_param(trial_id // _FILES, param_name, param_value_internal, distribution)
 
@@ -134,11 +127,9 @@ class Studies(BaseStorage):
         self._of(trial_id)[0].set_trial_intermediate_value(trial_id // _FILES, step, intermediate_value)
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Note something."""
         self._of(trial_id)[0].set_trial_user_attr(trial_id // _FILES, key, value)
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Note something."""
         self._of(trial_id)[0].set_trial_system_attr(trial_id // _FILES, key, value)
 
     # ---- files ---------------------------------------------------------------------------------------------------

@@ -57,12 +57,10 @@ class StudyFiles:
 
     @property
     def results(self) -> Path:
-        """All trials, for programs."""
         return self.directory / "study.json"
 
     @property
     def table(self) -> Path:
-        """All trials, for people."""
         return self.directory / "study.md"
 
     @property

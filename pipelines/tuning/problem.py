@@ -87,7 +87,6 @@ class Problem:
 
     @property
     def directions(self) -> tuple[Direction, ...]:
-        """Of every objective."""
         return (self.direction, "minimize") if self.objective == "accuracy,bytes" else (self.direction,)
 
     @property
@@ -130,7 +129,6 @@ class Problem:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the identity."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
 
     @property

@@ -172,7 +172,6 @@ class Search:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
         return self._files.directory.name
 
     @property

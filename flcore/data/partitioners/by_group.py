@@ -25,7 +25,6 @@ class ByGroup(Partitioner):
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> Assignment:
-        """Divide the samples; see :meth:`Partitioner.split`."""
         check_request(labels, num_clients)
         if groups is None:
             raise DataError("partition.name = by_group: the dataset has no groups; use one that names writers or users")

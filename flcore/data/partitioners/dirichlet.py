@@ -78,7 +78,6 @@ class Dirichlet(Partitioner):
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> Assignment:
-        """Divide the samples; see :meth:`Partitioner.split`."""
         if self.tasks > 1:
             return self._with_tasks(labels, num_clients, rng)
         min_size = self.min_size or _MIN_SIZE.get(self.variant, 1)

@@ -23,7 +23,6 @@ class Iid(Partitioner):
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> Assignment:
-        """Divide the samples; see :meth:`Partitioner.split`."""
         check_request(labels, num_clients)
         if self.stratified:
             deck = np.concatenate([rng.permutation(indices) for indices in indices_by_class(labels)])

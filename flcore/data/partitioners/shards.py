@@ -28,7 +28,6 @@ class Shards(Partitioner):
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> Assignment:
-        """Divide the samples; see :meth:`Partitioner.split`."""
         check_request(labels, num_clients, min_size=self.shards * self.tasks)
         ordered = np.concatenate([rng.permutation(indices) for indices in indices_by_class(labels)])
         pieces = np.array_split(ordered, num_clients * self.tasks * self.shards)

@@ -62,7 +62,6 @@ class WaysShots(Partitioner):
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> Assignment:
-        """Divide the samples; see :meth:`Partitioner.split`."""
         check_request(labels, num_clients)
         by_class = indices_by_class(labels)
         num_classes = len(by_class)

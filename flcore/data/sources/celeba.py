@@ -39,7 +39,6 @@ class CelebA(Source):
     test_fraction: float = param(0.2, "share of each person's images to test on", above=0, below=1)
 
     def places(self, root: Path) -> tuple[Path, ...]:
-        """What :meth:`load` reads."""
         return (root / "celeba",)
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:

@@ -23,7 +23,6 @@ class Cifar10(Source):
     channels: ClassVar[int | None] = 3
 
     def places(self, root: Path) -> tuple[Path, ...]:
-        """What :meth:`load` reads."""
         return (root / "cifar-10-batches-py",)
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
@@ -50,7 +49,6 @@ class Cifar100(Source):
     channels: ClassVar[int | None] = 3
 
     def places(self, root: Path) -> tuple[Path, ...]:
-        """What :meth:`load` reads."""
         return (root / "cifar-100-python",)
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:

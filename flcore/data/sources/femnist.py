@@ -51,7 +51,6 @@ class Femnist(Source):
     )
 
     def places(self, root: Path) -> tuple[Path, ...]:
-        """What :meth:`load` reads."""
         return (root / "femnist" if self.reading == "by_writer" else root / "EMNIST" / "raw",)
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:

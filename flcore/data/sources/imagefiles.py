@@ -81,16 +81,13 @@ class ImageFiles:
     depth: Callable[[], int] = lambda: 16
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.names)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array that :meth:`decode` gives."""
         return (len(self), *self.size) if self.channels == 1 else (len(self), *self.size, 3)
 
     def take(self, positions: np.ndarray) -> ImageFiles:
-        """The images at ``positions``, int64 [M]."""
         return replace(self, names=tuple(self.names[position] for position in positions))
 
     def in_form(self, size: tuple[int, int] | None, channels: int) -> ImageFiles:

@@ -35,7 +35,6 @@ class Mnist(Source):
     channels: ClassVar[int | None] = 1
 
     def places(self, root: Path) -> tuple[Path, ...]:
-        """What :meth:`load` reads."""
         return (root / "MNIST" / "raw",)
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
@@ -62,7 +61,6 @@ class FashionMnist(Source):
     channels: ClassVar[int | None] = 1
 
     def places(self, root: Path) -> tuple[Path, ...]:
-        """What :meth:`load` reads."""
         return (root / "FashionMNIST" / "raw",)
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
@@ -93,7 +91,6 @@ class Emnist(Source):
     )
 
     def places(self, root: Path) -> tuple[Path, ...]:
-        """What :meth:`load` reads."""
         return (root / "EMNIST" / "raw",)
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:

@@ -28,7 +28,6 @@ class TinyImageNet(Source):
     channels: ClassVar[int | None] = 3
 
     def places(self, root: Path) -> tuple[Path, ...]:
-        """What :meth:`load` reads."""
         return (root / "tiny-imagenet-200",)
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:

@@ -39,7 +39,6 @@ class VireoFood172(Source):
     train_on_val: bool = param(False, "add the images of VAL.txt to the training split")
 
     def places(self, root: Path) -> tuple[Path, ...]:
-        """What :meth:`load` reads."""
         return (root / "ready_chinese_food", root / "SplitAndIngreLabel")
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:

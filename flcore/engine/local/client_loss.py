@@ -47,7 +47,6 @@ class ClientLoss:
     """The loss terms of a client's mini-batch, of any update; the module is a shell for the values that are given."""
 
     def __init__(self, experiment: Experiment) -> None:
-        """Build the module."""
         self.experiment = experiment
         self.module = deepcopy(experiment.new_module())
         maskable(self.module)

@@ -63,7 +63,6 @@ class CompiledTrainer(StackedTrainer):
         )
 
     def train(self, training: Training) -> list[Outcome]:
-        """One outcome per turn, in order."""
         if self.experiment.stacked:
             return self._train(training)
         return [outcome for place in range(len(training.turns)) for outcome in self._train(training.of([place]))]

@@ -23,7 +23,6 @@ class Probe:
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        """Receive as the clients would."""
         runner = TurnRunner(replace(self.experiment, choice=EngineChoice(False, False)))
         server = Record(self.experiment.method.start_server(self.experiment.setting))
         turns = [runner.receive(1, self.leg, client, server, Record()) for client in self.clients]

@@ -49,11 +49,9 @@ class ImageSamples:
         return self.gathered.labels
 
     def inputs(self, rows: Tensor) -> Tensor:
-        """Normalised images."""
         return self.gathered.images(rows)
 
     def stored(self, rows: Tensor) -> Tensor:
-        """Images, uint8."""
         return self.gathered.stored(rows)
 
 
@@ -66,11 +64,9 @@ class GivenSamples:
     tables: Mapping[str, Tensor] = field(default_factory=dict)
 
     def inputs(self, rows: Tensor) -> Tensor:
-        """As they were made."""
         return self.given.index_select(0, rows)
 
     def stored(self, rows: Tensor) -> Tensor:
-        """As they were made."""
         return self.inputs(rows)
 
 

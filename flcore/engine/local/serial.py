@@ -114,14 +114,12 @@ class SerialTrainer:
     """Trains clients one after the other in one module."""
 
     def __init__(self, experiment: Experiment) -> None:
-        """Build the module."""
         self.experiment = experiment
         self.module = laid_out(experiment.new_module(), experiment.config.engine.device)
         self.model = ModuleView(self.module, experiment.setting.network, dict(self.module.named_parameters()))
         refuse_single_batches(experiment, self.module)
 
     def train(self, training: Training) -> list[Outcome]:
-        """One outcome per turn, in order."""
         return [self._train_client(training.of([place])) for place in range(len(training.turns))]
 
     def _train_client(self, training: Training) -> Outcome:

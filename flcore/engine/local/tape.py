@@ -44,7 +44,6 @@ class Tape:
     pass_numbers: tuple[int, ...]
 
     def __len__(self) -> int:
-        """S, the number of steps."""
         return len(self.sizes)
 
     def on(self, device: str) -> Tape:

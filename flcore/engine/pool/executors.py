@@ -104,7 +104,6 @@ class InlineExecutor:
         return None
 
     def close(self) -> None:
-        """Begin no other stack."""
         self._closed = True
 
 

@@ -27,7 +27,6 @@ class StoppedError(LocatedError):
     """Work that was broken off, or not begun, because its executor is closed; in whose turn is no matter."""
 
     def __init__(self) -> None:
-        """Say so."""
         super().__init__("training was stopped")
 
 

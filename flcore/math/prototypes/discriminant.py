@@ -106,7 +106,6 @@ class ClassSums:
 
     @classmethod
     def nothing(cls, num_classes: int, dim: int) -> ClassSums:
-        """Of no samples."""
         zeros = torch.zeros(num_classes, dim, dtype=torch.float64)
         return cls(zeros[:, 0].clone(), zeros, torch.zeros(dim, dim, dtype=torch.float64))
 

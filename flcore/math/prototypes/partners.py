@@ -20,7 +20,6 @@ class Drawn:
     usable: Tensor
 
     def rows(self, rows: Tensor) -> Drawn:
-        """The partners of some."""
         return Drawn(self.same[rows], self.other[rows], self.usable[rows])
 
 

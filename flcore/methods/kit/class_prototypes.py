@@ -121,7 +121,6 @@ class ReleasesPrototypes(ReleasesVectors):
 
     @property
     def protected(self) -> Unit:
-        """As configured."""
         return self.proto_unit
 
     def own_prototypes(self, turn: Turn, trained: TrainedClient) -> Prototypes:

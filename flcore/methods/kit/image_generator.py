@@ -179,7 +179,6 @@ class ImageGeneratorMethod(FedAvg):
         return Arrays({"images": images, "labels": class_major_labels(setting.num_classes, images)})
 
     def virtual_images(self, server: Record, setting: Setting) -> Tensor | None:
-        """Those made last."""
         return server[VIRTUAL]["images"] if VIRTUAL in server else None
 
     def generated_features(

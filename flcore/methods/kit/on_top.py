@@ -65,7 +65,6 @@ class OnTop(Method):
 
     @cached_property
     def base_method(self) -> Method:
-        """The method underneath."""
         return _base(self.base, self.base_settings)
 
     def base_model(self, server: Record, setting: Setting) -> Weights:

@@ -118,7 +118,6 @@ class PatchSums(Method):
         return {} if exchange.leg == MOMENTS_LEG else server.only(FILTERS)
 
     def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """Sums of patches."""
         setting = turn.setting
         images = trained.images(setting.network.ask(partial(_rows, setting.image_shape, self.stride), {}))
         if turn.leg == MOMENTS_LEG:
@@ -126,7 +125,6 @@ class PatchSums(Method):
         return {ASSIGNED: self.assigned(turn, images)}, turn.memory
 
     def stages(self) -> Mapping[str, Stage]:
-        """Whitening and k-means."""
         return {"whiten": self.whiten, "fit-dictionary": self.fit_dictionary}
 
     # ---- clients -------------------------------------------------------------------------------------------------

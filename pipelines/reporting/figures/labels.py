@@ -35,7 +35,6 @@ class Box:
 
     @property
     def area(self) -> float:
-        """What it covers itself."""
         return (self.right - self.left) * (self.top - self.bottom)
 
 
