@@ -13,9 +13,11 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from typing import Any, TypeVar
+from functools import partial, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from flcore.core.conditions import Condition
@@ -23,13 +25,16 @@ from flcore.core.errors import ConfigError
 from flcore.core.text import brief, is_control, nearest, shown, unknown_key
 from flcore.core.type_names import choices_of, type_name
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter  # imported when a configuration is read, for it takes as long as numpy
+
 T = TypeVar("T")
 
 LARGEST = 2**63 - 1
 """Of whole numbers: what arrays, and other readers of a file, can hold."""
 
-_known_hints: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
-_known_params: WeakKeyDictionary[type, tuple[Param, ...]] = WeakKeyDictionary()  # asked for at every check
+_declared: WeakKeyDictionary[type, tuple[Param, ...]] = WeakKeyDictionary()
+_validators: WeakKeyDictionary[type, TypeAdapter[dict[str, Any]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -192,21 +197,11 @@ def param(
 
 def declared(cls: type) -> tuple[Param, ...]:
     """Every parameter declared by the dataclass ``cls``, in order of declaration."""
-    known = _known_params.get(cls)
-    if known is None:
-        hints = _hints(cls)
+    if cls not in _declared:
+        hints = typing.get_type_hints(cls)
         fields = (field for field in dataclasses.fields(cls) if "help" in field.metadata)
-        known = tuple(_param_of(cls, field, hints[field.name]) for field in fields)
-        if not any(isinstance(parameter.default, dict) for parameter in known):  # which whoever asks could change
-            _known_params[cls] = known
-    return known
-
-
-def _hints(cls: type) -> dict[str, Any]:
-    """The types of a class's fields, which Python would compile from their text at every question."""
-    if cls not in _known_hints:
-        _known_hints[cls] = typing.get_type_hints(cls)
-    return _known_hints[cls]
+        _declared[cls] = tuple(_param_of(cls, field, hints[field.name]) for field in fields)
+    return _declared[cls]
 
 
 def _param_of(cls: type, field: dataclasses.Field[Any], hint: Any) -> Param:
@@ -234,45 +229,108 @@ def build(cls: type[T], values: Mapping[str, Any], path: str) -> T:
     Raises:
         ConfigError: an unknown key, a value of another type or out of range; or a cross-field rule of ``cls``.
     """
-    params = {p.name: p for p in declared(cls)}
-    hints = _hints(cls)
-    known: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in params:
-            raise ConfigError(unknown_key(f"{path}.{brief(key)}" if path else brief(key), key, params))
-        known[key] = _check(params[key], hints[key], value, f"{path}.{key}" if path else key)
+    import pydantic
+
+    known, place = {p.name: p for p in declared(cls)}, f"{path}." if path else ""
+    for key in values:
+        if key not in known:
+            raise ConfigError(unknown_key(f"{place}{brief(key)}", key, known))
     try:
-        return cls(**known)
+        checked = validator(cls).validate_python(dict(values))
+    except pydantic.ValidationError as error:
+        wrong = {key: [one for one in error.errors(include_url=False) if one["loc"][0] == key] for key in values}
+        key = next(key for key in values if wrong[key])
+        raise ConfigError(f"{place}{key} = {_problem(cls, known[key], values[key], wrong[key])}") from None
+    try:
+        return cls(**{key: checked[key] for key in values})
     except ValueError as error:
         raise ConfigError(f"{path}: {error}" if path else str(error)) from error
+
+
+def validator(cls: type) -> TypeAdapter[dict[str, Any]]:
+    """Return what validates the parameters of ``cls`` with pydantic, and has their JSON Schema.
+
+    It is apart from ``cls``, which stays a plain dataclass for its author and costs nothing to import.
+    """
+    import pydantic
+    import typing_extensions
+
+    if cls not in _validators:
+        make: Any = typing_extensions.TypedDict  # mypy knows it as a form, not as a function
+        hints = typing.get_type_hints(cls)
+        keys: dict[str, Any] = {}
+        for p in declared(cls):
+            described = pydantic.Field(p.default, description=p.help)
+            keys[p.name] = typing.Annotated[_strict(hints[p.name], p), described]
+        closed = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+        _validators[cls] = pydantic.TypeAdapter(pydantic.with_config(closed)(make(cls.__name__, keys, total=False)))
+    return _validators[cls]
+
+
+def _strict(hint: Any, parameter: Param) -> Any:
+    """The annotation with what pydantic has to know besides: the limits of numbers, and which readings lose nothing."""
+    import pydantic
+
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return reduce(or_, (_strict(option, parameter) for option in inside))
+    if origin is tuple:  # YAML and JSON have lists
+        items: Any = _strict(inside[0], parameter)
+        return typing.Annotated[tuple[items, ...], pydantic.Field(strict=False)]
+    if origin is typing.Literal:  # compared by type as well, since true == 1
+        return typing.Annotated[hint, pydantic.BeforeValidator(partial(_of_type, {type(choice) for choice in inside}))]
+    limits = pydantic.Field(ge=parameter.low, gt=parameter.above, le=parameter.high, lt=parameter.below)
+    if hint is float:
+        return typing.Annotated[float, limits, pydantic.BeforeValidator(_number)]
+    if hint in (int, str):
+        return typing.Annotated[hint, limits if hint is int else None, pydantic.AfterValidator(_plain)]
+    return typing.Annotated[dict[str, Any], pydantic.BeforeValidator(_plain)] if Mapping in (hint, origin) else hint
+
+
+def _of_type(allowed: Collection[type], value: Any) -> Any:
+    if type(value) not in allowed:
+        raise ValueError
+    return value
+
+
+def _number(value: Any) -> Any:
+    """Text that YAML 1.1 does not take for a number, such as 1e-3; Python alone would also take 1_0, inf and nan."""
+    is_number = isinstance(value, str) and re.fullmatch(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", value)
+    return float(value) if is_number else value
+
+
+def _plain(value: Any) -> Any:
+    if is_plain(value):
+        return value
+    if isinstance(value, int):
+        raise ValueError(f"too large; the largest whole number is {LARGEST}")
+    mapping = "a mapping of text to finite numbers, text, true, false, null, lists and mappings"
+    raise ValueError(f"expected {'text without control characters' if isinstance(value, str) else mapping}")
 
 
 _NOUNS = {"float": "a number", "int": "a whole number", "list of float": "numbers", "list of int": "whole numbers"}
 
 
-def _check(declaration: Param, hint: Any, value: Any, path: str) -> Any:
-    converted = _convert(hint, value)
-    if converted is _WRONG:
-        allowed = declaration.range or declaration.type
-        if allowed.startswith((">", "<")):
-            allowed = f"{_NOUNS.get(declaration.type.partition(' or ')[0], declaration.type)} {allowed}"
-        if isinstance(value, Mapping) and declaration.type == "mapping":
-            allowed = "a mapping of text to finite numbers, text, true, false, null, and lists and mappings of them"
-        if _is_quoted(hint, value):
-            raise ConfigError(f'{path} = "{shown(value)}": is text in quotes, leave these out; expected {allowed}')
-        raise ConfigError(f"{path} = {shown(value)}: {_nearest(declaration, value)}expected {allowed}")
-    for item in converted if isinstance(converted, tuple) else (converted,):
-        if isinstance(item, (int, float)) and not isinstance(item, bool):
-            _check_range(declaration, item, path)
-        elif isinstance(item, str) and any(map(is_control, item)):
-            raise ConfigError(f"{path} = {shown(item)}: expected text without control characters")
-    return converted
+def _problem(cls: type, declaration: Param, value: Any, errors: Sequence[Mapping[str, Any]]) -> str:
+    """Return what is wrong with a value, as pydantic says of each alternative of its type, and what is allowed."""
+    for error in errors:
+        if error["type"].startswith(("greater_than", "less_than", "finite_number")):
+            limits = [declaration.range, "finite" if error["type"] == "finite_number" else ""]
+            return f"{shown(error['input'])}: must be {' and '.join(filter(None, limits))}"
+        if reason := str(error.get("ctx", {}).get("error", "")):
+            return f"{shown(error['input'])}: {reason}"
+    allowed = declaration.range or declaration.type
+    if allowed.startswith((">", "<")):
+        allowed = f"{_NOUNS.get(declaration.type.partition(' or ')[0], declaration.type)} {allowed}"
+    if _is_quoted(cls, declaration.name, value):
+        return f'"{shown(value)}": is text in quotes, leave these out; expected {allowed}'
+    return f"{shown(value)}: {_nearest(declaration, value)}expected {allowed}"
 
 
-def _is_quoted(hint: Any, value: Any) -> bool:
+def _is_quoted(cls: type, key: str, value: Any) -> bool:
     """Whether a value is text that would do as a number or boolean if it had no quotes."""
     try:
-        return isinstance(value, str) and _convert(hint, json.loads(value)) is not _WRONG
+        return isinstance(value, str) and bool(validator(cls).validate_python({key: json.loads(value)}))
     except (ValueError, RecursionError):
         return False
 
@@ -280,54 +338,9 @@ def _is_quoted(hint: Any, value: Any) -> bool:
 def _nearest(declaration: Param, value: Any) -> str:
     """What a misspelt choice, or one of a list, was probably meant to be; else nothing."""
     choices = [choice for choice in declaration.choices or () if isinstance(choice, str)]
-    given = value if isinstance(value, list | tuple) else [value]
-    wrong = [item for item in given if isinstance(item, str) and item not in choices]
+    wrong = [item for item in (value if isinstance(value, list | tuple) else [value]) if item not in choices]
     near = next(filter(None, (nearest(item, choices, cutoff=0.8) for item in wrong)), None)
     return f"did you mean {near!r}? " if near else ""
-
-
-def _check_range(declaration: Param, value: float, path: str) -> None:
-    inside = (
-        (isinstance(value, int) or math.isfinite(value))
-        and (declaration.low is None or value >= declaration.low)
-        and (declaration.high is None or value <= declaration.high)
-        and (declaration.above is None or value > declaration.above)
-        and (declaration.below is None or value < declaration.below)
-    )
-    if not inside:
-        limits = [declaration.range] if declaration.range else []
-        limits += [] if isinstance(value, int) or math.isfinite(value) else ["finite"]
-        raise ConfigError(f"{path} = {shown(value)}: must be {' and '.join(limits)}")
-    if isinstance(value, int) and abs(value) > LARGEST:
-        raise ConfigError(f"{path} = {shown(value)}: too large; the largest whole number is {LARGEST}")
-
-
-_WRONG = object()
-_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-"""Text that is taken for a number: YAML 1.1 reads 1e-3 as text. Python alone would also take 1_0, inf and nan."""
-
-
-def _convert(hint: Any, value: Any) -> Any:
-    """``value`` as the annotated type, or ``_WRONG``. Only lossless readings: no truthiness, no rounding."""
-    origin = typing.get_origin(hint)
-    if origin is typing.Literal:
-        matches = [choice for choice in typing.get_args(hint) if type(choice) is type(value) and choice == value]
-        return matches[0] if matches else _WRONG
-    if origin in (typing.Union, types.UnionType):
-        tried = (_convert(option, value) for option in typing.get_args(hint))
-        return next((result for result in tried if result is not _WRONG), _WRONG)
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            return _WRONG
-        items = tuple(_convert(typing.get_args(hint)[0], item) for item in value)
-        return _WRONG if any(item is _WRONG for item in items) else items
-    if origin in (dict, Mapping) or hint in (dict, Mapping):
-        return value if isinstance(value, Mapping) and is_plain(value) else _WRONG
-    if hint is type(None):
-        return None if value is None else _WRONG
-    if hint is float:
-        return _as_float(value)
-    return value if type(value) is hint else _WRONG
 
 
 def is_plain(value: Any, depth: int = 32) -> bool:
@@ -343,14 +356,3 @@ def is_plain(value: Any, depth: int = 32) -> bool:
     if isinstance(value, bool | None):
         return True
     return (type(value) is int and abs(value) <= LARGEST) or (type(value) is float and math.isfinite(value))
-
-
-def _as_float(value: Any) -> Any:
-    if isinstance(value, bool):
-        return _WRONG
-    if isinstance(value, str) and not _NUMBER.fullmatch(value):
-        return _WRONG
-    try:
-        return float(value) if isinstance(value, (int, float, str)) else _WRONG
-    except OverflowError:
-        return _WRONG

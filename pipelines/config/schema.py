@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic.json_schema import GenerateJsonSchema
+
 from flcore.config.sections import DEFAULT_NAMES, PLAIN, SHARED
-from flcore.core.params import Param, declared
+from flcore.core.params import validator
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
 from flcore.methods import METHODS
@@ -35,7 +37,6 @@ REGISTRIES: Mapping[str, Mapping[str, Any]] = {
 """Section with a ``name`` → what it chooses from."""
 
 _LISTED = {"data": "datasets", "partition": "partitioners", "model": "models", "method": "methods"}
-_TYPES = {"int": "integer", "float": "number", "str": "string", "bool": "boolean", "mapping": "object", "null": "null"}
 # Plain sections whose keys may differ between the methods of a comparison.
 _OF_A_METHOD = ("federation", "aggregation", "local", "engine", "evaluation", "tracking")
 
@@ -105,33 +106,15 @@ def form() -> Schema:
 
 
 def _properties(cls: Any) -> Schema:
-    return {parameter.name: _property(parameter) for parameter in declared(cls)}
+    properties: Schema = validator(cls).json_schema(schema_generator=_WithoutTitles)["properties"]
+    return properties
 
 
-def _property(parameter: Param) -> Schema:
-    default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
-    return {**_value(parameter, parameter.type), "description": parameter.help, "default": default}
+class _WithoutTitles(GenerateJsonSchema):
+    """What a key is called stands before its value already."""
 
-
-def _value(parameter: Param, kind: str) -> Schema:
-    if parameter.choices is not None and not kind.startswith("list of "):
-        return {"enum": list(parameter.choices)}
-    bounds = {
-        "minimum": parameter.low,
-        "exclusiveMinimum": parameter.above,
-        "maximum": parameter.high,
-        "exclusiveMaximum": parameter.below,
-    }
-    limits = {key: bound for key, bound in bounds.items() if bound is not None}
-    types: list[Schema] = []
-    for option in kind.split(" or "):
-        if option.startswith("'"):
-            types.append({"const": option.strip("'")})
-        elif option.startswith("list of "):
-            types.append({"type": "array", "items": _value(parameter, option.removeprefix("list of "))})
-        else:
-            types.append({"type": _TYPES[option], **(limits if option in ("int", "float") else {})})
-    return types[0] if len(types) == 1 else {"anyOf": types}
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
 
 
 def _closed(description: str, properties: Schema) -> Schema:

@@ -1,4 +1,4 @@
-"""Three lines of Python: a configuration to a finished folder, with the six packages alone."""
+"""Three lines of Python: a configuration to a finished folder, with the packages that flcore needs alone."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_its_methods_are_registered_checked_and_built_like_any_other(write: Writ
     assert list(METHODS)[-1] == "mine"
     assert [p.search is not None for p in declared(METHODS["mine"])] == [True]
     assert refusal({"plugins": [str(path)], "method": {"name": "mine", "weight": -1}}) == (
-        "method.weight = -1.0: must be >= 0"
+        "method.weight = -1: must be >= 0"
     )
 
 

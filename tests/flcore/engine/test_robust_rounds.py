@@ -50,7 +50,7 @@ def refusal(**raw: Any) -> str:
     [
         ({"aggregation": {"rule": "medain"}}, "aggregation.rule = medain: did you mean 'median'? expected one of mean"),
         ({"aggregation": {"trim": 0.5}}, "aggregation.trim = 0.5: must be > 0 and < 0.5"),
-        ({"aggregation": {"clip": 0}}, "aggregation.clip = 0.0: must be > 0 or 'median'"),
+        ({"aggregation": {"clip": 0}}, "aggregation.clip = 0: must be > 0 or 'median'"),
         ({"aggregation": {"clip": "mean"}}, "aggregation.clip = mean: expected a number > 0 or 'median'"),
         ({"aggregation": {"noise": 1}}, "aggregation: noise needs clip, a number"),
         ({"aggregation": {"noise": 1, "clip": "median"}}, "aggregation: noise needs clip, a number"),

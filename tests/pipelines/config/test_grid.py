@@ -119,7 +119,7 @@ def test_the_federation_is_told_without_what_varies() -> None:
         (["local.lr=0.1", "local.lr=1"], "--vary local.lr: stands twice"),
         (["local.lr=1,0.1,1.0"], "'fedprox, local.lr = 1' and 'fedprox, local.lr = 1' are the same run"),
         (["engine.workers=1,2"], "are the same run"),
-        (["method.mu=0.1,-1"], "method.mu = -1.0: must be >= 0"),
+        (["method.mu=0.1,-1"], "method.mu = -1: must be >= 0"),
         (["local.epochs=1,two"], "local.epochs = two: expected a whole number >= 1"),
         (["method.weight=1"], "method.weight: fedprox has no such parameter; it belongs to fedproto"),
         (["method.name=fedprox,fedpro"], "method.name = fedpro: must be one of"),

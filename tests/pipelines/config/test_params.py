@@ -144,7 +144,7 @@ def test_assignments_that_lead_nowhere(assignment: str, message: str) -> None:
     ("assignments", "message"),
     [
         (["local.batchsize=1"], "local.batchsize: unknown key; did you mean 'batch_size'?"),
-        (["local.lr=0"], "local.lr = 0.0: must be > 0"),
+        (["local.lr=0"], "local.lr = 0: must be > 0"),
         (["local.lr=fast"], "local.lr = fast: expected a number > 0"),
         (["local.epochs=1.5"], "local.epochs = 1.5: expected a whole number >= 1"),
         (["local.epochs=true"], "local.epochs = true: expected a whole number >= 1"),

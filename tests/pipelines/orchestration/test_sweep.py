@@ -34,7 +34,7 @@ def test_the_command_refuses_before_anything_is_written(
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     for arguments, named in (
-        (["--vary", "local.lr=0.1,-1"], "local.lr = -1.0: must be > 0"),
+        (["--vary", "local.lr=0.1,-1"], "local.lr = -1: must be > 0"),
         (["--vary", "local.lr=0.1", "--metric", "loss"], "--metric loss: must be one of top1_global"),
     ):
         assert cli.main(["sweep", *arguments, "--out", "s"]) == 2

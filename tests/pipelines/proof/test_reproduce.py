@@ -346,7 +346,7 @@ def test_a_configuration_that_cannot_be_is_the_archives_fault(
         contents[name] = json.dumps(header).encode()
 
     _, error = carried_out(forged(change), code=3, capsys=capsys)
-    assert "/config.json: local.lr = -1.0: must be > 0" in error
+    assert "/config.json: local.lr = -1: must be > 0" in error
 
 
 # ---- comparisons -----------------------------------------------------------------------------------------------------
