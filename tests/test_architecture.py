@@ -72,8 +72,8 @@ LIBRARY = House(
         ("math",),
         # The one place where clients' answers become one.
         ("aggregation",),
-        # Networks, images and their division among clients.
-        ("models", "data"),
+        # Networks, images and their division among clients; who of these is asked in a round.
+        ("models", "data", "sampling"),
         # One paper each. They see neither the engine nor a configuration.
         ("methods",),
         # Every value of a run, checked. It knows the registries of the rooms below.

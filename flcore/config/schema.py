@@ -11,7 +11,8 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from flcore.aggregation.settings import Aggregation
@@ -43,6 +44,8 @@ from flcore.data.sources.base import Source
 from flcore.methods import METHODS, Method
 from flcore.methods.kit.on_top import OnTop
 from flcore.models import MODELS, ModelSpec
+from flcore.sampling import SAMPLERS
+from flcore.sampling.base import Sampler
 
 REGISTRIES: Mapping[str, Mapping[str, type]] = {
     "data": SOURCES,
@@ -69,7 +72,7 @@ _NAMED = {"seeds": "seed", "methods": "method", "partition_seeds": "seed"}
 # that a run made before them is found again.
 _UNSAID_AT_DEFAULT: Mapping[str, frozenset[str]] = {
     "aggregation": frozenset(key.name for key in declared(Aggregation)),
-    "federation": frozenset({"poisoned", "poisoned_clients", "attack", "attack_scale"}),
+    "federation": frozenset({"sampler", "sampler_options", "poisoned", "poisoned_clients", "attack", "attack_scale"}),
     "data": frozenset({"mean", "std"}),
     "local": frozenset({"batches"}),
     "evaluation": frozenset({"snapshots"}),
@@ -119,6 +122,8 @@ class Config:
             parsed[name], parsed[entry] = _named_section(name, sections[name])
         parsed |= {name: build(section, sections[name], name) for name, section in PLAIN.items()}
         config = cls(**parsed)
+        if (loaded := config.sampler.loaded()) is not config.sampler:
+            config = replace(config, federation=replace(config.federation, sampler_options=asdict(loaded)))
         config._check_together()
         return config
 
@@ -222,12 +227,25 @@ class Config:
                 f"aggregation.noise = {how.noise:g}: the account is of a cohort drawn by chance, not of the fastest; "
                 "set federation.oversampling=1 and federation.deadline=null"
             )
+        if how.noise > 0 and self.federation.sampler != "uniform":
+            raise ConfigError(
+                f"aggregation.noise = {how.noise:g}: the account is of clients drawn alike, and federation.sampler = "
+                f"{self.federation.sampler} does not; set federation.sampler=uniform"
+            )
         sent = self.method.data_scope == "client" and self.method.sends
         if self.federation.simulates_poison and self.federation.attack != "random_labels" and not sent:
             raise ConfigError(
                 f"federation.attack = {self.federation.attack}: clients of {name} send neither weights nor class "
                 "prototypes that it could change; use federation.attack=random_labels"
             )
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """The rule that chooses the clients of a round."""
+        chosen, options = self.federation.sampler, self.federation.sampler_options
+        if chosen not in SAMPLERS:
+            raise ConfigError(f"federation.sampler = {shown(chosen)}: must be one of {', '.join(SAMPLERS)}")
+        return build(SAMPLERS[chosen], options, "federation.sampler_options")
 
     @property
     def methods(self) -> tuple[Method, ...]:
@@ -266,6 +284,7 @@ class Config:
                 del mapping[section]
             else:
                 mapping[section] = {key: value for key, value in mapping[section].items() if key not in dropped}
+        mapping["federation"] = {**mapping["federation"], "sampler_options": self.sampler.identity()}
         if (start := getattr(self.model_spec, "pretrained_file", None)) is not None:
             own = {key: value for key, value in mapping["model"].items() if key != "pretrained_sha256"}
             mapping["model"] = {**own, "pretrained": start.digest()}

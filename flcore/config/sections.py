@@ -102,6 +102,10 @@ class FederationConfig:
         above=0,
         high=1,
     )
+    sampler: str = param(
+        "uniform", "who is sampled: uniform, by_size, round_robin, trace, or a sampler of one's own; before dropout"
+    )
+    sampler_options: Mapping[str, Any] = param({}, "parameters of that sampler, see `protofl show sampler NAME`")
     dropout: float = param(
         0.0, "probability that a sampled client is absent: sent nothing, answers nothing", low=0, below=1
     )

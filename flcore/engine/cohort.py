@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flcore.core.errors import RunError
 from flcore.core.rng import numpy_stream
 from flcore.engine.local.tape import planned_steps
 from flcore.experiment.experiment import Experiment
@@ -34,10 +35,10 @@ class Cohort:
 def select_cohort(experiment: Experiment, round_number: int) -> Cohort:
     """The cohort of a round; nobody where none of its legs is for a cohort.
 
-    ``max(1, round(participation · K))`` clients without replacement, or ``oversampling`` times as many, of which the
-    fastest are taken; those not done at the ``deadline`` are not waited for. A client's time is that of all its own
-    work in the round, whatever legs it is spread over. Simulated drop-out removes each with its probability before
-    that. Every influence has a stream of its own, so that switching one on changes nobody else's draw.
+    ``max(1, round(participation · K))`` clients as ``federation.sampler`` chooses, or ``oversampling`` times as many,
+    of which the fastest are taken; those not done at the ``deadline`` are not waited for. A client's time is that of
+    all its own work in the round, whatever legs it is spread over. Simulated drop-out removes each with its probability
+    before that. Every influence has a stream of its own, so that switching one on changes nobody else's draw.
     """
     trainers, federation, seed = sorted(experiment.trainers), experiment.config.federation, experiment.config.seed
     legs = [leg for leg in experiment.method.legs(round_number, experiment.setting) if leg.who == "cohort"]
@@ -45,8 +46,7 @@ def select_cohort(experiment: Experiment, round_number: int) -> Cohort:
         return Cohort(())
     wanted = experiment.cohort_size
     invited = min(len(trainers), max(wanted, math.ceil(wanted * federation.oversampling - 1e-9)))
-    chosen = numpy_stream(seed, "cohort", round_number).choice(trainers, invited, replace=False)
-    cohort = sorted(int(client) for client in chosen)
+    cohort = _sampled(experiment, invited, round_number)
     if federation.dropout > 0:
         stays = numpy_stream(seed, "client dropout", round_number).random(len(trainers))
         cohort = [client for client in cohort if stays[client] >= federation.dropout]
@@ -54,6 +54,24 @@ def select_cohort(experiment: Experiment, round_number: int) -> Cohort:
     if not (speeds or federation.deadline is not None or federation.oversampling > 1):
         return Cohort(tuple(cohort))
     return _fastest(cohort, _seconds(experiment, round_number, legs, cohort), wanted, federation.deadline)
+
+
+def _sampled(experiment: Experiment, count: int, round_number: int) -> list[int]:
+    """Ids of the clients that the sampler chooses, ascending; the centralised trainer is not sampled.
+
+    Raises:
+        RunError: the sampler chooses more than were asked for, one twice, or one that there is not.
+    """
+    if experiment.method.data_scope == "union":
+        return sorted(experiment.trainers)
+    sampler, sizes = experiment.config.sampler, experiment.client_sizes
+    chosen = sorted(map(int, sampler.sample(count, sizes, round_number, experiment.config.seed)))
+    if len(chosen) > count or len(set(chosen)) < len(chosen) or not set(chosen) <= sizes.keys():
+        raise RunError(
+            f"round {round_number}: federation.sampler = {sampler.name} chose {chosen}; expected at most {count} "
+            f"different clients from 0 to {len(sizes) - 1}"
+        )
+    return chosen
 
 
 def taking_part(experiment: Experiment, leg: Leg, cohort: Cohort, failed: Collection[int]) -> tuple[int, ...]:

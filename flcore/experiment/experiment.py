@@ -68,6 +68,7 @@ class Experiment:
         experiment = cls(config, dataset, division, choice)
         experiment._check_tasks()
         experiment._check_poison()
+        experiment._check_sampler()
         experiment._check_noise()
         experiment._check_scored()
         config.evaluation.check_shown(len(division.clients), dataset.meta.num_classes)
@@ -87,6 +88,11 @@ class Experiment:
         if by_label and (self._tasks or self.partition.overlap):
             what = "has a stream of tasks" if self._tasks else "gives samples to several clients"
             raise ConfigError(f"federation.attack = random_labels: the partition {what}; use sign_flip or scale")
+
+    def _check_sampler(self) -> None:
+        reason = self.config.sampler.refusal(len(self.partition.clients))
+        if reason is not None:
+            raise ConfigError(f"federation.sampler = {self.config.sampler.name}: {reason}")
 
     def _check_noise(self) -> None:
         noise = self.config.aggregation.noise
@@ -286,6 +292,11 @@ class Experiment:
         clients = len(self.partition.clients)
         noisy = account(self.config.aggregation, rounds, cohort=self.cohort_size, clients=clients)
         return self.method.privacy(rounds) if noisy is None else noisy
+
+    @cached_property
+    def client_sizes(self) -> Mapping[int, int]:
+        """n_k by trainer, ids ascending: all its training samples, of all tasks."""
+        return {trainer: len(self.trainers[trainer]) for trainer in sorted(self.trainers)}
 
     @cached_property
     def trainers(self) -> Mapping[int, Tensor]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flcore.aggregation.optimizers import server_step
 from flcore.aggregation.weights import fold_weights
 from flcore.io.messages import Count, Weights
 from flcore.io.records import Payloads, Record
@@ -57,9 +58,9 @@ class FedAvg(Method):
 
 @folds("weights")
 def aggregate(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
-    """w_g ← Σ_{k∈S} (n_k / N) w_k, or what the section ``aggregation`` puts in place of that mean."""
+    """w_g ← Σ_{k∈S} (n_k / N) w_k, or the fold and the step that the section ``aggregation`` puts in its place."""
     model, facts = fold_models(replies.of(MODEL), sample_counts(replies), server, exchange)
-    return server | {MODEL: model}, facts
+    return with_model(server, model, exchange), facts
 
 
 def fold_models(
@@ -74,6 +75,12 @@ def fold_models(
         cohort=exchange.setting.cohort_size,
         generator=exchange.stream("aggregation noise"),
     )
+
+
+def with_model(server: Record, model: Weights, exchange: Exchange) -> Record:
+    """Return the record with the model of the round's end: `model`, or a step of the server's optimiser towards it."""
+    stepped, kept = server_step(server[MODEL], model, server, exchange.setting.aggregation)
+    return server | {MODEL: stepped} | kept
 
 
 def sample_counts(replies: Replies) -> dict[int, int]:

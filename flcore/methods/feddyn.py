@@ -27,7 +27,7 @@ from flcore.core.params import Search, param
 from flcore.io.messages import Weights
 from flcore.io.records import Payloads, Record, Slot
 from flcore.math.losses.basic import inner_product, proximal
-from flcore.methods.fedavg import FedAvg, fold_models
+from flcore.methods.fedavg import FedAvg, fold_models, with_model
 from flcore.methods.types import (
     MODEL,
     Batch,
@@ -92,10 +92,11 @@ class FedDyn(FedAvg):
         """Update h and w, both by the mean of the round's w_k."""
         mean, facts = fold_models(replies.of(MODEL), dict.fromkeys(replies, 1), server, exchange)
         if self.alpha == 0:
-            return server | {MODEL: mean}, facts
+            return with_model(server, mean, exchange), facts
         share = len(replies) / exchange.setting.num_clients
         h = server[GRADIENT] - self.alpha * share * (mean - server[MODEL])
-        return server | {MODEL: Weights((mean - h * (1 / self.alpha)).params, mean.buffers), GRADIENT: h}, facts
+        model = Weights((mean - h * (1 / self.alpha)).params, mean.buffers)
+        return with_model(server, model, exchange) | {GRADIENT: h}, facts
 
 
 def own_gradient(turn: Turn) -> Weights:

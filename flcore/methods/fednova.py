@@ -26,7 +26,7 @@ from flcore.aggregation.weights import scaled_update
 from flcore.core.params import Search, param
 from flcore.io.messages import Arrays, Weights
 from flcore.io.records import Payloads, Record, Slot
-from flcore.methods.fedavg import fold_models, sample_counts
+from flcore.methods.fedavg import fold_models, sample_counts, with_model
 from flcore.methods.fedprox import FedProx
 from flcore.methods.types import MODEL, Exchange, Facts, Replies, Stage, TrainedClient, Turn, folds
 
@@ -73,4 +73,4 @@ def aggregate(server: Record, replies: Replies, exchange: Exchange) -> tuple[Rec
     models = {i: Weights(scaled_update(Weights(w.params), before, longer[i]).params, w.buffers)
               for i, w in replies.of(MODEL).items()}  # fmt: skip
     model, facts = fold_models(models, sizes, server, exchange)
-    return server | {MODEL: model}, facts
+    return with_model(server, model, exchange), facts

@@ -28,7 +28,7 @@ from flcore.core.params import Search, param
 from flcore.io.messages import Weights
 from flcore.io.records import Payloads, Record, Slot
 from flcore.math.losses.basic import inner_product
-from flcore.methods.fedavg import FedAvg, fold_models
+from flcore.methods.fedavg import FedAvg, fold_models, with_model
 from flcore.methods.types import (
     MODEL,
     Batch,
@@ -106,7 +106,7 @@ class Scaffold(FedAvg):
         mean, facts = fold_models(replies.of(MODEL), dict.fromkeys(replies, 1), server, exchange)
         x = server[MODEL]
         moved = mean if self.server_lr == 1 else x + self.server_lr * (mean - x)
-        return server | {MODEL: Weights(moved.params, mean.buffers)}, facts
+        return with_model(server, Weights(moved.params, mean.buffers), exchange), facts
 
 
 def own_control(turn: Turn) -> Weights:

@@ -20,6 +20,7 @@ _TABLES = {
     "datasets": "data/sources/__init__.py",
     "partitioners": "data/partitioners/__init__.py",
     "models": "models/__init__.py",
+    "samplers": "sampling/__init__.py",
 }
 ENGINES = {
     "local": "in the main process (workers: 0), or in a pool of processes on this machine",
@@ -33,6 +34,7 @@ SHOWN = {
     "dataset": "datasets",
     "partitioner": "partitioners",
     "model": "models",
+    "sampler": "samplers",
     "engine": "engines",
 }
 """What can be shown → the kind that it is listed as."""

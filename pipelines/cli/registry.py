@@ -14,9 +14,15 @@ from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
 from flcore.methods import METHODS
 from flcore.models import MODELS
+from flcore.sampling import SAMPLERS
 from pipelines.cli.headlines import SHOWN, Headline, headlines
 
-_REGISTRIES: Mapping[str, Mapping[str, Any]] = {"datasets": SOURCES, "partitioners": PARTITIONERS, "models": MODELS}
+_REGISTRIES: Mapping[str, Mapping[str, Any]] = {
+    "datasets": SOURCES,
+    "partitioners": PARTITIONERS,
+    "models": MODELS,
+    "samplers": SAMPLERS,
+}
 
 
 def describe(kind: str) -> list[dict[str, Any]]:

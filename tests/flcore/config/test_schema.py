@@ -227,6 +227,7 @@ FREE = {
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("partition", "ratio"): {"variant": "subsampled"},
     ("method", "proto_noise"): {"proto_clip": 1.0},
+    ("federation", "sampler_options"): {"sampler": "trace", "sampler_options": {"rounds": {"1": [1]}}},
     ("aggregation", "noise"): {"clip": 1.0},
     ("data", "mean"): {"mean": 0.5, "std": 0.5},
     ("data", "std"): {"mean": 0.5, "std": 0.5},
@@ -277,7 +278,7 @@ def another(declared_as: Param, value: Any) -> Any:
         "float": [share + int(declared_as.low or 0) for share in (0.25, 0.75)],
         "float or 'median'": [0.25],
         "float or list of float": [0.25],
-        "str": [{"baseline": "local", "base": "fedprox"}.get(declared_as.name, "elsewhere")],
+        "str": [{"baseline": "local", "base": "fedprox", "sampler": "by_size"}.get(declared_as.name, "elsewhere")],
         "list of str": [["fedavg"]],
         "list of int": [[7]],
         "mapping": [
@@ -285,6 +286,7 @@ def another(declared_as: Param, value: Any) -> Any:
                 "variants": {"slow": {"method": "fedavg"}},
                 "claims": {"ours": {"better": "fedpa", "than": "fedavg"}},
                 "teacher": {"model.atoms": 7},
+                "sampler_options": {"rounds": {"1": [0]}},
             }.get(declared_as.name, {"fedprox": {"method.mu": 0.5}})
         ],
     }

@@ -13,9 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flcore.core.errors import ConfigError, RunError
 from flcore.engine.cohort import Cohort, groups, leg_steps, select_cohort, stacks, taking_part
+from flcore.experiment.experiment import Experiment
 from flcore.io.records import serialise
 from flcore.methods.types import Leg, Phase
+from flcore.sampling.uniform import Uniform
 
 
 def trainers(experiment: Any, number: int) -> list[int]:
@@ -53,6 +56,41 @@ def test_cohorts_depend_on_seed_and_round_only(lab: Any) -> None:
     assert trainers(many(lab, federation__participation=0.3), 5) == expected[4]
 
 
+def test_a_sampler_chooses_before_drop_out_and_never_the_centralised_trainer(lab: Any) -> None:
+    """Round robin of 5 of 20: four rounds ask everybody once; who drops out is missing, and nobody takes its place."""
+    changes: Any = {"federation__participation": 0.25, "federation__sampler": "round_robin"}
+    rounds = [trainers(many(lab, **changes), number) for number in range(1, 5)]
+    assert sorted(chain(*rounds)) == list(range(20)) and all(len(cohort) == 5 for cohort in rounds)
+    fewer = [trainers(many(lab, **changes, federation__dropout=0.5), number) for number in range(1, 5)]
+    assert all(set(left) <= set(cohort) for left, cohort in zip(fewer, rounds, strict=True))
+    assert 0 < sum(map(len, fewer)) < 20
+    trace = {"federation": {"sampler": "trace", "sampler_options": {"rounds": {"2": [1]}}}}
+    assert trainers(lab.experiment(**trace, method__name="central"), 1) == [0]
+    assert [trainers(lab.experiment(**trace), number) for number in (1, 2)] == [[], [1]]
+
+
+def test_clients_of_a_trace_that_there_are_not_are_refused(lab: Any) -> None:
+    config = lab.config(federation={"sampler": "trace", "sampler_options": {"rounds": {"2": [4]}}})
+    with pytest.raises(ConfigError, match=r"^federation\.sampler = trace: .*client 4 in round 2"):
+        Experiment.open(config, lab.prepared, lab.partition_folder)
+
+
+@pytest.mark.parametrize("chosen", [[0, 0], [0, 1, 2, 3, 4, 5], [99]])
+def test_a_sampler_that_chooses_wrongly_is_stopped(
+    lab: Any, chosen: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Uniform, "sample", lambda *_: chosen)
+    with pytest.raises(RunError, match=r"^round 3: federation\.sampler = uniform chose"):
+        select_cohort(many(lab, federation__participation=0.25), 3)
+
+
+def test_a_run_by_a_trace_with_an_empty_round(lab: Any, tmp_path: Path) -> None:
+    """Nobody in round 1: the model stays as it was made, and the run goes on; killed or not, the same bytes."""
+    federation = {"rounds": 2, "sampler": "trace", "sampler_options": {"rounds": {"2": [0, 3]}}}
+    run = lab.run(lab.experiment(federation=federation), tmp_path / "run")
+    assert [record["participants"] for record in run.history] == [[], [0, 3]]
+
+
 def test_every_client_is_sampled_alike(lab: Any) -> None:
     """400 rounds of 5 of 20: each about 100 times, ± 5·√(400·0.25·0.75) = ± 43."""
     experiment = many(lab, federation__participation=0.25)
@@ -61,7 +99,7 @@ def test_every_client_is_sampled_alike(lab: Any) -> None:
 
 
 def test_references_train_everybody(lab: Any) -> None:
-    changes = {"federation__participation": 0.1, "federation__dropout": 0.9}
+    changes: Any = {"federation__participation": 0.1, "federation__dropout": 0.9}
     assert trainers(many(lab, method__name="local", **changes), 3) == list(range(20))
     assert trainers(many(lab, method__name="central", **changes), 3) == [0]
 

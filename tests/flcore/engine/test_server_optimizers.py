@@ -62,6 +62,19 @@ def test_stacked_it_is_the_same_to_rounding(lab: Any, distance: Any, tmp_path: P
     assert distance(serial.state.server, stacked.state.server) < 1e-3
 
 
+@pytest.mark.parametrize("name", [name for name, cls in METHODS.items() if "weights" in cls().folds])
+def test_every_stage_that_folds_weights_takes_the_step(lab: Any, name: str, tmp_path: Path) -> None:
+    """At a tiny rate the model hardly leaves the place where it began."""
+    if METHODS[name].data_scope == "union":
+        return
+    how = {"method__name": name, "model": lab.model_of(name), "federation__rounds": 1}
+    step = {"optimizer": "momentum", "server_lr": 1e-9}
+    experiment = lab.experiment(**how, aggregation=step)
+    start = experiment.method.start_server(experiment.setting)["model"].params
+    after = lab.run(experiment, tmp_path / "run").state.server["model"].params
+    assert all(torch.allclose(after[key], value, atol=1e-6) for key, value in start.items() if key in after)
+
+
 def test_a_run_that_does_not_say_it_keeps_its_name() -> None:
     assert "aggregation" not in Config.from_mapping({"aggregation": {"optimizer": "none"}}).identity()
     assert Config.from_mapping({"aggregation": {"optimizer": "adam"}}).identity()["aggregation"] == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,23 @@ import pytest
 from flcore.analyses import SUMMARIES
 from flcore.config.plugins import unload
 from flcore.config.schema import Config
-from flcore.core.params import declared
+from flcore.core.params import build, declared
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
 from flcore.methods import METHODS
 from flcore.models import MODELS
+from flcore.sampling import SAMPLERS
 from pipelines.cli import registry
 from pipelines.cli.app import main
 from pipelines.cli.headlines import KINDS, headlines, names
 
-REGISTRIES: dict[str, Any] = {"methods": METHODS, "datasets": SOURCES, "partitioners": PARTITIONERS, "models": MODELS}
+REGISTRIES: dict[str, Any] = {
+    "methods": METHODS,
+    "datasets": SOURCES,
+    "partitioners": PARTITIONERS,
+    "models": MODELS,
+    "samplers": SAMPLERS,
+}
 SECTIONS = {"methods": "method", "datasets": "data", "partitioners": "partition", "models": "model"}
 ENTRIES = [(kind, name) for kind, entries in REGISTRIES.items() for name in entries]
 
@@ -71,6 +79,9 @@ def test_an_entry_says_what_it_takes_and_its_defaults_can_be_configured(
         assert parameter["type"]
         assert parameter["meaning"].strip(), parameter["name"]
     defaults = {p["name"]: p["default"] for p in entry["parameters"]}
+    if kind == "samplers":
+        assert asdict(build(SAMPLERS[name], defaults, name)) == defaults
+        return
     config = Config.from_mapping({SECTIONS[kind]: {"name": name, **defaults}}).to_mapping()[SECTIONS[kind]]
     assert {key: config[key] for key in defaults} == defaults
 

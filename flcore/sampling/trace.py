@@ -1,0 +1,105 @@
+"""Clients that a trace says are available, for measured or made-up patterns of availability.
+
+A trace is a CSV file with a header and a line for each round in which a client is available, or a JSON object::
+
+    round,client                {"1": [0, 2], "2": [1]}
+    1,0
+    1,2
+    2,1
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from flcore.core.errors import ConfigError
+from flcore.core.params import param
+from flcore.core.rng import numpy_stream
+from flcore.core.text import brief
+from flcore.io.files import NOT_JSON, given_path
+from flcore.sampling.base import Sampler
+
+
+@dataclass(frozen=True)
+class Trace(Sampler):
+    """Of the clients available in a round, every one alike, without replacement; all, where they are too few.
+
+    After the last round of the trace it starts again. In a round that it does not name nobody is available.
+    """
+
+    name: ClassVar[str] = "trace"
+    summary: ClassVar[str] = "of the clients that a file says are available in the round, every one alike"
+
+    file: str | None = param(None, "CSV with columns round and client, or JSON {round: [client, ...]}")
+    rounds: Mapping[str, Any] = param({}, "in place of a file, its content: {round: [client, ...]}, rounds from 1")
+
+    def __post_init__(self) -> None:
+        """Refuse rounds that are none, and clients that are none."""
+        if self.file is not None and self.rounds:
+            raise ValueError("file and rounds are two traces; set one of them")
+        for number, clients in self.rounds.items():
+            if not number.isdecimal() or int(number) < 1:
+                raise ValueError(f"rounds: {brief(number)}: expected the number of a round, from 1")
+            whole = isinstance(clients, list | tuple) and all(type(client) is int and client >= 0 for client in clients)
+            if not whole or len(set(clients)) < len(clients):
+                raise ValueError(f"rounds.{number} = {brief(clients)}: expected different ids of clients, from 0")
+
+    def sample(self, count: int, sizes: Mapping[int, int], round_number: int, seed: int) -> Sequence[int]:
+        """Draw up to ``count`` of the clients available in the round."""
+        available = sorted(self.rounds.get(str((round_number - 1) % self._length + 1), ()))
+        draw = numpy_stream(seed, "cohort", round_number)
+        return draw.choice(available, min(count, len(available)), replace=False).tolist() if available else []
+
+    @property
+    def _length(self) -> int:
+        return max(map(int, self.rounds))
+
+    def loaded(self) -> Trace:
+        """Return the trace with its file's content in place of the file."""
+        if self.file is None and not self.rounds:
+            raise ConfigError("federation.sampler = trace: set sampler_options to {file: PATH}, or to {rounds: ...}")
+        return self if self.file is None else Trace(rounds=_read(self.file))
+
+    def identity(self) -> dict[str, Any]:
+        """Return a digest of the trace, which may be long."""
+        content = json.dumps({number: sorted(clients) for number, clients in self.rounds.items()}, sort_keys=True)
+        return {"trace": hashlib.sha256(content.encode()).hexdigest()}
+
+    def refusal(self, num_clients: int) -> str | None:
+        """Refuse ids that no client has."""
+        for number, clients in self.rounds.items():
+            beyond = [client for client in clients if client >= num_clients]
+            if beyond:
+                return f"the trace has client {beyond[0]} in round {number}, and ids go from 0 to {num_clients - 1}"
+        return None
+
+
+def _read(path: str) -> dict[str, list[int]]:
+    """Return the clients of each round of a file."""
+    where = f"federation.sampler_options.file = {brief(path)}"
+    try:
+        text = given_path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    try:
+        rounds = json.loads(text) if text.lstrip().startswith("{") else _columns(text)
+        return dict(Trace(rounds=rounds).rounds) if rounds else _fail(where, "it names no round")
+    except (*NOT_JSON, KeyError, TypeError, AttributeError) as error:
+        return _fail(where, str(error))
+
+
+def _columns(text: str) -> dict[str, list[int]]:
+    rounds: dict[str, list[int]] = {}
+    for row in csv.DictReader(io.StringIO(text)):
+        rounds.setdefault(str(int(row["round"])), []).append(int(row["client"]))
+    return rounds
+
+
+def _fail(where: str, why: str) -> dict[str, list[int]]:
+    raise ConfigError(f"{where}: {why}; expected CSV with a header round,client, or JSON {{round: [client, ...]}}")
