@@ -288,6 +288,8 @@ class Config:
         if (start := getattr(self.model_spec, "pretrained_file", None)) is not None:
             own = {key: value for key, value in mapping["model"].items() if key != "pretrained_sha256"}
             mapping["model"] = {**own, "pretrained": start.digest()}
+        for key in _values(self.source).keys() - self.source.options().keys():
+            del mapping["data"][key]
         for section, since in _UNSAID_AT_DEFAULT.items():
             plain = _values((PLAIN[section] if section in PLAIN else type(getattr(self, section)))())
             mapping[section] = {k: v for k, v in mapping[section].items() if k not in since or v != plain[k]}

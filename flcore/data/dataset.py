@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from flcore.core.params import LARGEST
 from flcore.core.text import brief
 from flcore.data.images import channel_statistics, convert_channels, resize
 from flcore.data.normalisation import Normalisation, Values, of_channels
-from flcore.data.sources.base import RawDataset, RawSplit, Source
+from flcore.data.sources.base import BadFileError, RawDataset, RawSplit, Source, bad_files
 from flcore.io import disk
 from flcore.io.files import Blocks, content_bytes, read_json, read_tensors, write_json, write_tensors
 
 _CURE = Cure.PREPARE_AGAIN
 _BLOCK_BYTES = 32 * 2**20  # of images that are decoded and converted at a time
+_OPTIONAL = frozenset({"group_names", "skipped"})  # in meta.json only where there are any
 _SMALLEST_STD = 1e-4  # a constant channel must not divide by zero
 
 
@@ -52,6 +53,8 @@ class Meta:
 
     ``shape`` is (channels, height, width); ``mean`` and ``std`` are per channel on the scale 0 to 1; ``preparation``
     holds the options of the source and the size, channels and limit asked for; ``fingerprint`` identifies all content.
+    ``group_names`` are the names of groups by number, such as sites; ``skipped`` maps files that were left out to the
+    reason.
     """
 
     name: str
@@ -66,6 +69,12 @@ class Meta:
     test_size: int
     preparation: Mapping[str, Any]
     fingerprint: str
+    group_names: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return what ``meta.json`` contains: no names of groups and no files left out where there are none."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value or key not in _OPTIONAL}
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +91,7 @@ class Dataset:
         disk.remove(directory / "meta.json", missing_ok=True)
         for part, split in (("train", self.train), ("test", self.test)):
             write_tensors(directory / f"{part}.safetensors", split.tensors())
-        write_json(directory / "meta.json", dataclasses.asdict(self.meta))
+        write_json(directory / "meta.json", self.meta.to_mapping())
 
     def repeated_test_images(self) -> int:
         """Return how many test images are training images too, pixel for pixel: they measure memory."""
@@ -166,7 +175,11 @@ def prepare(
     asked = None if normalisation is None else of_channels(normalisation, forms["train"].channels, source.name)
     if directory is not None:
         disk.remove(directory / "meta.json", missing_ok=True)
-    train, test = (form.prepared(directory and directory / f"{part}.safetensors") for part, form in forms.items())
+    try:
+        train, test = (form.prepared(directory and directory / f"{part}.safetensors") for part, form in forms.items())
+    except BadFileError as error:
+        faults = [form.faults() for form in forms.values()]
+        raise bad_files(faults[0] | faults[1], source.bad_file_cure) from error
     _, c, h, w = train.images.shape
     mean, std = _statistics(raw, train) if asked is None else asked
     meta = Meta(
@@ -184,14 +197,16 @@ def prepare(
             "channels": channels,
             "limit_per_class": limit_per_class,
             **({} if normalisation is None else {"normalisation": [_as_json(values) for values in normalisation]}),
-            "options": dataclasses.asdict(source),
+            "options": source.options(),
             "size": size,
         },
         fingerprint="",
+        group_names=raw.group_names,
+        skipped=raw.skipped,
     )
     dataset = Dataset.sealed(train, test, meta)
     if directory is not None:
-        write_json(directory / "meta.json", dataclasses.asdict(dataset.meta))
+        write_json(directory / "meta.json", dataset.meta.to_mapping())
     return dataset
 
 
@@ -241,6 +256,11 @@ class _Form:
         write_tensors(path, {"images": Blocks(torch.uint8, shape, self._images()), **arrays})
         return Split(**read_tensors(path, _CURE)[0])
 
+    def faults(self) -> dict[str, str]:
+        """Return the reason for each file that cannot be decoded."""
+        kept = self.raw.take(self.keep).images
+        return {} if isinstance(kept, np.ndarray) else kept.faults()
+
     def _images(self) -> Iterator[Tensor]:
         found = math.prod(self.raw.images.shape[1:])
         step = max(1, _BLOCK_BYTES // max(found, self.channels * math.prod(self.size)))
@@ -277,6 +297,8 @@ def _fingerprint(train: Split, test: Split, meta: Meta) -> str:
         "preparation": meta.preparation,
         "std": meta.std,
     }
+    if meta.group_names:
+        facts["group_names"] = meta.group_names
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for part, split in (("train", train), ("test", test)):
         for key, tensor in sorted(split.tensors().items()):
@@ -287,7 +309,7 @@ def _fingerprint(train: Split, test: Split, meta: Meta) -> str:
 
 def _meta_from_json(path: Path, content: Mapping[str, Any]) -> Meta:
     names = {field.name for field in dataclasses.fields(Meta)}
-    if set(content) != names:
+    if set(content) | _OPTIONAL != names:
         raise DataError(f"{path}: damaged, keys differ ({', '.join(sorted(names ^ set(content)))}); {_CURE}")
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
     meta = Meta(**values)
@@ -296,6 +318,8 @@ def _meta_from_json(path: Path, content: Mapping[str, Any]) -> Meta:
         raise ValueError("sizes are not whole numbers above 0")
     if len(meta.class_names) != meta.num_classes:
         raise ValueError(f"{len(meta.class_names)} names for {meta.num_classes} classes")
+    if not isinstance(meta.group_names, tuple) or not isinstance(meta.skipped, dict):
+        raise ValueError("group_names is no list, or skipped no object")
     channels = {len(meta.mean), len(meta.std), meta.shape[0]}
     if len(channels) > 1 or not all(type(value) in (int, float) for value in (*meta.mean, *meta.std)):
         raise ValueError("mean and std are not a number for each channel")

@@ -14,10 +14,10 @@ from flcore.data.partitioners.base import Assignment, Partitioner, check_request
 
 @dataclass(frozen=True)
 class ByGroup(Partitioner):
-    """One client per writer or user, or per ``merge`` of them; which take part is drawn. Groups are never divided."""
+    """One client per writer, user or site, or per ``merge`` of them; which take part is drawn. Groups are never divided."""
 
     name: ClassVar[str] = "by_group"
-    summary: ClassVar[str] = "natural: one client per writer or user of the dataset, or per several merged"
+    summary: ClassVar[str] = "natural: one client per writer, user or site of the dataset, or per several merged"
 
     min_size: int = param(10, "groups with fewer samples than this are dropped", low=1)
     merge: int = param(1, "groups that are merged into one client", low=1)
@@ -27,7 +27,10 @@ class ByGroup(Partitioner):
     ) -> Assignment:
         check_request(labels, num_clients)
         if groups is None:
-            raise DataError("partition.name = by_group: the dataset has no groups; use one that names writers or users")
+            raise DataError(
+                "partition.name = by_group: the dataset has no groups; use one that names writers or users, or your own "
+                "images by site (data.layout=sites or csv)"
+            )
         identifiers, sizes = np.unique(groups, return_counts=True)
         eligible = identifiers[sizes >= self.min_size]
         needed = num_clients * self.merge

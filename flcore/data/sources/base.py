@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
-from flcore.core.errors import DataError
+from flcore.core.errors import DataError, listed
 from flcore.core.text import brief
 
 _SPLIT_SEED = 0
+MOST_LISTED = 11
+"""Files, lines or names that an error lists; of more, the first ten and the number of the others."""
+
+
+class BadFileError(DataError):
+    """An image that cannot be read.
+
+    Attributes:
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        """Say which file and why."""
+        super().__init__(f"{name}: damaged ({brief(reason)}); replace it with an intact copy")
+        self.reason = reason
 
 
 class Encoded(Protocol):
@@ -37,6 +54,9 @@ class Encoded(Protocol):
         Raises:
             DataError: a file cannot be read.
         """
+
+    def faults(self) -> dict[str, str]:
+        """Decode every image and return the reason for each that cannot be, by the name of its file."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +89,8 @@ class RawDataset:
     """Training and test split with what is known about them.
 
     ``mean`` and ``std`` are per channel on the scale 0 to 1; None has them measured on the prepared training images.
+    ``group_names`` are the names of the groups by number, where they have any; ``skipped`` maps files that were left
+    out to the reason.
     """
 
     train: RawSplit
@@ -78,6 +100,8 @@ class RawDataset:
     std: tuple[float, ...] | None
     licence: str
     source: str
+    group_names: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,12 +111,24 @@ class Source(abc.ABC):
     Attributes:
         num_classes: of the published data, known before any are read; None where the files alone say.
         channels: likewise, of the images: 1 or 3.
+        unsaid: options that are no part of the data's identity at their default: data had names before they came.
+        bad_file_cure: what to do about files that cannot be decoded.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     num_classes: ClassVar[int | None] = None
     channels: ClassVar[int | None] = None
+    unsaid: ClassVar[frozenset[str]] = frozenset()
+    bad_file_cure: ClassVar[str] = "replace them with intact copies"
+
+    def options(self) -> dict[str, Any]:
+        """The options that identify the data, by name."""
+        return {
+            option.name: getattr(self, option.name)
+            for option in dataclasses.fields(self)
+            if option.name not in self.unsaid or getattr(self, option.name) != option.default
+        }
 
     @abc.abstractmethod
     def load(self, root: Path | None, download: bool) -> RawDataset:
@@ -122,6 +158,14 @@ def not_downloaded(folder: Path, why: object) -> DataError:
 def damaged(path: Path | str, why: object) -> DataError:
     """The error for a file that is there and cannot be read."""
     return DataError(f"{path}: damaged ({brief(str(why))}); replace it with an intact copy")
+
+
+def bad_files(faults: Mapping[str, str], cure: str) -> DataError:
+    """Return the error for files that cannot be read: their number, and the first ten with the reason for each."""
+    each = listed(
+        (f"{brief(name, 100)} ({brief(reason, 100)})" for name, reason in sorted(faults.items())), MOST_LISTED
+    )
+    return DataError(f"{len(faults)} bad file{'s' if len(faults) > 1 else ''}: {each}\n{cure}")
 
 
 def read_text_lines(path: Path) -> list[str]:
@@ -159,6 +203,49 @@ def hold_out_of_groups(groups: np.ndarray, fraction: float) -> tuple[np.ndarray,
     is_test = np.zeros(len(groups), dtype=bool)
     for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
         if len(members) > 1:
-            wanted = int(np.floor(fraction * len(members) + 0.5 + 1e-9))  # 0.29 · 50 is 14.499999999999998
-            is_test[rng.permutation(members)[: np.clip(wanted, 1, len(members) - 1)]] = True
+            is_test[rng.permutation(members)[: _test_size(len(members), fraction)]] = True
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+
+
+def hold_out_of_classes(labels: np.ndarray, groups: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """Divide every class's samples into training and test, each group's in proportion, for data without a division.
+
+    A class of n >= 2 samples gives ``fraction`` · n to the test split, rounded half up, at least one and not all. The
+    draw is the same for every seed of an experiment.
+
+    Args:
+        labels: int64 [N]. groups: int64 [N]; all alike where there are none.
+        fraction: above 0 and below 1.
+
+    Returns:
+        Ascending indices of the training and of the test split.
+    """
+    rng = np.random.default_rng(_SPLIT_SEED)
+    rank, size = _ranks(groups, labels, by=rng.permutation(len(labels)))
+    # Samples at the same share of their class and group follow each other, so that each group gives its share.
+    rank, size = _ranks(labels, (rank + 0.5) / size, by=rng.permutation(len(labels)), blocks=1)
+    is_test = rank < [_test_size(count, fraction) for count in size.tolist()]
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+
+
+def _ranks(*keys: np.ndarray, by: np.ndarray, blocks: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    """Return each sample's place in its block when sorted by ``keys`` and ``by``, and the size of the block.
+
+    Args:
+        keys: [N] each. by: [N], decides between samples of equal keys. blocks: the first so many keys are those alike
+            in a block.
+    """
+    order = np.lexsort((by, *reversed(keys)))
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = np.any([np.diff(key[order]) != 0 for key in keys[:blocks]], axis=0)
+    starts = np.flatnonzero(is_first)
+    sizes = np.diff(np.append(starts, len(order)))
+    rank, size = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order)) - np.repeat(starts, sizes)
+    size[order] = np.repeat(sizes, sizes)
+    return rank, size
+
+
+def _test_size(count: int, fraction: float) -> int:
+    wanted = int(np.floor(fraction * count + 0.5 + 1e-9))  # 0.29 · 50 is 14.499999999999998
+    return min(max(wanted, 1), count - 1)

@@ -24,7 +24,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from flcore.core.errors import DataError
 from flcore.data.images import resize
-from flcore.data.sources.base import damaged
+from flcore.data.sources.base import BadFileError
 
 Reader = Callable[[str], bytes]
 
@@ -112,6 +112,10 @@ class ImageFiles:
             list(pool.map(fill, range(0, len(self), _IMAGES_PER_TASK)))
         return decoded
 
+    def faults(self) -> dict[str, str]:
+        """Decode every image and return the reason for each that cannot be, by the name of its file."""
+        return faults_of(self.names, self.read)
+
     def _decode_one(self, name: str) -> np.ndarray:
         with _damage_named(name), _opened(name, self.read) as image:
             values = _pixels(image, self.channels, self.depth)
@@ -132,6 +136,22 @@ class ImageFiles:
             values = _resized(values, size)
         top, left = (size[0] - self.size[0]) // 2, (size[1] - self.size[1]) // 2
         return values[top : top + self.size[0], left : left + self.size[1]]
+
+
+def faults_of(names: Sequence[str], read: Reader) -> dict[str, str]:
+    """Decode every image and return the reason for each that cannot be, by the name of its file."""
+
+    def fault(name: str) -> str | None:
+        try:
+            with _damage_named(name), _opened(name, read) as image:
+                _pixels(image, channels=1, depth=lambda: 16)
+        except BadFileError as error:
+            return error.reason
+        return None
+
+    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+        reasons = pool.map(fault, names)
+        return {name: reason for name, reason in zip(names, reasons, strict=True) if reason is not None}
 
 
 def size_of(name: str, read: Reader) -> tuple[int, int]:
@@ -196,7 +216,7 @@ def depth_of(names: Sequence[str], read: Reader) -> Callable[[], int]:
 
 @contextmanager
 def _damage_named(name: str) -> Iterator[None]:
-    """Raise DataError for any exception: decoders raise errors of many types for a damaged file.
+    """Raise BadFileError for any exception: decoders raise errors of many types for a damaged file.
 
     A broken PNG gives a SyntaxError, others IndexError, struct.error, MemoryError; a zip of an unknown kind a
     RuntimeError.
@@ -206,7 +226,7 @@ def _damage_named(name: str) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:
-        raise damaged(name, _reason(name, error)) from error
+        raise BadFileError(name, _reason(name, error)) from error
 
 
 def _opened(name: str, read: Reader) -> Image.Image:
@@ -215,8 +235,11 @@ def _opened(name: str, read: Reader) -> Image.Image:
     Raises:
         DataError: it would be too large, or its pixels are of a kind whose scale nobody knows.
     """
+    content = read(name)
+    if not content:
+        raise BadFileError(name, "empty")
     with warnings.catch_warnings(action="ignore"):  # of sizes, which are looked at here
-        image = Image.open(io.BytesIO(read(name)), formats=_decoders(name))
+        image = Image.open(io.BytesIO(content), formats=_decoders(name))
     _refuse_large(name, "", image.width, image.height)
     bits: tuple[int, ...] = ()
     is_negative = False
@@ -227,12 +250,12 @@ def _opened(name: str, read: Reader) -> Image.Image:
         is_negative = image.mode.startswith("I;16") and image.tag_v2.get(_INTERPRETATION) == 0  # which Pillow leaves so
     # Pillow brings a PPM's whole numbers to 16 bits; of a TIFF's 12, 32 and floating ones none knows what is white.
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM") or 12 in bits:
-        raise DataError(
-            f"{name}: pixels of {_kind(image, bits)}, whose scale is not known; store them with 8 or 16 bits"
+        raise BadFileError(
+            name, f"pixels of {_kind(image, bits)}, whose scale is not known; store them with 8 or 16 bits"
         )
     if is_negative or image.mode == "LAB":
         kind = "16 bits whose 0 is white" if is_negative else "Lab colour"
-        raise DataError(f"{name}: pixels of {kind} are not read; store them as RGB, or as gray whose 0 is black")
+        raise BadFileError(name, f"pixels of {kind} are not read; store them as RGB, or as gray whose 0 is black")
     return image
 
 
@@ -242,7 +265,7 @@ def _decoders(name: str) -> tuple[str, ...]:
 
 def _refuse_large(name: str, what: str, width: int, height: int) -> None:
     if width * height > _MOST_PIXELS:
-        raise damaged(name, f"{what}{width} x {height} pixels, {_MOST_PIXELS} are the most")
+        raise BadFileError(name, f"{what}{width} x {height} pixels, {_MOST_PIXELS} are the most")
 
 
 def _kind(image: Image.Image, bits: tuple[int, ...]) -> str:

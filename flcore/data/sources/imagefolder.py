@@ -1,65 +1,97 @@
-"""Any folder or zip of images laid out as ``train/<class>/*`` and ``test/<class>/*``; of a GIF the first frame."""
+"""Your own images: a folder or a zip of class folders, of class folders by site, or with a CSV.
+
+Of a GIF the first frame is read.
+"""
 
 from __future__ import annotations
 
-import os
-import stat
-import struct
-import unicodedata
-import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath, PurePosixPath
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from flcore.core.errors import DataError
+from flcore.core.errors import DataError, listed
 from flcore.core.params import param
-from flcore.core.text import brief, is_control
-from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, leads_out, missing
-from flcore.data.sources.imagefiles import ENDINGS, KINDS, LARGEST_FILE, ImageFiles, Reader, depth_of, is_gray, size_of
-
-_SPLITS = ("train", "test")
-_CLUTTER = {"__MACOSX", "Thumbs.db", "desktop.ini"}
-_LAYOUT = f"a folder or a zip with train/<class>/* and test/<class>/* ({KINDS}), or these below one folder"
+from flcore.data.sources.base import (
+    MOST_LISTED,
+    BadFileError,
+    RawDataset,
+    RawSplit,
+    Source,
+    bad_files,
+    hold_out_of_classes,
+    missing,
+)
+from flcore.data.sources.imagefiles import ImageFiles, depth_of, faults_of, is_gray, size_of
+from flcore.data.sources.layouts import (
+    EXPECTED,
+    SPLITS,
+    Listing,
+    Sample,
+    check_names,
+    list_images,
+    natural_order,
+)
+from flcore.data.sources.trees import Tree, open_tree
 
 
 @dataclass(frozen=True)
 class ImageFolder(Source):
-    """Images in class folders; classes in sorted order, samples class by class in sorted file order."""
+    """Images by class and perhaps by site; classes and sites are numbered in natural order, sites are the groups."""
 
     name: ClassVar[str] = "imagefolder"
-    summary: ClassVar[str] = "your own images: a folder or zip of train/<class>/* and test/<class>/*"
+    summary: ClassVar[str] = "your own images: a folder or zip of train/<class>/* and test/<class>/*, by site, or a CSV"
+    unsaid: ClassVar[frozenset[str]] = frozenset({"layout", "test_fraction", "on_bad_file"})
+    bad_file_cure: ClassVar[str] = "repair or remove them, or set data.on_bad_file=skip"
 
     image_size: int | None = param(
         None,
         "height and width in pixels where data.size is null; null: those of the images, which must be alike",
         low=1,
     )
+    layout: Literal["classes", "sites", "csv"] = param(
+        "classes",
+        "classes: <class>/*; sites: <site>/<class>/*, for partition.name=by_group; csv: index.csv with the columns "
+        "file, label and, where known, site and split",
+    )
+    test_fraction: float | None = param(
+        None,
+        "share of each class to test on, drawn once for all seeds; null: the images have a test split",
+        above=0,
+        below=1,
+    )
+    on_bad_file: Literal["refuse", "skip"] = param(
+        "refuse", "files that are no readable image: refuse the data, or leave them out and name them in meta.json"
+    )
 
     def places(self, root: Path) -> tuple[Path, ...]:
         """What :meth:`load` reads: where the split lies in the folder itself, whatever else does plays no part."""
-        split = tuple(root / name for name in _SPLITS)
-        return split if all(folder.is_dir() for folder in split) else (root,)
+        split = tuple(root / name for name in SPLITS)
+        return split if self.layout != "csv" and all(folder.is_dir() for folder in split) else (root,)
 
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
         """List the images below the folder or inside the zip ``root``; they are decoded later."""
         if root is None or not root.exists():
-            raise missing(self.name, root, _LAYOUT, can_download=False)
-        names, read = _opened(root)
-        train, test = _by_split(names, root)
-        class_names = _class_names(train, test, root)
-        square = self.image_size
-        size = size_of(train[0], read) if square is None else (square, square)
-        sized_by = train[0] if square is None else None
-        # One colour image makes all RGB. In a collection in colour that is the first, so that no other is opened.
-        channels = 1 if all(is_gray(name, read) for name in (*train, *test)) else 3
-        depth = depth_of((*train, *test), read)
+            raise missing(self.name, root, EXPECTED[self.layout], can_download=False)
+        tree = open_tree(root, EXPECTED[self.layout])
+        listing = list_images(tree, self.layout, undivided=self.test_fraction is not None)
+        samples, skipped = self._readable(tree, listing)
+        if not samples:
+            raise DataError(f"{root}: no images; expected {EXPECTED[self.layout]}")
+        class_names = natural_order({sample.label for sample in listing.samples})
+        check_names(class_names, "class", tree)
+        train, test = self._divided(samples, class_names, root)
+        _check_classes(train, test, class_names, root)
+        site_names = natural_order({sample.site for sample in samples if sample.site is not None})
+        check_names(site_names, "site", tree)
+        images = self._images(tree, [sample.file for sample in (*train, *test)])
 
-        def split(names: list[str]) -> RawSplit:
-            images = ImageFiles(tuple(names), read, size, channels, sized_by=sized_by, depth=depth)
-            return RawSplit(images, _labels(names, class_names))
+        def split(chosen: Sequence[Sample]) -> RawSplit:
+            groups = _numbers([sample.site or "" for sample in chosen], site_names) if site_names else None
+            labels = _numbers([sample.label for sample in chosen], class_names)
+            return RawSplit(images([sample.file for sample in chosen]), labels, groups)
 
         return RawDataset(
             split(train),
@@ -69,136 +101,77 @@ class ImageFolder(Source):
             std=None,
             licence="not stated: your own data",
             source="image folder",
+            group_names=site_names,
+            skipped=skipped,
         )
 
+    def _readable(self, tree: Tree, listing: Listing) -> tuple[list[Sample], dict[str, str]]:
+        """Return the images to use, and the reason for each file that is left out.
 
-def _opened(root: Path) -> tuple[list[str], Reader]:
-    """The relative file names below ``root`` (folder or zip) and a function that reads one."""
-    if root.is_dir():
-        files = [path.relative_to(root).as_posix() for path in _listed(root)]
+        Raises:
+            DataError: there are bad files, and they are to be refused.
+        """
+        skip = self.on_bad_file == "skip"
+        if not skip and not listing.faults:
+            return listing.samples, {}  # files that cannot be decoded are refused when they are
+        faults = listing.faults | faults_of([sample.file for sample in listing.samples], tree.read)
+        if not skip:
+            raise bad_files(faults, self.bad_file_cure)
+        return [sample for sample in listing.samples if sample.file not in faults], dict(sorted(faults.items()))
 
-        def read(name: str) -> bytes:
-            _refuse_large(name, (root / name).stat().st_size)
-            return (root / name).read_bytes()
-
-        return files, read
-    if root.exists() and not root.is_file():  # a pipe would be waited for
-        raise DataError(f"{root}: neither a folder of images nor a zip")
-    try:
-        archive = zipfile.ZipFile(root)  # closed when nothing reads from it any more
-    # What its directory makes zipfile trip over: names that are no text, sizes that are none, an unknown version.
-    except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError, OverflowError) as error:
-        raise damaged(root, "neither a folder nor a readable zip") from error
-    entries = [info for info in archive.infolist() if not info.is_dir()]
-    names = [info.filename for info in entries]
-    for info in entries:
-        _refuse_large(f"{root}: {brief(info.filename)}", info.file_size)
-        if leads_out(info.filename) or any(map(is_control, info.filename)):
-            raise damaged(root, f"the name {brief(info.filename)} leads out of it, or is none")
-        if stat.S_ISLNK(info.external_attr >> 16):
-            raise DataError(f"{root}: {info.filename} is a link; pack the files that links lead to")
-    if len(set(names)) < len(names):
-        raise damaged(root, "it holds two files of one name")
-    return names, archive.read
-
-
-def _listed(root: Path) -> list[Path]:
-    """Return the files in class folders of the split, in ``root`` or one folder below; links are followed.
-
-    Raises:
-        DataError: a link leads nowhere, a folder cannot be read, or a class folder holds something else than files.
-    """
-    places = _splits_in(root) or [split for folder in _inside(root) if folder.is_dir() for split in _splits_in(folder)]
-    found = []
-    for split in places:
-        for entry in _inside(split):
-            found += _inside(entry) if entry.is_dir() else [entry]
-    for path in found:
-        if not path.is_file():
-            raise _misfit(root, path.relative_to(root)) if path.exists() else _nowhere(path)
-    return found
-
-
-def _splits_in(folder: Path) -> list[Path]:
-    return [folder / name for name in _SPLITS if os.path.lexists(folder / name)]
-
-
-def _inside(folder: Path) -> list[Path]:
-    try:
-        return [path for path in folder.iterdir() if not _is_clutter(path.name)]
-    except FileNotFoundError as error:
-        raise _nowhere(folder) from error
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be read as a folder ({error.strerror})") from error
-
-
-def _nowhere(path: Path) -> DataError:
-    return DataError(f"{path}: a link that leads nowhere; mend it, or delete it")
-
-
-def _misfit(root: Path, path: PurePath) -> DataError:
-    return DataError(f"{root}: {path} does not fit; expected {_LAYOUT}")
-
-
-def _refuse_large(name: str, size: int) -> None:
-    if size > LARGEST_FILE:
-        raise damaged(name, f"{size} bytes, {LARGEST_FILE} are the most")
-
-
-def _by_split(names: list[str], root: Path) -> tuple[list[str], list[str]]:
-    """Sorted file names of the training and of the test split."""
-    paths = [path for path in map(PurePosixPath, names) if not any(map(_is_clutter, path.parts))]
-    inside = [path for path in paths if path.parts[0] in _SPLITS]
-    depth = 0
-    if not inside:
-        depth = 1
-        inside = [path for path in paths if len(path.parts) > 2 and path.parts[1] in _SPLITS]
-    if len({path.parts[:depth] for path in inside}) != 1:
-        raise DataError(f"{root}: no single pair of folders train and test; expected {_LAYOUT}")
-    for path in inside:
-        if len(path.parts) != depth + 3 or path.suffix.lower() not in ENDINGS:
-            raise _misfit(root, path)
-    # Sorted by class name first: comparing whole paths would put "a b/x" before "a/x".
-    ordered = sorted(inside, key=lambda path: path.parts)
-    splits = {split: [str(path) for path in ordered if path.parts[depth] == split] for split in _SPLITS}
-    return splits["train"], splits["test"]
-
-
-def _is_clutter(name: str) -> bool:
-    return name.startswith(".") or name in _CLUTTER
-
-
-def _class_of(name: str) -> str:
-    return PurePosixPath(name).parts[-2]
-
-
-def _class_names(train: list[str], test: list[str], root: Path) -> tuple[str, ...]:
-    in_train, in_test = {_class_of(name) for name in train}, {_class_of(name) for name in test}
-    _check_names(in_train | in_test, root)
-    for name in sorted(in_train ^ in_test):
-        where, other = ("train", "test") if name in in_train else ("test", "train")
-        raise DataError(f"{root}: class {name!r} has images in {where} and none in {other}; both need the same classes")
-    return tuple(sorted(in_train))
-
-
-def _check_names(names: Iterable[str], root: Path) -> None:
-    """Refuse class names that are not UTF-8, and two that differ in Unicode form only."""
-    known: dict[str, str] = {}
-    for name in sorted(names):
-        try:
-            name.encode()
-        except UnicodeEncodeError as error:
+    def _divided(
+        self, samples: Sequence[Sample], class_names: Sequence[str], root: Path
+    ) -> tuple[list[Sample], list[Sample]]:
+        """Return the training and the test images."""
+        train, test = ([sample for sample in samples if sample.split == split] for split in SPLITS)
+        if self.test_fraction is None:
+            if not test:
+                raise DataError(f"{root}: no test images; add a test split, or set data.test_fraction=0.2 to draw one")
+            return train, test
+        if test:
             raise DataError(
-                f"{root}: the name of the class folder {brief(name)} is no text in UTF-8; rename it"
-            ) from error
-        other = known.setdefault(unicodedata.normalize("NFC", name), name)
-        if other != name:
-            raise DataError(
-                f"{root}: the class folders {other!a} and {name!a} have one name in two Unicode forms (NFC, NFD); "
-                "rename one of them"
+                f"data.test_fraction = {self.test_fraction:g}: {root} has test images of its own; set it to null"
             )
+        labels = _numbers([sample.label for sample in samples], class_names)
+        sites = {site: number for number, site in enumerate(dict.fromkeys(sample.site for sample in samples))}
+        groups = np.array([sites[sample.site] for sample in samples], dtype=np.int64)
+        single = [name for name, count in zip(class_names, np.bincount(labels, minlength=len(class_names)), strict=True)
+                  if count < 2]  # fmt: skip
+        if single:
+            raise DataError(
+                f"data.test_fraction = {self.test_fraction:g}: needs two images of each class; {root} has fewer of "
+                f"{listed(map(repr, single), MOST_LISTED)}"
+            )
+        rows = hold_out_of_classes(labels, groups, self.test_fraction)
+        return tuple([samples[row] for row in chosen] for chosen in rows)  # type: ignore[return-value]
+
+    def _images(self, tree: Tree, names: Sequence[str]) -> Callable[[Sequence[str]], ImageFiles]:
+        """Return a function that makes the images of some files, with what all of them decide."""
+        square = self.image_size
+        try:
+            size = size_of(names[0], tree.read) if square is None else (square, square)
+            # One colour image makes all RGB. In a collection in colour that is the first, so that no other is opened.
+            channels = 1 if all(is_gray(name, tree.read) for name in names) else 3
+        except BadFileError as error:
+            raise bad_files(faults_of(names, tree.read), self.bad_file_cure) from error
+        depth, sized_by = depth_of(names, tree.read), names[0] if square is None else None
+        return lambda chosen: ImageFiles(tuple(chosen), tree.read, size, channels, sized_by=sized_by, depth=depth)
 
 
-def _labels(files: list[str], class_names: tuple[str, ...]) -> np.ndarray:
-    index = {name: label for label, name in enumerate(class_names)}
-    return np.array([index[_class_of(name)] for name in files], dtype=np.int64)
+def _check_classes(train: Sequence[Sample], test: Sequence[Sample], class_names: Sequence[str], root: Path) -> None:
+    """Refuse a class without images in one of the splits."""
+    found = {split: {sample.label for sample in chosen} for split, chosen in zip(SPLITS, (train, test), strict=True)}
+    for split in SPLITS:
+        if lacking := [name for name in class_names if name not in found[split]]:
+            kind = (
+                f"class {lacking[0]!r} has"
+                if len(lacking) == 1
+                else f"classes {listed(map(repr, lacking), MOST_LISTED)} have"
+            )
+            raise DataError(f"{root}: {kind} no images in {split}; both splits need the same classes")
+
+
+def _numbers(names: Sequence[str], known: Sequence[str]) -> np.ndarray:
+    """Return the place of each name among the known ones, int64."""
+    index = {name: number for number, name in enumerate(known)}
+    return np.array([index[name] for name in names], dtype=np.int64)

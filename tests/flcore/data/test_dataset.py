@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -143,7 +142,7 @@ def test_meta_is_plain_sorted_json(tmp_path: Path) -> None:
     data = prepare(Made())
     data.save(tmp_path)
     text = (tmp_path / "meta.json").read_text()
-    assert text == json.dumps(dataclasses.asdict(data.meta), sort_keys=True, indent=2) + "\n"
+    assert text == json.dumps(data.meta.to_mapping(), sort_keys=True, indent=2) + "\n"
     assert str(tmp_path) not in text
 
 

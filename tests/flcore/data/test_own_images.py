@@ -250,7 +250,7 @@ def test_pixels_whose_scale_or_colour_is_not_known_are_refused_by_name(tmp_path:
         "negative": file_of(gray, "TIFF", tiffinfo={262: 0}),  # 0 is white
         "lab": lab.getvalue(),
     }.items():
-        with pytest.raises(DataError, match=r"train/a/1\.tif: pixels of"):
+        with pytest.raises(DataError, match=r"(train|test)/a/1\.tif \(pixels of"):
             decoded(one_each(content, "tif"), tmp_path / name)
 
 
@@ -285,7 +285,7 @@ def test_a_link_to_nothing_is_named(place: str, tree: Path) -> None:
     if place == "train":
         (tree / "train").rename(tree / "elsewhere")
     (tree / place).symlink_to("gone")
-    with pytest.raises(DataError, match=rf"{place}: a link"):
+    with pytest.raises(DataError, match=rf"{place}(: | \()a link"):
         ImageFolder().load(tree)
 
 

@@ -307,18 +307,18 @@ def test_all_gray_stays_gray_and_a_single_colour_image_makes_all_rgb(tmp_path: P
 @both
 def test_a_corrupted_image_is_named(packed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     tree = plain_tree() | {"train/dog/bad.png": encoded(1)[:40], "test/dog/empty.png": b"\x89PNG"}
-    with pytest.raises(DataError, match=r"train/dog/bad\.png: damaged"):
+    with pytest.raises(DataError, match=r"2 bad files: test/dog/empty\.png .* and train/dog/bad\.png"):
         prepare(ImageFolder(), packed(tree, tmp_path / "images"))
 
 
 def test_an_empty_image_file_is_damage(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"train/dog/e\.png: damaged \(not a jpg, png or webp image\)"):
+    with pytest.raises(DataError, match=r"train/dog/e\.png \(empty\)"):
         prepare(ImageFolder(), as_folder(plain_tree() | {"train/dog/e.png": b""}, tmp_path))
 
 
 def test_a_failed_decoding_leaves_no_dataset_behind(tmp_path: Path) -> None:
-    root = as_folder(plain_tree() | {"test/dog/e.png": b""}, tmp_path / "images")
-    with pytest.raises(DataError, match="damaged"):
+    root = as_folder(plain_tree() | {"test/dog/e.png": encoded(1)[:40]}, tmp_path / "images")
+    with pytest.raises(DataError, match=r"test/dog/e\.png"):
         prepare(ImageFolder(), root, directory=tmp_path / "prepared")
     with pytest.raises(DataError, match="no prepared data there"):
         Dataset.load(tmp_path / "prepared")
@@ -388,7 +388,7 @@ def tiff(data: bytes, **tags: int) -> bytes:
         ("1.tif", encoded(1, "PNG"), "not a tiff image"),
         ("1.jpg", tiff(bytes(64), t259=1, t273=8, t279=64), "not a jpg, png or webp image"),
         ("1.gif", b"P5 1 1 255\n\1", "not a gif image"),
-        ("1.ppm", b"P6 2 2 255\n" + bytes(5), "train/a/1.ppm: damaged"),
+        ("1.ppm", b"P6 2 2 255\n" + bytes(5), "1 bad file: train/a/1.ppm"),
         ("1.ppm", b"Pf 1 1 -1.0\n" + bytes(4), "pixels of floating point, whose scale is not known"),
         ("1.tif", tiff(bytes(64), t258=12, t259=1, t273=8, t279=96), "pixels of 12 bits, whose scale is not known"),
         ("1.tif", tiff(bytes(64), t258=32, t259=1, t273=8, t279=256, t339=2), "pixels of signed or 32 bit numbers"),
@@ -401,7 +401,7 @@ def test_hostile_files_of_other_formats_are_refused(name: str, content: bytes, w
 
 
 def test_classes_must_agree_between_train_and_test(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="class 'emu' has images in test and none in train"):
+    with pytest.raises(DataError, match="class 'emu' has no images in train"):
         ImageFolder().load(as_folder(plain_tree() | {"test/emu/1.png": encoded(1)}, tmp_path), False)
 
 
@@ -409,7 +409,7 @@ def test_classes_must_agree_between_train_and_test(tmp_path: Path) -> None:
     "extra", ["train/loose.png", "train/cat/deeper/1.png", "test/cat/notes.txt", "train/cat/scan.jp2"]
 )
 def test_files_that_do_not_fit_are_refused_not_skipped(extra: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"{extra.removesuffix('/1.png')} does not fit; expected"):
+    with pytest.raises(DataError, match=rf"1 bad file: {extra.removesuffix('/1.png')} "):
         ImageFolder().load(as_folder(plain_tree() | {extra: encoded(1)}, tmp_path), False)
 
 
