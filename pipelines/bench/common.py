@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
 
 from flcore.config.schema import Config
@@ -253,14 +252,18 @@ def synthetic_dataset(name: str, shape: tuple[int, int, int], train_size: int, t
     return Dataset.sealed(train, test, meta)
 
 
-def write_mnist(dataset: Dataset, folder: Path) -> None:
-    """Images as MNIST's files in ``folder``: a header of big-endian numbers, then bytes."""
-    raw = made(folder / "MNIST" / "raw")
-    for prefix, split in (("train", dataset.train), ("t10k", dataset.test)):
-        images, labels = split.images.squeeze(1).numpy(), split.labels.numpy().astype(np.uint8)
-        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
-            header = np.array([0x800 + array.ndim, *array.shape], dtype=">i4")
-            (raw / f"{prefix}-{name}-ubyte").write_bytes(header.tobytes() + np.ascontiguousarray(array).tobytes())
+def write_images(dataset: Dataset, folder: Path) -> None:
+    """Write grey images as files in ``train/<class>/`` and ``test/<class>/``, and ``index.csv`` with their order."""
+    rows = ["file,label,split"]
+    for part, split in (("train", dataset.train), ("test", dataset.test)):
+        for number, (image, label) in enumerate(zip(split.images[:, 0].numpy(), split.labels.tolist(), strict=True)):
+            height, width = image.shape
+            file = f"{part}/{label}/{number:06d}.pgm"
+            (made((folder / file).parent) / Path(file).name).write_bytes(
+                b"P5 %d %d 255\n" % (width, height) + image.tobytes()
+            )
+            rows.append(f"{file},{label},{part}")
+    (folder / "index.csv").write_text("\n".join(rows), encoding="utf-8")
 
 
 def engine_assignments(given: Sequence[str] | None) -> tuple[str, ...]:

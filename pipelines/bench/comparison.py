@@ -38,7 +38,7 @@ from pipelines.bench.common import (
     paired,
     protofl,
     synthetic_dataset,
-    write_mnist,
+    write_images,
 )
 from pipelines.bench.workload import SHAPE
 from pipelines.config.params import override
@@ -96,7 +96,7 @@ def measure(options: Options, bench: Bench) -> Measurement:
     if root is not None and not (root.is_file() or all(place.is_dir() for place in Mnist().places(root))):
         raise ConfigError(f"bench: --data-root {root}: no such file, and no folder with MNIST/raw/ in it")
     if root is None:
-        write_mnist(synthetic_dataset("mnist", SHAPE, TRAIN_SIZE, TEST_SIZE), bench.folder / "files")
+        write_images(synthetic_dataset("mnist", SHAPE, TRAIN_SIZE, TEST_SIZE), bench.folder / "files")
     write_json(bench.folder / "params.yaml", params)  # JSON is YAML
     given_here = [word for assignment in assignments for word in ("--set", assignment)]
     versions: dict[str, tuple[Path | None, list[str]]] = {"": (None, given_here)}
@@ -198,7 +198,9 @@ def _params(options: Options, files: Path) -> Mapping[str, Any]:
         "gfpl": {"method.first_exchange": 3, "method.interval": 3},
     }
     return {
-        "data": {"name": "mnist", "root": str(options.data_root.resolve() if options.data_root else files)},
+        "data": {"name": "mnist", "root": str(options.data_root.resolve())}
+        if options.data_root
+        else {"name": "imagefolder", "root": str(files)},
         "partition": {"name": "dirichlet", "num_clients": CLIENTS, "alpha": 0.3},
         "model": {"name": "fedgen_cnn"},
         "federation": {"rounds": options.rounds},

@@ -54,12 +54,12 @@ from pipelines.bench.common import (
     protofl,
     read_rounds,
     synthetic_dataset,
-    write_mnist,
+    write_images,
 )
 from pipelines.bench.peers.environment import PEERS
 from pipelines.bench.peers.process import Done, Processes
 from pipelines.bench.peers.roster import Roster
-from pipelines.bench.work import SHAPE, Work
+from pipelines.bench.work import MEAN, SHAPE, STD, Work
 from pipelines.config.params import override
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
 from pipelines.runs.layout import write_json
@@ -208,8 +208,8 @@ class Overhead:
         folder = self._bench.folder / "whole"
         shutil.rmtree(folder, ignore_errors=True)
         files = made(folder / "files")
-        write_mnist(self._dataset, files)
-        data = {**self._params["data"], "root": str(files)}
+        write_images(self._dataset, files)
+        data = {"name": "imagefolder", "layout": "csv", "mean": MEAN, "std": STD, "root": str(files)}
         params = override({**self._params, "data": data, "engine": {"workers": workers}}, engine)
         write_json(folder / "params.yaml", params)
         cache = folder / "cache"

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from flcore.data.dataset import Dataset, prepare
 from flcore.data.dividing import make_partition
 from flcore.data.partition import Partition
 from flcore.data.partitioners import PARTITIONERS
-from flcore.data.sources import SOURCES
+from flcore.data.sources import SOURCES, mnist
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.experiment.experiment import Experiment
 from flcore.io.files import NOT_JSON, sealed
@@ -279,6 +280,7 @@ class Made:
                     "femnist": _femnist,
                     "imagefolder": _images,
                     "imagefolder.zip": _zip,
+                    "images by csv": _by_csv,
                     "celeba": _celeba,
                     "tinyimagenet": _tinyimagenet,
                     "vireofood172": _vireofood,
@@ -422,7 +424,10 @@ def _source(name: str, folder: Path) -> Any:
     options: dict[str, Any] = {"vireofood172": {"image_size": 8}, "celeba": {"image_size": 8, "min_images": 2}}.get(
         kind, {}
     )
-    return prepare(SOURCES[kind](**options), root).meta.fingerprint
+    if name == "images by csv":
+        kind, options = "imagefolder", {"layout": "csv"}
+    with patch.dict(mnist.PUBLISHED, {"MNIST": (4, 4)}):
+        return prepare(SOURCES[kind](**options), root).meta.fingerprint
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -432,7 +437,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def _mnist(folder: Path) -> None:
     for prefix in ("train", "t10k"):
-        _write(folder / f"MNIST/raw/{prefix}-images-idx3-ubyte", struct.pack(">4I", 0x803, 4, 2, 2) + bytes(16))
+        _write(folder / f"MNIST/raw/{prefix}-images-idx3-ubyte", struct.pack(">4I", 0x803, 4, 28, 28) + bytes(3136))
         _write(folder / f"MNIST/raw/{prefix}-labels-idx1-ubyte", struct.pack(">2I", 0x801, 4) + bytes([0, 1, 2, 3]))
 
 
@@ -465,6 +470,15 @@ def _zip(folder: Path) -> None:
         for part in ("train", "test"):
             for own in "ab":
                 archive.writestr(f"{part}/{own}/0.png", _png(ord(own)))
+
+
+def _by_csv(folder: Path) -> None:
+    _images(folder)
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*/*"))
+    rows = [
+        f"{file},{Path(file).parent.name},site {place % 2},{file.partition('/')[0]}" for place, file in enumerate(files)
+    ]
+    _write(folder / "index.csv", "\n".join(["file,label,site,split", *rows]).encode())
 
 
 def _celeba(folder: Path) -> None:

@@ -12,6 +12,7 @@ from urllib.error import URLError
 
 import numpy as np
 
+from flcore.core.errors import DataError
 from flcore.core.params import param
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, missing, not_downloaded
 
@@ -23,6 +24,16 @@ _SIGNS: Mapping[str, str] = {
     "balanced": string.digits + string.ascii_uppercase + "".join(s for s in string.ascii_lowercase if s not in _MERGED),
     "byclass": string.digits + string.ascii_uppercase + string.ascii_lowercase,
 }
+
+_SIDE = 28
+PUBLISHED: dict[str, tuple[int, int]] = {
+    "MNIST": (60_000, 10_000),
+    "FashionMNIST": (60_000, 10_000),
+    "EMNIST letters": (124_800, 20_800),
+    "EMNIST balanced": (112_800, 18_800),
+    "EMNIST byclass": (697_932, 116_323),
+}
+"""Training and test images of each data set, as published."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +140,16 @@ def _read_pair(
         if not download:
             raise missing(name, root, layout)
         _fetch(kind, root, [raw / file for file in names], options)
-    return _read_split(raw, prefixes[0]), _read_split(raw, prefixes[1])
+    published = " ".join((kind, *options.values()))
+    train, test = (_read_split(raw, prefix) for prefix in prefixes)
+    for prefix, split, count in zip(prefixes, (train, test), PUBLISHED[published], strict=True):
+        if split.images.shape != (count, _SIDE, _SIDE):
+            found, height, width = split.images.shape
+            raise DataError(
+                f"{raw / prefix}-*: {found} images of {height} x {width}, but {published} has {count} of "
+                f"{_SIDE} x {_SIDE}; for images of your own set data.name=imagefolder"
+            )
+    return train, test
 
 
 def _fetch(kind: str, root: Path, files: Sequence[Path], options: Mapping[str, Any]) -> None:

@@ -8,7 +8,9 @@ import struct
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,13 +19,20 @@ from PIL import Image
 from flcore.core.errors import DataError
 from flcore.core.params import build, declared
 from flcore.data.dataset import Dataset, prepare
-from flcore.data.sources import SOURCES
+from flcore.data.sources import SOURCES, cifar, mnist
 from flcore.data.sources.base import Source
-from flcore.data.sources.cifar import Cifar10
+from flcore.data.sources.cifar import Cifar10, Cifar100
 from flcore.data.sources.digits import Digits
 from flcore.data.sources.femnist import Femnist
 from flcore.data.sources.imagefolder import ImageFolder
 from flcore.data.sources.mnist import Emnist, FashionMnist, Mnist
+
+
+@pytest.fixture(autouse=True)
+def published() -> Iterator[None]:
+    """Counts that :func:`write_mnist` changes to those of its files are restored."""
+    with patch.dict(mnist.PUBLISHED):
+        yield
 
 
 def test_slow_libraries_are_imported_by_the_sources_that_need_them_only() -> None:
@@ -43,7 +52,8 @@ def test_idx_files_that_are_there_are_read_without_slow_libraries(tmp_path: Path
         write_mnist(tmp_path, folder, prefixes, [1, 2])
     check = (
         "import sys; from pathlib import Path\n"
-        "from flcore.data.sources.mnist import Emnist, FashionMnist, Mnist\n"
+        "from flcore.data.sources.mnist import PUBLISHED, Emnist, FashionMnist, Mnist\n"
+        "PUBLISHED.update(dict.fromkeys(PUBLISHED, (2, 2)))\n"
         f"for kind in (Emnist, FashionMnist, Mnist): kind().load(Path({str(tmp_path)!r}), True)\n"
         "print(sorted({'torchvision', 'torch._dynamo', 'sympy'} & set(sys.modules)))"
     )
@@ -139,6 +149,8 @@ def write_mnist(root: Path, folder: str, prefixes: tuple[str, str], labels: list
     """Training and test split alike: image n has the value n everywhere but for its first row, which is 200."""
     images = np.full((len(labels), 28, 28), 0) + np.arange(len(labels))[:, None, None]
     images[:, 0, :] = 200
+    published = f"EMNIST {prefixes[0].split('-')[1]}" if folder == "EMNIST" else folder
+    mnist.PUBLISHED[published] = (len(labels), len(labels))
     for prefix in prefixes:
         write_idx(root / folder / "raw" / f"{prefix}-images-idx3-ubyte", images)
         write_idx(root / folder / "raw" / f"{prefix}-labels-idx1-ubyte", np.array(labels))
@@ -214,6 +226,36 @@ def test_images_and_labels_of_other_lengths_are_damage(tmp_path: Path) -> None:
         Mnist().load(tmp_path, False)
 
 
+@pytest.mark.parametrize(
+    ("kind", "folder", "prefixes"),
+    [
+        (Mnist, "MNIST", ("train", "t10k")),
+        (FashionMnist, "FashionMNIST", ("train", "t10k")),
+        (Emnist, "EMNIST", ("emnist-letters-train", "emnist-letters-test")),
+    ],
+)
+def test_other_images_in_idx_files_are_refused(
+    kind: type[Source], folder: str, prefixes: tuple[str, str], tmp_path: Path
+) -> None:
+    """Two images, in files that are whole; or as many as published, of another size."""
+    write_mnist(tmp_path, folder, prefixes, [1, 2])
+    more = dict.fromkeys(mnist.PUBLISHED, (60000, 10000))
+    words = r"2 images of 28 x 28, but .* has 60000 of 28 x 28.*imagefolder"
+    with patch.dict(mnist.PUBLISHED, more), pytest.raises(DataError, match=words):
+        kind().load(tmp_path)
+    write_idx(tmp_path / folder / "raw" / f"{prefixes[1]}-images-idx3-ubyte", np.zeros((2, 32, 30)))
+    with pytest.raises(DataError, match=rf"{prefixes[1]}-\*: 2 images of 32 x 30, but"):
+        kind().load(tmp_path)
+
+
+def test_published_counts() -> None:
+    """data.md, section 1.1."""
+    assert mnist.PUBLISHED["EMNIST letters"] == (26 * 4_800, 26 * 800)
+    assert mnist.PUBLISHED["EMNIST byclass"] == (697_932, 116_323)
+    assert mnist.PUBLISHED["EMNIST balanced"] == (47 * 2_400, 47 * 400)
+    assert mnist.PUBLISHED["MNIST"] == mnist.PUBLISHED["FashionMNIST"] == (60_000, 10_000)
+
+
 def test_real_mnist_has_the_published_class_counts(real_data: Path) -> None:
     if not (real_data / "MNIST" / "raw" / "train-images-idx3-ubyte").exists():
         pytest.skip("real MNIST not found")
@@ -232,6 +274,50 @@ def test_cifar_with_other_check_sums_is_damage(tmp_path: Path) -> None:
     (folder / "batches.meta").write_bytes(b"not a batch")
     with pytest.raises(DataError, match="cifar-10-batches-py: damaged"):
         Cifar10().load(tmp_path, False)
+
+
+def write_cifar(root: Path, form: cifar._Form, classes: int, each: int, sides: tuple[int, ...]) -> None:
+    """Binary files of ``each`` images: number n of a file has the fine label n and red n, green 100, blue 200."""
+    folder = root / form.binary_folder
+    folder.mkdir(parents=True)
+    (folder / form.binary_names).write_text("".join(f"class {n}\n" for n in range(classes)) + "\n", encoding="utf-8")
+    for file in (*form.binary_train, form.binary_test):
+        with (folder / file).open("wb") as opened:
+            for n in range(each):
+                opened.write(bytes([*sides, n]) + bytes([n]) * 1024 + b"\x64" * 1024 + b"\xc8" * 1024)
+
+
+@pytest.mark.parametrize(("kind", "form", "sides"), [(Cifar10, cifar._CIFAR10, ()), (Cifar100, cifar._CIFAR100, (19,))])
+def test_binary_cifar_is_read(
+    kind: type[Source], form: cifar._Form, sides: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3 images a file in place of 10,000 (CIFAR-100: 3 in place of 50,000); the coarse label 19 is not used."""
+    files, classes = len(form.binary_train), kind.num_classes
+    assert classes is not None and (cifar.TRAIN_SIZE, cifar.TEST_SIZE) == (50_000, 10_000)
+    monkeypatch.setattr(cifar, "TRAIN_SIZE", 3 * files)
+    monkeypatch.setattr(cifar, "TEST_SIZE", 3)
+    write_cifar(tmp_path, form, classes, 3, sides)
+    assert kind().places(tmp_path) == (tmp_path / form.binary_folder,)
+    raw = kind().load(tmp_path, False)
+    assert raw.train.labels.tolist() == [0, 1, 2] * files and raw.test.labels.tolist() == [0, 1, 2]
+    assert raw.test.images.shape == (3, 32, 32, 3) and raw.train.decoded()[1, 5, 6].tolist() == [1, 100, 200]
+    assert raw.class_names[:2] == ("class 0", "class 1") and len(raw.class_names) == classes
+    path = tmp_path / form.binary_folder / form.binary_test
+    whole = path.read_bytes()
+    for content, words in (
+        (whole[:-1], "expected 3 images of"),
+        (b"", "0 bytes"),
+        (whole[: len(sides)] + bytes([classes]) + whole[len(sides) + 1 :], f"label {classes}, expected 0 to"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"{path.name}: damaged \(.*{words}"):
+            kind().load(tmp_path, False)
+    (tmp_path / form.binary_folder / form.binary_names).write_text("one\n", encoding="utf-8")
+    with pytest.raises(DataError, match="1 names of classes"):
+        kind().load(tmp_path, False)
+    path.unlink()
+    with pytest.raises(DataError, match=f"expected {form.folder}/ with .*, or {form.binary_folder}/ with"):
+        kind().load(tmp_path, False)
 
 
 # image folder

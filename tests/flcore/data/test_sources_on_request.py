@@ -19,6 +19,7 @@ from flcore.data.sources.base import hold_out_of_groups
 from flcore.data.sources.celeba import CelebA
 from flcore.data.sources.femnist import Femnist
 from flcore.data.sources.imagefiles import ImageFiles
+from flcore.data.sources.mnist import PUBLISHED
 from flcore.data.sources.tinyimagenet import TinyImageNet
 from flcore.data.sources.vireofood172 import VireoFood172
 
@@ -124,8 +125,9 @@ def write_byclass(root: Path, per_class: int) -> None:
         )
 
 
-def test_the_two_readings_of_femnist_without_writers(tmp_path: Path) -> None:
+def test_the_two_readings_of_femnist_without_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_byclass(tmp_path, per_class=4)
+    monkeypatch.setitem(PUBLISHED, "EMNIST byclass", (248, 248))
     drawn = Femnist(reading="class_balanced", train_per_class=3, test_per_class=2).load(tmp_path)
     assert np.bincount(drawn.train.labels).tolist() == [3] * 62 and np.bincount(drawn.test.labels).tolist() == [2] * 62
     assert drawn.train.groups is None
