@@ -14,7 +14,7 @@ from flcore.data.partitioners.base import Assignment, Partitioner, check_request
 
 @dataclass(frozen=True)
 class ByGroup(Partitioner):
-    """One client per writer, user or site, or per ``merge`` of them; which take part is drawn. Groups are never divided."""
+    """One client per writer, user or site, or per ``merge`` of them, drawn by chance. Groups are never divided."""
 
     name: ClassVar[str] = "by_group"
     summary: ClassVar[str] = "natural: one client per writer, user or site of the dataset, or per several merged"
@@ -28,8 +28,8 @@ class ByGroup(Partitioner):
         check_request(labels, num_clients)
         if groups is None:
             raise DataError(
-                "partition.name = by_group: the dataset has no groups; use one that names writers or users, or your own "
-                "images by site (data.layout=sites or csv)"
+                "partition.name = by_group: the dataset has no groups; use one that names writers or users, or images "
+                "by site (data.name=imagefolder with data.layout=sites or csv)"
             )
         identifiers, sizes = np.unique(groups, return_counts=True)
         eligible = identifiers[sizes >= self.min_size]
