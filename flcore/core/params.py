@@ -13,14 +13,13 @@ import math
 import re
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from flcore.core.conditions import Condition
 from flcore.core.errors import ConfigError
 from flcore.core.text import brief, is_control, nearest, shown, unknown_key
 from flcore.core.type_names import choices_of, type_name
@@ -37,36 +36,8 @@ _declared: WeakKeyDictionary[type, tuple[Param, ...]] = WeakKeyDictionary()
 _validators: WeakKeyDictionary[type, TypeAdapter[dict[str, Any]]] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
-class Classes:
-    """A bound that depends on the data: ``share`` times the number of classes, rounded down.
-
-    ``unknown`` stands for it where nobody knows that number before the data are read.
-    """
-
-    share: float
-    unknown: int
-
-    def of(self, classes: int | None, rounds: int) -> int:
-        """The bound for so many classes."""
-        return self.unknown if classes is None else math.floor(self.share * classes)
-
-    def __str__(self) -> str:
-        return "classes" if self.share == 1 else f"{self.share:g} × classes"
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """A bound on a number of rounds that have to pass: ``most``, and fewer than the run has."""
-
-    most: int
-
-    def of(self, classes: int | None, rounds: int) -> int:
-        """The bound in a run of so many rounds."""
-        return min(self.most, rounds - 1)
-
-    def __str__(self) -> str:
-        return f"{self.most}, fewer than the rounds"
+Bound = Callable[[int | None, int], float]
+"""A bound that depends on data and run: (number of classes, None where only the data say it; rounds) → number."""
 
 
 @dataclass(frozen=True)
@@ -75,27 +46,21 @@ class Search:
 
     Attributes:
         least: with choices, leaves out smaller ones.
-        when: only where this holds; elsewhere the parameter has no effect. A text names a class attribute that says
-            it, where several classes inherit the parameter and each has a condition of its own.
+        when: of the section, such as a method: whether the parameter has an effect. It reads parameters of that section
+            alone, directly or by properties.
     """
 
     low: float | None = None
-    high: float | Classes | Rounds | None = None
+    high: float | Bound | None = None
     log: bool = False
     choices: tuple[Any, ...] | None = None
-    least: Classes | None = None
-    when: Condition | str | None = None
+    least: Bound | None = None
+    when: Callable[[Any], bool] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a range that is neither an interval nor a list."""
         if (self.choices is None) == (self.low is None or self.high is None):
             raise ValueError("a search range is either low and high, or choices")
-
-    @property
-    def condition(self) -> Condition | None:
-        """``when``, in a declaration that :func:`declared` gives."""
-        assert not isinstance(self.when, str)
-        return self.when
 
     def in_numbers(self, classes: int | None, rounds: int) -> Search | None:
         """The same without bounds that depend on data and run; None where nothing is left to explore.
@@ -104,26 +69,21 @@ class Search:
             classes: of the data; None where nobody knows before they are read. rounds: of the run.
         """
         if self.choices is not None:
-            least = -math.inf if self.least is None else self.least.of(classes, rounds)
+            least = -math.inf if self.least is None else self.least(classes, rounds)
             left = tuple(choice for choice in self.choices if self.least is None or choice >= least)
             return dataclasses.replace(self, choices=left, least=None) if left else None
         assert self.low is not None
-        high = self.high.of(classes, rounds) if isinstance(self.high, Classes | Rounds) else self.high
+        high = self.high(classes, rounds) if callable(self.high) else self.high
         assert high is not None
         return dataclasses.replace(self, high=high) if high >= self.low else None
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values; bounds that depend on the data, and the condition, in words."""
+        """As plain JSON values; a bound that depends on data and run is null."""
         entry: dict[str, Any] = {"log": self.log}
         if self.choices is not None:
             entry["choices"] = self.choices
         else:
-            depends = isinstance(self.high, Classes | Rounds)
-            entry |= {"low": self.low, "high": str(self.high) if depends else self.high}
-        if self.least is not None:
-            entry["least"] = str(self.least)
-        if self.condition is not None:
-            entry["when"] = self.condition.words
+            entry |= {"low": self.low, "high": None if callable(self.high) else self.high}
         return entry
 
 
@@ -200,21 +160,18 @@ def declared(cls: type) -> tuple[Param, ...]:
     if cls not in _declared:
         hints = typing.get_type_hints(cls)
         fields = (field for field in dataclasses.fields(cls) if "help" in field.metadata)
-        _declared[cls] = tuple(_param_of(cls, field, hints[field.name]) for field in fields)
+        _declared[cls] = tuple(_param_of(field, hints[field.name]) for field in fields)
     return _declared[cls]
 
 
-def _param_of(cls: type, field: dataclasses.Field[Any], hint: Any) -> Param:
+def _param_of(field: dataclasses.Field[Any], hint: Any) -> Param:
     default = field.default if field.default_factory is MISSING else field.default_factory()
-    search = field.metadata["search"]
-    if search is not None and isinstance(search.when, str):
-        search = dataclasses.replace(search, when=getattr(cls, search.when))
     return Param(
         name=field.name,
         type=type_name(hint),
         default=default,
         choices=choices_of(hint),
-        **{**field.metadata, "search": search},
+        **field.metadata,
     )
 
 

@@ -31,7 +31,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcore.core.conditions import above
 from flcore.core.optim import Sgd
 from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
@@ -65,7 +64,6 @@ GRADIENTS = Slot("gradients", Arrays)
 
 HEAD = ("head.weight", "head.bias")
 
-_RETRAINS = above("retrain_epochs")  # else the classifier is a random one, whatever the features are
 
 Linear = tuple[Tensor, Tensor]
 """Weight [C, d] and bias [C] of a classifier, or gradients of both."""
@@ -83,22 +81,31 @@ class CReFF(FedAvg):
     draws_per_class: int = param(10, "draws over which a class's real gradient is averaged", low=1)
     draw_size: int = param(32, "samples of the class in a draw, at most", low=1)
     per_class: int = param(
-        100, "federated features of each class", low=1, search=Search(10, 200, log=True, when=_RETRAINS)
+        100,
+        "federated features of each class",
+        low=1,
+        search=Search(10, 200, log=True, when=lambda m: m.retrain_epochs > 0),
     )
     match_steps: int = param(
-        100, "steps of the features' training in a round", low=0, search=Search(10, 300, log=True, when=_RETRAINS)
+        100,
+        "steps of the features' training in a round",
+        low=0,
+        search=Search(10, 300, log=True, when=lambda m: m.retrain_epochs > 0),
     )
     feature_lr: float = param(
         0.1,
         "learning rate of the features",
         above=0,
-        search=Search(0.01, 10.0, log=True, when=_RETRAINS & above("match_steps")),
+        search=Search(0.01, 10.0, log=True, when=lambda m: m.retrain_epochs > 0 and m.match_steps > 0),
     )
     retrain_epochs: int = param(
         300, "passes over the features in the classifier's training", low=0, search=Search(30, 500, log=True)
     )
     retrain_lr: float = param(
-        0.01, "learning rate of the classifier", above=0, search=Search(1e-3, 0.1, log=True, when=_RETRAINS)
+        0.01,
+        "learning rate of the classifier",
+        above=0,
+        search=Search(1e-3, 0.1, log=True, when=lambda m: m.retrain_epochs > 0),
     )
     retrain_batch: int = param(32, "features per mini-batch of the classifier's training", low=1)
 

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from flcore.aggregation.mean import average_weights
-from flcore.core.conditions import above, on
 from flcore.core.params import Search, param
 from flcore.io.messages import Count, Weights
 from flcore.io.records import Record, Slot
@@ -61,7 +60,7 @@ class FedASAM(FedAvg):
         0.2,
         "η, added to the size of weights",
         low=0,
-        search=Search(choices=(0.0, 0.01, 0.1, 0.2), when=on("adaptive") & above("rho")),
+        search=Search(choices=(0.0, 0.01, 0.1, 0.2), when=lambda m: m.adaptive and m.rho > 0),
     )
     adaptive: bool = param(True, "distances in units of the weights' sizes (ASAM); off: SAM", switch=True)
     swa: bool = param(False, "answer with the mean of the global models of the last rounds", switch=True)

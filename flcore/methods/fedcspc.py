@@ -57,7 +57,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from flcore.core.conditions import above, on
 from flcore.core.errors import ConfigError
 from flcore.core.optim import Sgd
 from flcore.core.params import Search, param
@@ -120,12 +119,6 @@ PARTS = ("projection.", "head.")
 AUXILIARY = "auxiliary"
 """Name of the extra layer of ``aux_ce``."""
 
-_ALIGNS = on("use_lrl") & above("kappa") & (above("w_node") | above("w_angle") | above("w_edge"))
-_SENDS = _ALIGNS | on("use_ca") | on("use_kp")
-_WEIGHS = on("use_lrl") & above("kappa")
-_CALIBRATES = on("use_ca") & above("cal_epochs")
-_CONTRASTS = _CALIBRATES & above("eta")
-_MIXES = _CONTRASTS & on("use_pa")
 
 ANGLE_ROWS = 32
 """L_A looks at so many samples of a mini-batch: its triples grow with the cube."""
@@ -173,17 +166,23 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
     )
 
     clusters: int = param(
-        4, "K_c, clusters per class of a client", low=1, search=Search(1, 8, when=_SENDS & on("use_cpm"))
+        4,
+        "K_c, clusters per class of a client",
+        low=1,
+        search=Search(1, 8, when=lambda m: m.sends_prototypes and m.use_cpm),
     )
     n_repeat: int = param(
-        5, "prototypes per cluster", low=1, search=Search(1, 16, log=True, when=_SENDS & on("use_cpm"))
+        5,
+        "prototypes per cluster",
+        low=1,
+        search=Search(1, 16, log=True, when=lambda m: m.sends_prototypes and m.use_cpm),
     )
     ratio: float = param(
         0.5,
         "r, share of a cluster that a prototype is the mean of",
         above=0,
         high=1,
-        search=Search(0.2, 1.0, when=_SENDS & on("use_cpm")),
+        search=Search(0.2, 1.0, when=lambda m: m.sends_prototypes and m.use_cpm),
     )
     min_cluster: int = param(1, "smaller clusters join the nearest one", low=1)
     min_count: int = param(
@@ -191,20 +190,26 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
     )
 
     kappa: float = param(
-        0.1, "κ, weight of the alignment at the clients", low=0, search=Search(0.005, 1.0, log=True, when=on("use_lrl"))
+        0.1,
+        "κ, weight of the alignment at the clients",
+        low=0,
+        search=Search(0.005, 1.0, log=True, when=lambda m: m.use_lrl),
     )
     w_node: float = param(
-        1.0, "w_N, weight of the similarities to prototypes", low=0, search=Search(0, 1, when=_WEIGHS)
+        1.0, "w_N, weight of the similarities to prototypes", low=0, search=Search(0, 1, when=lambda m: m.weighs)
     )
-    w_angle: float = param(1.0, "w_A, weight of the angles", low=0, search=Search(0, 1, when=_WEIGHS))
-    w_edge: float = param(1.0, "w_E, weight of the distances", low=0, search=Search(0, 1, when=_WEIGHS))
+    w_angle: float = param(1.0, "w_A, weight of the angles", low=0, search=Search(0, 1, when=lambda m: m.weighs))
+    w_edge: float = param(1.0, "w_E, weight of the distances", low=0, search=Search(0, 1, when=lambda m: m.weighs))
     tau_l: float = param(
-        0.5, "τ_l, temperature of L_N", above=0, search=Search(0.05, 1.0, log=True, when=_WEIGHS & above("w_node"))
+        0.5,
+        "τ_l, temperature of L_N",
+        above=0,
+        search=Search(0.05, 1.0, log=True, when=lambda m: m.weighs and m.w_node > 0),
     )
     angle_mode: Literal["distinct", "all"] = param(
         "distinct",
         "L_A is a mean over triples of three labels, or over all triples as in the authors' code",
-        search=Search(choices=("distinct", "all"), when=_WEIGHS & above("w_angle")),
+        search=Search(choices=("distinct", "all"), when=lambda m: m.weighs and m.w_angle > 0),
     )
     edge_same: bool = param(True, "L_E also compares samples of equal labels, whose distance should be 0")
     edge_relative: bool = param(True, "L_E compares distances divided by their mean; off: as they are (Eq. 5)")
@@ -213,26 +218,37 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         0.1,
         "η, weight of both contrasts in the calibration",
         low=0,
-        search=Search(0.005, 1.0, log=True, when=_CALIBRATES),
+        search=Search(0.005, 1.0, log=True, when=lambda m: m.calibrates),
     )
-    tau_g: float = param(0.5, "τ_g, temperature of L_WCL", above=0, search=Search(0.05, 1.0, log=True, when=_CONTRASTS))
+    tau_g: float = param(
+        0.5, "τ_g, temperature of L_WCL", above=0, search=Search(0.05, 1.0, log=True, when=lambda m: m.contrasts)
+    )
     contrast: Literal["batch", "full"] = param(
         "batch", "L_WCL compares a prototype with its mini-batch, or with all (small sets)"
     )
-    n_aug: int = param(5, "mixed partners per prototype and visit", low=1, search=Search(1, 9, when=_MIXES))
-    lambda_u: float = param(0.5, "λ_u, strength of the mixing", low=0, search=Search(0.05, 0.7, when=_MIXES))
-    alpha: float = param(1.0, "α, margin of L_ACL", low=0, search=Search(0.1, 3.0, when=_MIXES))
+    n_aug: int = param(
+        5, "mixed partners per prototype and visit", low=1, search=Search(1, 9, when=lambda m: m.contrasts and m.use_pa)
+    )
+    lambda_u: float = param(
+        0.5, "λ_u, strength of the mixing", low=0, search=Search(0.05, 0.7, when=lambda m: m.contrasts and m.use_pa)
+    )
+    alpha: float = param(
+        1.0, "α, margin of L_ACL", low=0, search=Search(0.1, 3.0, when=lambda m: m.contrasts and m.use_pa)
+    )
     cal_epochs: int = param(
-        100, "passes over the prototypes in a calibration", low=0, search=Search(10, 200, when=on("use_ca"))
+        100, "passes over the prototypes in a calibration", low=0, search=Search(10, 200, when=lambda m: m.use_ca)
     )
     cal_batch: int = param(
-        100, "prototypes per step of the calibration", low=1, search=Search(32, 256, log=True, when=_CALIBRATES)
+        100,
+        "prototypes per step of the calibration",
+        low=1,
+        search=Search(32, 256, log=True, when=lambda m: m.calibrates),
     )
     cal_lr: float = param(
         0.1,
         "learning rate of the calibration in the first rounds",
         above=0,
-        search=Search(1e-3, 0.3, log=True, when=_CALIBRATES),
+        search=Search(1e-3, 0.3, log=True, when=lambda m: m.calibrates),
     )
     cal_lr_schedule: Literal["rounds", "constant"] = param(
         "rounds", "rounds: a tenth of it after 6 rounds, a hundredth after 41; constant: always cal_lr"
@@ -241,13 +257,13 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
     cal_weight_decay: float = param(1e-5, "weight decay of the calibration", low=0)
 
     lambda_p: float = param(
-        0.5, "λ_p, share of the exemplars in an answer", low=0, high=1, search=Search(0, 0.9, when=on("use_kp"))
+        0.5, "λ_p, share of the exemplars in an answer", low=0, high=1, search=Search(0, 0.9, when=lambda m: m.use_kp)
     )
     tau_e: float = param(0.5, "temperature of the similarities to exemplars", above=0)
     fusion: Literal["softmax", "minmax", "authors"] = param(
         "softmax",
         "mix probabilities, values scaled to [0, 1], or (authors, λ_p 0.9) logits and exponentials of similarities",
-        search=Search(choices=("softmax", "minmax", "authors"), when=on("use_kp") & above("lambda_p")),
+        search=Search(choices=("softmax", "minmax", "authors"), when=lambda m: m.use_kp and m.lambda_p > 0),
     )
 
     def __post_init__(self) -> None:
@@ -270,12 +286,27 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
     @property
     def aligns(self) -> bool:
         """Whether clients use the global prototypes."""
-        return _ALIGNS.holds_for(self)
+        return self.weighs and (self.w_node > 0 or self.w_angle > 0 or self.w_edge > 0)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether the weights of the alignment count."""
+        return self.use_lrl and self.kappa > 0
 
     @property
     def sends_prototypes(self) -> bool:
         """Whether anybody has a use for prototypes."""
-        return _SENDS.holds_for(self)
+        return self.aligns or self.use_ca or self.use_kp
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the server trains projection and head."""
+        return self.use_ca and self.cal_epochs > 0
+
+    @property
+    def contrasts(self) -> bool:
+        """Whether that training has contrasts."""
+        return self.calibrates and self.eta > 0
 
     @property
     def rescales(self) -> bool:

@@ -36,7 +36,6 @@ import torch
 from torch import Tensor
 
 from flcore.aggregation.mean import uniform_mean
-from flcore.core.conditions import on
 from flcore.core.params import Search, param
 from flcore.io.messages import Weights
 from flcore.io.records import Payloads, Record, Slot
@@ -82,7 +81,7 @@ class FedDC(AuthorsPreset, FedAvg):
         0.01,
         "weight α of the penalty; 0.01 for CIFAR, 0.1 for MNIST",
         low=0,
-        search=Search(choices=(0.001, 0.005, 0.01, 0.1), when=on("use_drift")),
+        search=Search(choices=(0.001, 0.005, 0.01, 0.1), when=lambda m: m.use_drift),
     )
     correction: Literal["last", "recursive"] = param(
         "last", "gradients are corrected by the last change g_k, or by the state s_k of the authors' code"

@@ -37,7 +37,6 @@ import torch
 from torch import Tensor
 
 from flcore.aggregation.mean import average_weights
-from flcore.core.conditions import among
 from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
 from flcore.io.messages import Arrays, Payload, Weights
@@ -86,7 +85,7 @@ class FedEnsemble(AuthorsPreset, FedAvg):
         "M, models side by side, for variant: permutation",
         low=1,
         high=1000,
-        search=Search(2, 10, when=among("variant", "permutation")),
+        search=Search(2, 10, when=lambda m: m.variant == "permutation"),
     )
 
     @property

@@ -29,7 +29,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from flcore.core.conditions import Condition, above
 from flcore.core.params import Search, param
 from flcore.core.schedules import Exponential
 from flcore.io.messages import Arrays
@@ -64,8 +63,6 @@ class FedGen(FeatureGeneratorMethod):
         "fidelity": "authors_broadcast",
     }
 
-    GENERATES: ClassVar[Condition] = above("gamma") | above("beta")
-
     gamma: float = param(
         10.0, "γ, initial weight of the loss on generated features", low=0, search=Search(0.1, 50, log=True)
     )
@@ -76,12 +73,20 @@ class FedGen(FeatureGeneratorMethod):
         search=Search(0.1, 50, log=True),
     )
     decay: float = param(
-        0.98, "factor of both weights per round", above=0, high=1, search=Search(0.95, 1.0, when=GENERATES)
+        0.98, "factor of both weights per round", above=0, high=1, search=Search(0.95, 1.0, when=lambda m: m.generates)
     )
     alpha: float = param(1.0, "α, weight of the heads' verdict in the generator's loss", above=0)
     eta: float = param(
-        1.0, "η, weight of the diversity in the generator's loss", low=0, search=Search(0, 5, when=GENERATES)
+        1.0,
+        "η, weight of the diversity in the generator's loss",
+        low=0,
+        search=Search(0, 5, when=lambda m: m.generates),
     )
+
+    @property
+    def generates(self) -> bool:
+        """Whether clients use the generator."""
+        return self.gamma > 0 or self.beta > 0
 
     def context(self, turn: Turn) -> Context:
         """The weights of the two terms, of those that count, and the generator; fixed during the round."""

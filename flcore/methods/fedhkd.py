@@ -30,7 +30,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.core.conditions import above
 from flcore.core.params import Search, param
 from flcore.io.messages import Arrays, Prototypes
 from flcore.io.records import Payloads, Record, Slot
@@ -78,7 +77,7 @@ class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
         0.05, "γ, weight of the distance to the mean features", low=0, search=Search(1e-3, 1.0, log=True)
     )
     temperature: float = param(
-        0.5, "T of the soft predictions", above=0, search=Search(0.1, 2.0, log=True, when=above("lambda_head"))
+        0.5, "T of the soft predictions", above=0, search=Search(0.1, 2.0, log=True, when=lambda m: m.lambda_head > 0)
     )
     threshold: float = param(
         0.25, "ν, share of a client's samples that a class needs for its knowledge to count", low=0, high=1

@@ -40,9 +40,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.core.conditions import above, among, on
 from flcore.core.errors import ConfigError
-from flcore.core.params import Classes, Search, param
+from flcore.core.params import Search, param
 from flcore.data.imbalance import minority_classes
 from flcore.io.messages import Arrays, Count, Payload, Prototypes, Weights
 from flcore.io.records import Payloads, Record, Slot
@@ -94,12 +93,11 @@ EARLIER, NEWEST, STRETCH = Slot("earlier", Prototypes), Slot("newest", Prototype
 SEEN = Slot("seen", Arrays)
 """``tasks`` bool [T], those whose counts a client has told the server."""
 
-_PULLS = on("use_prototypes") & above("weight_prototypes")
-_REMEMBERS = on("use_memory") & above("weight_memory")
-_CLUSTERS = on("use_semantic") & above("alpha")
-_ASKED_FOR_A_NUMBER = among("cluster", "kmeans", "agglomerative")
-
 _PARTS = FedPer(head_from="head")  # what is shared and what is personal with share = extractor
+
+
+def _half_of_the_classes(classes: int | None, rounds: int) -> int:
+    return 5 if classes is None else classes // 2
 
 
 @dataclass(frozen=True)
@@ -114,43 +112,57 @@ class FedMLP(RunningPrototypes, FedAvg):
     use_memory: bool = param(True, "L_I, features to what the client remembers of their class", switch=True)
     use_semantic: bool = param(True, "L_S, features of minority classes to the centre of their cluster", switch=True)
     weight_prototypes: float = param(
-        1.0, "w_P, weight of L_P", low=0, search=Search(0.1, 100.0, log=True, when=on("use_prototypes"))
+        1.0, "w_P, weight of L_P", low=0, search=Search(0.1, 100.0, log=True, when=lambda m: m.use_prototypes)
     )
     weight_memory: float = param(
-        1.0, "w_I, weight of L_I", low=0, search=Search(0.001, 3.0, log=True, when=on("use_memory"))
+        1.0, "w_I, weight of L_I", low=0, search=Search(0.001, 3.0, log=True, when=lambda m: m.use_memory)
     )
-    alpha: float = param(0.5, "α, weight of L_S", low=0, search=Search(0.01, 10.0, log=True, when=on("use_semantic")))
+    alpha: float = param(
+        0.5, "α, weight of L_S", low=0, search=Search(0.01, 10.0, log=True, when=lambda m: m.use_semantic)
+    )
     proto_reduction: Literal["mean", "sum"] = param(
         "mean",
         "of L_P and L_S over the feature's dimensions",
-        search=Search(choices=("mean", "sum"), when=_PULLS | _CLUSTERS),
+        search=Search(choices=("mean", "sum"), when=lambda m: m.draws_to_prototypes or m.draws_to_clusters),
     )
     ls_norm: Literal["samples", "classes"] = param(
         "samples", "L_S as the mean over minority samples, or the sum over minority classes of their means"
     )
-    kl_temp: float = param(1.0, "temperature T of L_I", above=0, search=Search(0.5, 10.0, log=True, when=_REMEMBERS))
+    kl_temp: float = param(
+        1.0, "temperature T of L_I", above=0, search=Search(0.5, 10.0, log=True, when=lambda m: m.remembers)
+    )
     kl_dir: Literal["zc", "cz"] = param(
-        "zc", "KL(feature ‖ memory), or KL(memory ‖ feature)", search=Search(choices=("zc", "cz"), when=_REMEMBERS)
+        "zc",
+        "KL(feature ‖ memory), or KL(memory ‖ feature)",
+        search=Search(choices=("zc", "cz"), when=lambda m: m.remembers),
     )
     cluster: Literal["finch", "centred", "kmeans", "agglomerative", "none"] = param(
         "finch",
         "clusters of prototypes: FINCH by cosine, likewise after centring, k-means, average linkage, each its own",
-        search=Search(choices=("finch", "centred", "kmeans", "none"), when=_REMEMBERS | _CLUSTERS),
+        search=Search(
+            choices=("finch", "centred", "kmeans", "none"), when=lambda m: m.remembers or m.draws_to_clusters
+        ),
     )
     num_clusters: int | None = param(
         None,
         "v of kmeans and agglomerative at the server; null: max(2, round(√K))",
         low=1,
-        search=Search(2, Classes(1 / 2, unknown=5), when=_ASKED_FOR_A_NUMBER & _CLUSTERS),
+        search=Search(
+            2, _half_of_the_classes, when=lambda m: m.cluster in ("kmeans", "agglomerative") and m.draws_to_clusters
+        ),
     )
     local_clusters: int | None = param(
         None,
         "u of kmeans and agglomerative in a client's memory; null: max(2, round(√K))",
         low=1,
-        search=Search(2, Classes(1 / 2, unknown=5), when=_ASKED_FOR_A_NUMBER & _REMEMBERS),
+        search=Search(2, _half_of_the_classes, when=lambda m: m.cluster in ("kmeans", "agglomerative") and m.remembers),
     )
     minority_fraction: float = param(
-        0.5, "share of the classes that are in the minority", low=0, high=1, search=Search(0.2, 0.6, when=_CLUSTERS)
+        0.5,
+        "share of the classes that are in the minority",
+        low=0,
+        high=1,
+        search=Search(0.2, 0.6, when=lambda m: m.draws_to_clusters),
     )
     counts: Literal["full", "running"] = param(
         "full", "samples per class that decide on minorities: of all tasks, or of those begun"
@@ -161,17 +173,17 @@ class FedMLP(RunningPrototypes, FedAvg):
     @property
     def draws_to_prototypes(self) -> bool:
         """Whether there is L_P."""
-        return _PULLS.holds_for(self)
+        return self.use_prototypes and self.weight_prototypes > 0
 
     @property
     def remembers(self) -> bool:
         """Whether there is L_I."""
-        return _REMEMBERS.holds_for(self)
+        return self.use_memory and self.weight_memory > 0
 
     @property
     def draws_to_clusters(self) -> bool:
         """Whether there is L_S."""
-        return _CLUSTERS.holds_for(self)
+        return self.use_semantic and self.alpha > 0
 
     @property
     def sends_prototypes(self) -> bool:

@@ -16,7 +16,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from flcore.core.conditions import above
 from flcore.core.params import Search, param
 from flcore.io.messages import Weights
 from flcore.io.records import Payloads
@@ -37,7 +36,10 @@ class FedNTD(FedAvg):
 
     beta: float = param(1.0, "weight β of the distillation", low=0, search=Search(choices=(0.1, 0.3, 1.0)))
     tau: float = param(
-        1.0, "temperature τ of both softmaxes", above=0, search=Search(choices=(1.0, 2.0, 3.0), when=above("beta"))
+        1.0,
+        "temperature τ of both softmaxes",
+        above=0,
+        search=Search(choices=(1.0, 2.0, 3.0), when=lambda m: m.beta > 0),
     )
     tau_squared: bool = param(False, "multiply the distillation by τ², which the authors' code does not")
 

@@ -45,7 +45,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.core.conditions import Condition, above, on
 from flcore.core.params import Search, param
 from flcore.core.schedules import Exponential
 from flcore.io.messages import Arrays
@@ -111,34 +110,40 @@ class FedPA(RunningPrototypes, FeatureGeneratorMethod):
         "proto_mode": "running",
     }
     RUNNING: ClassVar[Literal["all", "last_pass"]] = "all"
-    GENERATES: ClassVar[Condition] = on("use_ge") & above("lambda_ge0")
-    PULLS: ClassVar[Condition] = on("use_po") & above("lambda_po0")
-    PUSHES: ClassVar[Condition] = GENERATES & on("use_ad") & above("gamma_ad")
 
     use_ge: bool = param(True, "train the head on generated features (L_ge)", switch=True)
     use_po: bool = param(True, "pull features to the prototypes (L_po)", switch=True)
     use_ad: bool = param(True, "push generated features away from the prototypes (L_ad); needs use_ge", switch=True)
-    lambda_ge0: float = param(25.0, "initial weight of L_ge", low=0, search=Search(1, 50, log=True, when=on("use_ge")))
-    lambda_po0: float = param(5.0, "initial weight of L_po", low=0, search=Search(0.1, 20, log=True, when=on("use_po")))
-    lambda_po_floor: float = param(0.15, "smallest weight of L_po", low=0, search=Search(0, 0.5, when=PULLS))
+    lambda_ge0: float = param(
+        25.0, "initial weight of L_ge", low=0, search=Search(1, 50, log=True, when=lambda m: m.use_ge)
+    )
+    lambda_po0: float = param(
+        5.0, "initial weight of L_po", low=0, search=Search(0.1, 20, log=True, when=lambda m: m.use_po)
+    )
+    lambda_po_floor: float = param(
+        0.15, "smallest weight of L_po", low=0, search=Search(0, 0.5, when=lambda m: m.pulls)
+    )
     gamma_fid0: float = param(
         25.0,
         "initial weight of the heads' verdict in the generator's loss",
         above=0,
-        search=Search(1, 50, log=True, when=GENERATES),
+        search=Search(1, 50, log=True, when=lambda m: m.generates),
     )
     gamma_div: float = param(
-        1.0, "weight of the diversity in the generator's loss", low=0, search=Search(0, 5, when=GENERATES)
+        1.0, "weight of the diversity in the generator's loss", low=0, search=Search(0, 5, when=lambda m: m.generates)
     )
     gamma_ad: float = param(
-        0.15, "weight of L_ad in the generator's loss", low=0, search=Search(0, 1, when=GENERATES & on("use_ad"))
+        0.15,
+        "weight of L_ad in the generator's loss",
+        low=0,
+        search=Search(0, 1, when=lambda m: m.generates and m.use_ad),
     )
     decay: float = param(
         0.98,
         "factor per round of the weights with an initial value",
         above=0,
         high=1,
-        search=Search(0.95, 1.0, when=GENERATES | PULLS),
+        search=Search(0.95, 1.0, when=lambda m: m.generates or m.pulls),
     )
     ad_cap: float | None = param(
         None, "a generated feature's L_ad, in the unit of po_form, stops counting here; null: never", above=0
@@ -160,14 +165,19 @@ class FedPA(RunningPrototypes, FeatureGeneratorMethod):
     )
 
     @property
+    def generates(self) -> bool:
+        """Whether L_ge is on."""
+        return self.use_ge and self.lambda_ge0 > 0
+
+    @property
     def pulls(self) -> bool:
         """Whether L_po is on."""
-        return self.PULLS.holds_for(self)
+        return self.use_po and self.lambda_po0 > 0
 
     @property
     def pushes(self) -> bool:
         """Whether L_ad is on."""
-        return self.PUSHES.holds_for(self)
+        return self.generates and self.use_ad and self.gamma_ad > 0
 
     @property
     def sends_prototypes(self) -> bool:

@@ -47,7 +47,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.core.conditions import Condition, above, on
 from flcore.core.params import Search, param
 from flcore.io.messages import Arrays, Count, Prototypes
 from flcore.io.records import Payloads, Record, Slot, on_device
@@ -105,29 +104,24 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
         "stop_round": 30,
     }
 
-    TUNES: ClassVar[Condition] = on("use_ct") & above("w_v")
-    ALIGNS: ClassVar[Condition] = on("use_fa") & above("lambda_c")
-    SHOWS: ClassVar[Condition] = TUNES | ALIGNS
-    TRAINS: ClassVar[Condition] = SHOWS & above("gen_steps")
-
     w_v: float = param(
         1.0,
         "weight of the virtual images' cross-entropy",
         low=0,
-        search=Search(choices=(0.1, 0.2, 0.5, 1.0), when=on("use_ct")),
+        search=Search(choices=(0.1, 0.2, 0.5, 1.0), when=lambda m: m.use_ct),
     )
     lambda_c: float = param(
         1.0,
         "λ_c, weight of the contrastive part (paper: 1, best at 10)",
         low=0,
-        search=Search(0.1, 50.0, log=True, when=on("use_fa")),
+        search=Search(0.1, 50.0, log=True, when=lambda m: m.use_fa),
     )
     use_ct: bool = param(True, "LT-ct: the virtual images' cross-entropy (classifier tuning)", switch=True)
     use_fa: bool = param(True, "LT-fa: the contrastive part (feature alignment)", switch=True)
     use_d: bool = param(True, "GT-d: d(P', P) in the generator's loss; without effect at proto_lr = 0", switch=True)
     use_lp: bool = param(True, "GT-p: the prototype loss in the generator's loss", switch=True)
     temperature: float = param(
-        0.07, "T of the contrastive part", above=0, search=Search(0.05, 0.5, log=True, when=ALIGNS)
+        0.07, "T of the contrastive part", above=0, search=Search(0.05, 0.5, log=True, when=lambda m: m.aligns)
     )
     base_temperature: float | None = param(0.07, "T0: the contrastive part counts T/T0; null: as T", above=0)
     virtual_sc_weight: float = param(0.1, "share of the contrast of virtual images alone (code; paper: 0)", low=0)
@@ -137,10 +131,13 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
         0.001,
         "λ_s, weight of the prototype loss",
         low=0,
-        search=Search(1e-4, 1e-1, log=True, when=TRAINS & on("use_lp")),
+        search=Search(1e-4, 1e-1, log=True, when=lambda m: m.trains_generator and m.use_lp),
     )
     dce_scale: float = param(
-        2.0, "s, inverse temperature of distances", above=0, search=Search(0.01, 4.0, log=True, when=TRAINS)
+        2.0,
+        "s, inverse temperature of distances",
+        above=0,
+        search=Search(0.01, 4.0, log=True, when=lambda m: m.trains_generator),
     )
     dce_dist: Literal["squared", "l2"] = param("squared", "distances to virtual prototypes: squared, or their root")
     dce_denominator: Literal["all", "negatives"] = param(
@@ -157,13 +154,15 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
         0.0,
         "Adam's learning rate of P'; 0 keeps it where it starts; code: gen_lr",
         low=0,
-        search=Search(choices=(0.0, 1e-5), when=TRAINS),  # below every gen_lr that is tried: section 7c
+        search=Search(
+            choices=(0.0, 1e-5), when=lambda m: m.trains_generator
+        ),  # below every gen_lr that is tried: section 7c
     )
     support: int = param(
         20,
         "m, training images behind a client's prototype",
         low=1,
-        search=Search(1, 100, log=True, when=SHOWS & (above("gen_steps") | above("gate"))),
+        search=Search(1, 100, log=True, when=lambda m: m.shows and (m.gen_steps > 0 or m.gate > 0)),
     )
     stop_round: int | None = param(None, "last round with virtual images; null: all rounds (code 30)", low=1)
     gate: float = param(
@@ -185,10 +184,30 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
             )
 
     @property
+    def tunes(self) -> bool:
+        """Whether clients learn the classes of virtual images."""
+        return self.use_ct and self.w_v > 0
+
+    @property
+    def aligns(self) -> bool:
+        """Whether clients align features with those of virtual images."""
+        return self.use_fa and self.lambda_c > 0
+
+    @property
+    def shows(self) -> bool:
+        """Whether clients look at virtual images at all."""
+        return self.tunes or self.aligns
+
+    @property
+    def trains_generator(self) -> bool:
+        """Whether the generator is trained, to some use."""
+        return self.shows and self.gen_steps > 0
+
+    @property
     def client_loss(self) -> VirtualLoss:
         return VirtualLoss(
-            cross_entropy=self.w_v if self.TUNES.holds_for(self) else 0.0,
-            contrast=self.lambda_c if self.ALIGNS.holds_for(self) else 0.0,
+            cross_entropy=self.w_v if self.use_ct and self.w_v > 0 else 0.0,
+            contrast=self.lambda_c if self.use_fa and self.lambda_c > 0 else 0.0,
             alone=self.virtual_sc_weight,
             temperature=self.temperature,
             base_temperature=self.base_temperature,

@@ -22,7 +22,6 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from flcore.core.conditions import above
 from flcore.core.params import Search, param
 from flcore.core.schedules import Linear
 from flcore.io.messages import Arrays
@@ -64,7 +63,7 @@ class FedProc(ReleasesPrototypes, FedAvg):
 
     alpha: float = param(1.0, "α_0, share of the contrast in the loss; it falls to 0 over the rounds", low=0, high=1)
     tau: float = param(
-        1.0, "temperature τ of the contrast", above=0, search=Search(0.1, 1.0, log=True, when=above("alpha"))
+        1.0, "temperature τ of the contrast", above=0, search=Search(0.1, 1.0, log=True, when=lambda m: m.alpha > 0)
     )
     similarity: Literal["cosine", "inner"] = param("cosine", "similarity of features and prototypes")
     weighted: bool = param(False, "weigh clients by their samples of the class in the mean of prototypes")

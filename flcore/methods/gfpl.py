@@ -47,10 +47,9 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from flcore.core.conditions import above, among, on
 from flcore.core.errors import ConfigError
 from flcore.core.optim import Sgd
-from flcore.core.params import Classes, Rounds, Search, param
+from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
 from flcore.io.messages import Arrays, Mixtures
 from flcore.io.records import Payloads, Record, Slot
@@ -91,12 +90,6 @@ MIXTURES = Slot("mixtures", Mixtures)
 FRAME = Slot("frame", Arrays)
 """``frame`` float32 [d_p, K] at the server, for scoring."""
 
-_DUAL = on("use_dcs") & above("weight")
-_EXCHANGES = on("use_pfg")
-_SENDS = _EXCHANGES & among("retrain_source", "global")
-_FAR = _SENDS & among("bd_per_dim", False)
-"""Where distances are what S_C's range is of; divided by the feature's length they are 0.05 to 5, and not tried."""
-
 _WIDEST_PROJECTION = 128  # as long as the feature, but from K to this: 50 for MNIST, 128 for CIFAR, as in the paper
 
 
@@ -115,41 +108,50 @@ class GFPL(ReleasesVectors, Method):
     use_dcs: bool = param(True, "the second head: projection, frame and dot regression", switch=True)
     use_pfg: bool = param(True, "the exchange and the retraining on pseudo-features", switch=True)
     use_ce: bool = param(True, "the cross-entropy of the linear head; without it the frame has to answer: head=etf")
-    weight: float = param(2.0, "weight λ of the dot regression", low=0, search=Search(0, 4, when=on("use_dcs")))
+    weight: float = param(2.0, "weight λ of the dot regression", low=0, search=Search(0, 4, when=lambda m: m.use_dcs))
     projection_dim: int | None = param(
         None,
         "d_p, length of the projection, at least the number of classes; null: the feature's, within that and 128",
         low=2,
-        search=Search(choices=(50, 80, 128, 256), least=Classes(1, unknown=0), when=_DUAL),
+        search=Search(choices=(50, 80, 128, 256), least=lambda classes, rounds: classes or 0, when=lambda m: m.dual),
     )
-    components: int = param(4, "n, Gaussians per client and class", low=1, search=Search(1, 16, when=_EXCHANGES))
+    components: int = param(
+        4, "n, Gaussians per client and class", low=1, search=Search(1, 16, when=lambda m: m.use_pfg)
+    )
     variance_floor: float = param(1e-4, "added to the variances of fitted Gaussians", above=0)
     merge_distance: float = param(
-        1.0, "S_C, Gaussians nearer than this are merged; 0: none", low=0, search=Search(1, 200, log=True, when=_FAR)
+        1.0,
+        "S_C, Gaussians nearer than this are merged; 0: none",
+        low=0,
+        # Divided by the feature's length, distances are 0.05 to 5: another range, which is not tried.
+        search=Search(1, 200, log=True, when=lambda m: m.sends_prototypes and not m.bd_per_dim),
     )
     bd_per_dim: bool = param(False, "divide the Bhattacharyya distance by the feature's length")
     use_counts: bool = param(True, "send samples per class, and let each client's Gaussians weigh by them")
     interval: int = param(
-        10, "S_T, rounds from one exchange to the next", low=1, search=Search(1, Rounds(50), log=True, when=_EXCHANGES)
+        10,
+        "S_T, rounds from one exchange to the next",
+        low=1,
+        search=Search(1, lambda classes, rounds: min(50, rounds - 1), log=True, when=lambda m: m.use_pfg),
     )
     first_exchange: int = param(
         10,
         "t1, rounds before the first exchange may be, which is at a multiple of S_T",
         low=0,
-        search=Search(0, Rounds(50), when=_EXCHANGES),
+        search=Search(0, lambda classes, rounds: min(50, rounds - 1), when=lambda m: m.use_pfg),
     )
     samples_per_class: int = param(
-        16, "r, pseudo-features of every class", low=1, search=Search(4, 128, log=True, when=_EXCHANGES)
+        16, "r, pseudo-features of every class", low=1, search=Search(4, 128, log=True, when=lambda m: m.use_pfg)
     )
     clip_nonneg: bool = param(False, "set negative entries of pseudo-features to 0")
     retrain_epochs: int = param(
-        1, "passes over the pseudo-features", low=1, search=Search(1, 20, log=True, when=_EXCHANGES)
+        1, "passes over the pseudo-features", low=1, search=Search(1, 20, log=True, when=lambda m: m.use_pfg)
     )
     retrain_lr: float | None = param(
         None,
         "SGD's learning rate in the retraining; null: optimised as configured in local",
         above=0,
-        search=Search(1e-3, 0.1, log=True, when=_EXCHANGES),
+        search=Search(1e-3, 0.1, log=True, when=lambda m: m.use_pfg),
     )
     retrain_momentum: float = param(0.5, "its momentum, where retrain_lr is set", low=0, below=1)
     retrain_classes: Literal["all", "local"] = param("all", "retrain on every class, or on those the client holds")
@@ -173,11 +175,11 @@ class GFPL(ReleasesVectors, Method):
     @property
     def dual(self) -> bool:
         """Whether there is a second head."""
-        return _DUAL.holds_for(self)
+        return self.use_dcs and self.weight > 0
 
     @property
     def sends_prototypes(self) -> bool:
-        return _SENDS.holds_for(self)
+        return self.use_pfg and self.retrain_source == "global"
 
     def exchanges(self, round_number: int) -> bool:
         """Whether a round (1-based) ends with a retraining."""

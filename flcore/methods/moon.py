@@ -22,7 +22,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcore.core.conditions import above
 from flcore.core.params import Search, param
 from flcore.io.messages import Weights
 from flcore.io.records import Payloads, Slot
@@ -51,7 +50,7 @@ class Moon(FedAvg):
         search=Search(0.1, 10.0, log=True),
     )
     tau: float = param(
-        0.5, "temperature τ of the contrast", above=0, search=Search(0.1, 1.0, log=True, when=above("mu"))
+        0.5, "temperature τ of the contrast", above=0, search=Search(0.1, 1.0, log=True, when=lambda m: m.mu > 0)
     )
 
     def context(self, turn: Turn) -> Context:

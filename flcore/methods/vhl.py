@@ -25,7 +25,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flcore.core.conditions import Condition, above
 from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
 from flcore.io.messages import Arrays
@@ -67,9 +66,6 @@ class VHL(AuthorsPreset, FedAvg):
     citation: ClassVar[str] = "Tang et al., ICML 2022"
     AUTHORS: ClassVar[Mapping[str, Any]] = {"lambda_v": 0.5, "per_class": 5000}
 
-    ALIGNS: ClassVar[Condition] = above("lambda_a") & above("align_epochs")
-    SHOWS: ClassVar[Condition] = above("lambda_v") | ALIGNS
-
     lambda_v: float = param(
         1.0, "λ_v, weight of the virtual images' cross-entropy; 0: off", low=0, search=Search(0.1, 2.0, log=True)
     )
@@ -77,17 +73,19 @@ class VHL(AuthorsPreset, FedAvg):
         1.0,
         "λ_a, weight of the contrastive part; 0: off",
         low=0,
-        search=Search(choices=(0.1, 1.0, 10.0), when=above("align_epochs")),
+        search=Search(choices=(0.1, 1.0, 10.0), when=lambda m: m.align_epochs > 0),
     )
     label_style: Literal["extra", "patch"] = param(
         "extra", "virtual class c is a new output C + c of the head, or the output c"
     )
-    per_class: int = param(200, "virtual images per class", low=1, search=Search(choices=(50, 200, 1000), when=SHOWS))
+    per_class: int = param(
+        200, "virtual images per class", low=1, search=Search(choices=(50, 200, 1000), when=lambda m: m.shows)
+    )
     virtual_batch: int = param(
-        128, "B_v, virtual images per local step", low=2, search=Search(choices=(32, 64, 128), when=SHOWS)
+        128, "B_v, virtual images per local step", low=2, search=Search(choices=(32, 64, 128), when=lambda m: m.shows)
     )
     temperature: float = param(
-        0.07, "T of the contrastive part", above=0, search=Search(0.05, 0.5, log=True, when=ALIGNS)
+        0.07, "T of the contrastive part", above=0, search=Search(0.05, 0.5, log=True, when=lambda m: m.aligns)
     )
     base_temperature: float | None = param(0.07, "T0: the contrastive part counts T/T0; null: as T", above=0)
     align_epochs: int = param(5, "local passes with the contrastive part, from the first", low=0)
@@ -102,10 +100,20 @@ class VHL(AuthorsPreset, FedAvg):
     std: float = param(0.5, "deviation of an image from its class's mean map, in units of the map's", low=0)
 
     @property
+    def aligns(self) -> bool:
+        """Whether clients align real features with virtual ones."""
+        return self.lambda_a > 0 and self.align_epochs > 0
+
+    @property
+    def shows(self) -> bool:
+        """Whether clients look at virtual images at all."""
+        return self.lambda_v > 0 or self.aligns
+
+    @property
     def client_loss(self) -> VirtualLoss:
         return VirtualLoss(
             cross_entropy=self.lambda_v,
-            contrast=self.lambda_a if self.ALIGNS.holds_for(self) else 0.0,
+            contrast=self.lambda_a if self.lambda_a > 0 and self.align_epochs > 0 else 0.0,
             alone=self.noise_supcon,
             temperature=self.temperature,
             base_temperature=self.base_temperature,

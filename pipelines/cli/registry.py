@@ -114,11 +114,9 @@ def searched(search: Mapping[str, Any]) -> str:
     if "choices" in search:
         values = ", ".join(shown(choice) for choice in search["choices"])
     else:
-        low, high = (end if isinstance(end, str) else f"{end:g}" for end in (search["low"], search["high"]))
-        values = f"{low} to {high}" + (", on a logarithmic scale" if search["log"] else "")
-    least = f", of these no less than {search['least']}" if "least" in search else ""
-    when = f"; where {search['when']}" if "when" in search else ""
-    return f"{values}{least}{when}"
+        high = "what the data allow" if search["high"] is None else f"{search['high']:g}"
+        values = f"{search['low']:g} to {high}" + (", on a logarithmic scale" if search["log"] else "")
+    return values
 
 
 def _parameter_line(parameter: Mapping[str, Any]) -> str:

@@ -171,13 +171,11 @@ def markdown(problem: Problem, study: Study) -> str:
 
 
 def _searched(problem: Problem, best: Sequence[FrozenTrial]) -> Table:
-    keys, described = [dimension.key for dimension in problem.dimensions], problem.space
+    keys = [dimension.key for dimension in problem.dimensions]
     columns = [
         Column("key", "searched", keys, WORDS),
         Column("values", "values", [dimension.words for dimension in problem.dimensions], WORDS),
     ]
-    if any("when" in entry for entry in described.values()):
-        columns.append(Column("when", "where", [entry.get("when", "") for entry in described.values()], WORDS))
     columns.append(_values("given", "given", [(problem.given_values, key) for key in keys]))
     if best:
         columns.append(_values("best", f"trial {best[0].number}", [(best[0].params, key) for key in keys]))

@@ -16,14 +16,13 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flcore.config.schema import Config
-from flcore.core.conditions import Condition
 from flcore.core.errors import ConfigError
 from flcore.core.params import Search, declared
 from flcore.core.text import shown
@@ -46,34 +45,45 @@ class Dimension:
 
     Attributes:
         key: dotted.
-        search: the range, or the choices, in numbers; its condition speaks of keys of the same section.
+        search: the range, or the choices, in numbers.
         whole: whether a range has whole numbers alone.
+        section: the object whose parameter it is, such as a method.
     """
 
     key: str
     search: Search
     whole: bool = False
-
-    @property
-    def asks(self) -> tuple[str, ...]:
-        """The dotted keys that its condition asks about."""
-        return tuple(self._beside(name) for name in self._condition.names) if self._condition else ()
+    section: object = None
 
     def applies(self, values: Values) -> bool:
         """Whether it has an effect where everything else is this."""
-        return self.may_apply({key: (values[key],) for key in self.asks})
+        return self.may_apply({key: (value,) for key, value in values.items()})
 
     def may_apply(self, possible: Mapping[str, tuple[Any, ...]]) -> bool:
         """Whether it has an effect for some of these values."""
-        condition = self._condition
-        return condition is None or condition.may_hold({name: possible[self._beside(name)] for name in condition.names})
+        return self._look(possible)[0]
 
-    @property
-    def _condition(self) -> Condition | None:
-        return self.search.condition
+    def asks(self, possible: Mapping[str, tuple[Any, ...]]) -> set[str]:
+        """Return the dotted keys on which it depends, for these values, whether it has an effect."""
+        return self._look(possible)[1]
 
-    def _beside(self, name: str) -> str:
-        return f"{self.key.rpartition('.')[0]}.{name}"
+    def _look(self, possible: Mapping[str, tuple[Any, ...]]) -> tuple[bool, set[str]]:
+        """Ask the condition for all values of what it reads; a value is chosen when it is read."""
+        if self.search.when is None:
+            return True, set()
+        place = self.key.rpartition(".")[0]
+        known = {parameter.name: f"{place}.{parameter.name}" for parameter in declared(type(self.section))}
+        holds, read, waiting = False, set[str](), [dict[str, Any]()]
+        while waiting:
+            values = waiting.pop()
+            section = _with_parameters(self.section, values, known)
+            try:
+                holds |= bool(self.search.when(section))
+            except _UnknownError as error:
+                key = known[error.name]
+                read.add(key)
+                waiting += [{**values, error.name: value} for value in possible[key]]
+        return holds, read
 
     @property
     def extremes(self) -> tuple[Any, ...]:
@@ -99,10 +109,9 @@ class Dimension:
 
     def describe(self) -> dict[str, Any]:
         """The values as JSON, and in words when they are searched."""
-        when = {"when": self._condition.words} if self._condition else {}
         if self.search.choices is not None:
-            return {"choices": list(self.search.choices), **when}
-        return {"low": self.search.low, "high": self.search.high, "log": self.search.log, "whole": self.whole, **when}
+            return {"choices": list(self.search.choices)}
+        return {"low": self.search.low, "high": self.search.high, "log": self.search.log, "whole": self.whole}
 
     @property
     def words(self) -> str:
@@ -110,6 +119,24 @@ class Dimension:
         if self.search.choices is not None:
             return ", ".join(shown(choice) for choice in self.search.choices)
         return f"{self.search.low:g} to {self.search.high:g}" + (", logarithmic" if self.search.log else "")
+
+
+class _UnknownError(Exception):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _with_parameters(section: object, values: Mapping[str, Any], known: Collection[str]) -> object:
+    """Return a section with these parameters, one that raises where a property reads another of its parameters."""
+
+    def read(self: object, name: str) -> Any:
+        if name in known and name not in values:
+            raise _UnknownError(name)
+        return object.__getattribute__(self, name)
+
+    copy: Any = object.__new__(type(type(section).__name__, (type(section),), {"__getattribute__": read}))
+    copy.__dict__.update(values)
+    return copy
 
 
 def space(config: Config) -> tuple[Dimension, ...]:
@@ -120,8 +147,11 @@ def space(config: Config) -> tuple[Dimension, ...]:
     """
     mapping, given = config.to_mapping(), values_of(config)
     found = (_fitted(mapping, given, *offered) for offered in (*_own(config), *_shared(config)))
-    ordered = _in_order([dimension for dimension in found if dimension is not None])
+    dimensions = [dimension for dimension in found if dimension is not None]
     possible = {key: (value,) for key, value in given.items()}
+    widest = possible | {dimension.key: dimension.extremes for dimension in dimensions}
+    # With 0, which switches a part off, a condition reads all its parameters: the order depends on no given value.
+    ordered = _in_order(dimensions, {key: (*values, 0) for key, values in widest.items()})
     kept = []
     for dimension in ordered:
         if dimension.may_apply(possible):
@@ -195,30 +225,33 @@ def _methods(config: Config) -> Iterator[tuple[str, Any]]:
         place = f"{place}.{_BASES}{getattr(method, 'base', '')}.method"
 
 
-def _own(config: Config) -> Iterator[tuple[str, Search, bool]]:
+def _own(config: Config) -> Iterator[tuple[str, Search, bool, object]]:
     classes, rounds = config.source.num_classes, config.federation.rounds
     for place, method in _methods(config):
         for parameter in declared(type(method)):
             if parameter.search is not None and (search := parameter.search.in_numbers(classes, rounds)):
-                yield f"{place}.{parameter.name}", search, parameter.type.startswith("int")
+                yield f"{place}.{parameter.name}", search, parameter.type.startswith("int"), method
 
 
-def _shared(config: Config) -> Iterator[tuple[str, Search, bool]]:
+def _shared(config: Config) -> Iterator[tuple[str, Search, bool, object]]:
     """The ranges are the union of those in the methods' specifications, section 10."""
     if not config.method.trains_locally:
         return
-    is_sgd = config.local.optimizer == "sgd"
-    yield "local.lr", Search(1e-3, 0.3, log=True) if is_sgd else Search(1e-4, 1e-2, log=True), False
+    local = config.local
+    is_sgd = local.optimizer == "sgd"
+    yield "local.lr", Search(1e-3, 0.3, log=True) if is_sgd else Search(1e-4, 1e-2, log=True), False, local
     if is_sgd:
-        yield "local.momentum", Search(choices=(0.0, 0.5, 0.9)), False
-    yield "local.schedule", Search(choices=("constant", "exponential", "cosine")), False
-    if config.local.steps is None:
-        yield "local.epochs", Search(1, 10, log=True), True
+        yield "local.momentum", Search(choices=(0.0, 0.5, 0.9)), False, local
+    yield "local.schedule", Search(choices=("constant", "exponential", "cosine")), False, local
+    if local.steps is None:
+        yield "local.epochs", Search(1, 10, log=True), True, local
     else:
-        yield "local.steps", Search(5, 100, log=True), True
+        yield "local.steps", Search(5, 100, log=True), True, local
 
 
-def _fitted(mapping: Mapping[str, Any], known: Values, key: str, search: Search, whole: bool) -> Dimension | None:
+def _fitted(
+    mapping: Mapping[str, Any], known: Values, key: str, search: Search, whole: bool, section: object
+) -> Dimension | None:
     """A dimension that holds the given value, of those values that the configuration takes; None if it takes no other.
 
     Of a range its ends are tried.
@@ -230,7 +263,7 @@ def _fitted(mapping: Mapping[str, Any], known: Values, key: str, search: Search,
     taken = [value for value in values if value == given or _takes(mapping, key, value)]
     if all(value == given for value in taken):
         return None
-    return Dimension(key, held if held.choices is None else replace(held, choices=tuple(taken)), whole)
+    return Dimension(key, held if held.choices is None else replace(held, choices=tuple(taken)), whole, section)
 
 
 def _takes(mapping: Mapping[str, Any], key: str, value: Any) -> bool:
@@ -241,16 +274,17 @@ def _takes(mapping: Mapping[str, Any], key: str, value: Any) -> bool:
     return True
 
 
-def _in_order(dimensions: list[Dimension]) -> list[Dimension]:
+def _in_order(dimensions: list[Dimension], possible: Mapping[str, tuple[Any, ...]]) -> list[Dimension]:
     """As they are declared, but what a condition asks about before what has that condition.
 
     Raises:
         ValueError: conditions ask about each other in a circle.
     """
+    asked = {dimension.key: dimension.asks(possible) for dimension in dimensions}
     waiting, ordered = list(dimensions), []
     while waiting:
         left = {dimension.key for dimension in waiting}
-        first = next((dimension for dimension in waiting if not left & set(dimension.asks)), None)
+        first = next((dimension for dimension in waiting if not left & asked[dimension.key]), None)
         if first is None:
             raise ValueError(f"{', '.join(sorted(left))}: each is searched only where another one is this or that")
         ordered.append(first)

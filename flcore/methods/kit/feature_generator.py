@@ -11,12 +11,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from flcore.core.conditions import Condition
 from flcore.core.optim import Adam
 from flcore.core.params import Search, param
 from flcore.core.rng import numpy_stream, torch_stream
@@ -91,38 +90,35 @@ class Heads:
 
 @dataclass(frozen=True)
 class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
-    """FedAvg and a generator of features at the server; a method adds the two losses.
-
-    Attributes:
-        GENERATES: when clients use the generator at all; else there is none.
-    """
-
-    GENERATES: ClassVar[Condition]
+    """FedAvg and a generator of features at the server; a method adds the two losses."""
 
     gen_steps: int = param(
-        50, "steps of the generator's training in a round", low=1, search=Search(10, 200, log=True, when="GENERATES")
+        50,
+        "steps of the generator's training in a round",
+        low=1,
+        search=Search(10, 200, log=True, when=lambda m: m.generates),
     )
     gen_batch: int = param(
-        32, "generated features per such step", low=2, search=Search(16, 256, log=True, when="GENERATES")
+        32, "generated features per such step", low=2, search=Search(16, 256, log=True, when=lambda m: m.generates)
     )
     gen_lr: float = param(
         3e-4,
         "Adam's learning rate in the first round; 1e-4 for EMNIST",
         above=0,
-        search=Search(1e-5, 3e-3, log=True, when="GENERATES"),
+        search=Search(1e-5, 3e-3, log=True, when=lambda m: m.generates),
     )
     gen_decay: float = param(0.98, "its factor per round", above=0, high=1)
     gen_weight_decay: float = param(
-        1e-2, "added to the gradient as gen_weight_decay · w", low=0, search=Search(0, 1e-2, when="GENERATES")
+        1e-2, "added to the gradient as gen_weight_decay · w", low=0, search=Search(0, 1e-2, when=lambda m: m.generates)
     )
     gen_hidden: int = param(
         256,
         "hidden units of the generator; 128 for CelebA",
         low=1,
-        search=Search(choices=(64, 128, 256, 512), when="GENERATES"),
+        search=Search(choices=(64, 128, 256, 512), when=lambda m: m.generates),
     )
     noise_dim: int = param(
-        32, "z, length of a noise vector", low=1, search=Search(choices=(8, 16, 32, 64), when="GENERATES")
+        32, "z, length of a noise vector", low=1, search=Search(choices=(8, 16, 32, 64), when=lambda m: m.generates)
     )
     noise: Literal["uniform", "normal"] = param("normal", "noise: uniform on [0, 1), or standard normal")
     client_gen_batch: int | None = param(
@@ -136,9 +132,9 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
     )
 
     @property
+    @abstractmethod
     def generates(self) -> bool:
-        """Whether clients use the generator."""
-        return self.GENERATES.holds_for(self)
+        """Whether clients use the generator; else there is none."""
 
     @abstractmethod
     def objective(self, server: Record, heads: Heads, passed: int) -> Objective:

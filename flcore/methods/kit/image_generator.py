@@ -6,14 +6,14 @@ global model's features of generated images are to minimise.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from flcore.core.conditions import Condition
 from flcore.core.optim import Adam
 from flcore.core.params import Search, param
 from flcore.core.rng import numpy_stream
@@ -47,41 +47,49 @@ GENERATOR_BETAS = (0.5, 0.999)
 
 @dataclass(frozen=True)
 class ImageGeneratorMethod(FedAvg):
-    """FedAvg and a generator of images at the server; a method adds the two losses and says when images are sent.
-
-    Attributes:
-        SHOWS: when clients look at virtual images at all. TRAINS: when the generator is trained, to some use.
-    """
-
-    SHOWS: ClassVar[Condition]
-    TRAINS: ClassVar[Condition]
+    """FedAvg and a generator of images at the server; a method adds the two losses and says when images are sent."""
 
     n_virtual: int = param(
-        64, "virtual images per class", low=1, search=Search(choices=(64, 128, 256, 512, 1024), when="SHOWS")
+        64, "virtual images per class", low=1, search=Search(choices=(64, 128, 256, 512, 1024), when=lambda m: m.shows)
     )
     virtual_batch: int = param(
-        64, "virtual images per local step", low=2, search=Search(choices=(16, 32, 64, 128), when="SHOWS")
+        64, "virtual images per local step", low=2, search=Search(choices=(16, 32, 64, 128), when=lambda m: m.shows)
     )
     virtual_dtype: Literal["float32", "uint8"] = param("float32", "how a virtual image's pixels travel")
     pixel_range: Literal["data", "authors"] = param(
         "data", "virtual images on the scale of the real ones, or taken for -1 to 1 as in the code"
     )
     generator: Literal["fc", "cnn"] = param(
-        "fc", "five-layer fully connected, or convolutional", search=Search(choices=("fc", "cnn"), when="SHOWS")
+        "fc",
+        "five-layer fully connected, or convolutional",
+        search=Search(choices=("fc", "cnn"), when=lambda m: m.shows),
     )
     noise_dim: int = param(512, "z, length of a noise vector", low=1)
     gen_steps: int = param(
-        300, "steps of the generator's training in a round", low=0, search=Search(50, 1000, log=True, when="SHOWS")
+        300,
+        "steps of the generator's training in a round",
+        low=0,
+        search=Search(50, 1000, log=True, when=lambda m: m.shows),
     )
     gen_batch: int = param(128, "generated images per such step", low=2)
     gen_lr: float = param(
         2e-4,
         "Adam's learning rate in a round's first step; code 2e-5",
         above=0,
-        search=Search(2e-5, 2e-3, log=True, when="TRAINS"),
+        search=Search(2e-5, 2e-3, log=True, when=lambda m: m.trains_generator),
     )
     gen_decay: float = param(0.95, "factor of both learning rates per gen_decay_every steps", above=0, high=1)
     gen_decay_every: int = param(20, "steps between two decays", low=1)
+
+    @property
+    @abstractmethod
+    def shows(self) -> bool:
+        """Whether clients look at virtual images at all."""
+
+    @property
+    @abstractmethod
+    def trains_generator(self) -> bool:
+        """Whether the generator is trained, to some use."""
 
     def architecture(self, setting: Setting, seed: int = 0) -> ImageGenerator:
         """The generator, with weights that follow from ``seed``."""

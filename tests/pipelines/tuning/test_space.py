@@ -9,7 +9,6 @@ import optuna
 import pytest
 
 from flcore.config.schema import Config
-from flcore.core.conditions import above
 from flcore.core.errors import ConfigError
 from flcore.core.params import Param, Search, declared
 from flcore.methods import METHODS
@@ -38,7 +37,7 @@ def test_every_method_is_searched_around_what_is_given(config_with: Callable[...
     problem = Problem.of(config_with(method={"name": method}), "accuracy")
     given = problem.given_values
     sums_alone = method in ("protolda", "protolda_blocks")
-    shared = [] if sums_alone else [key for key in SHARED if key not in METHODS[method].needs]
+    shared = [] if sums_alone else [key for key in SHARED if key not in problem.config.method.needs]
     assert [key for key in given if key.startswith("local.")] == shared
     assert problem.starts[0] == given
     assert problem.config_of(given) == problem.config
@@ -90,16 +89,19 @@ def test_values_have_the_type_of_their_parameter(dimension: Dimension, fits: Cal
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_a_condition_asks_about_comes_first(config_with: Callable[..., Config], method: str) -> None:
-    keys = [dimension.key for dimension in space(config_with(method={"name": method}))]
-    for dimension in space(config_with(method={"name": method})):
-        before = set(keys[: keys.index(dimension.key)])
-        assert set(dimension.asks) & set(keys) <= before
+    config = config_with(method={"name": method})
+    dimensions = space(config)
+    possible = {key: (value,) for key, value in values_of(config).items()}
+    possible |= {dimension.key: dimension.extremes for dimension in dimensions}
+    keys = [dimension.key for dimension in dimensions]
+    for position, dimension in enumerate(dimensions):
+        assert dimension.asks(possible) & {*keys} <= {*keys[:position]}
 
 
 def test_what_asks_about_each_other_is_refused(config_with: Callable[..., Config], monkeypatch: Any) -> None:
     def in_a_circle(config: Config) -> Any:
-        yield "local.epochs", Search(1, 3, when=above("batch_size", 8)), True
-        yield "local.batch_size", Search(8, 32, when=above("epochs")), True
+        yield "local.epochs", Search(1, 3, when=lambda local: local.batch_size > 8), True, config.local
+        yield "local.batch_size", Search(8, 32, when=lambda local: local.epochs > 1), True, config.local
 
     monkeypatch.setattr("pipelines.tuning.space._shared", in_a_circle)
     with pytest.raises(ValueError, match=r"local\.batch_size, local\.epochs: each is searched only where another"):
