@@ -194,7 +194,8 @@ def _run(
     )
     return SimpleNamespace(
         state=state,
-        history=checkpoint.records("history.jsonl"),
+        history=(history := checkpoint.records("history.jsonl")),
+        failures=[tuple(failure) for record in history for failure in record.get("failures", ())],
         checkpoint=checkpoint,
         memory=lambda client: checkpoint.memory(client, state.memories),
         bytes=_committed(directory),

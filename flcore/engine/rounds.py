@@ -158,7 +158,7 @@ def _run_round(run: _Run, latest: _Latest) -> RoundRecord | None:
         if last and _is_evaluated(run.experiment, number):
             scores = run.orchestrator.call("evaluate", _scores, run, after, scored)
             record = finite({"round": number, **scores, **_round_facts(after, cohort, told)})
-            after = replace(after, evaluated=after.evaluated + 1)
+            after = replace(after, evaluated=after.evaluated + 1, failures=())
             watch.lap("evaluate")
         if last and number in run.experiment.config.evaluation.snapshots:
             run.checkpoint.keep_round(after)  # before the commit: who is killed in between does it again

@@ -108,7 +108,7 @@ class RunState:
         leg: complete legs of the round after ``round``.
         legs: complete legs of the run.
         evaluated: records in the history.
-        failures: (round, client, cause) of every client left out because it failed.
+        failures: (round, client, cause) of every client dropped since the last record, which took over those before it.
         simulated_seconds: since the start, where clients' speeds are simulated.
         run: names the run and the code.
         told: what the complete legs of the round under way add to its record, see :func:`leg_facts`.

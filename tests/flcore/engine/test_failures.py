@@ -180,7 +180,8 @@ class Deaf(FedProto):
 
 
 def dropping(lab: Any, algorithm: Any, **changes: Any) -> Any:
-    return lab.experiment(algorithm=algorithm, federation={"rounds": 3, "on_client_error": "drop"}, **changes)
+    changes = {"federation__rounds": 3, "federation__on_client_error": "drop", **changes}
+    return lab.experiment(algorithm=algorithm, **changes)
 
 
 @pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
@@ -201,12 +202,20 @@ def test_the_others_go_on_as_if_it_had_not_answered(lab: Any, stack: bool, tmp_p
 def test_failures_are_recorded_and_counted(lab: Any, tmp_path: Path) -> None:
     """Client 2 fails in rounds 1 and 3; what it learnt in round 2 it still has."""
     run = lab.run(dropping(lab, Poisoned(rounds=(1, 3))), tmp_path / "run")
-    assert [(number, client) for number, client, _ in run.state.failures] == [(1, 2), (3, 2)]
+    assert [(number, client) for number, client, _ in run.failures] == [(1, 2), (3, 2)]
     why = "train-clients, local training: training diverged"
-    assert all(cause.startswith(why) for _, _, cause in run.state.failures)
-    assert [len(record["failures"]) for record in run.history] == [1, 1, 2]
+    assert all(cause.startswith(why) for _, _, cause in run.failures)
+    assert [[number for number, *_ in record.get("failures", ())] for record in run.history] == [[1], [], [3]]
+    assert run.state.failures == ()
     assert [record["participants"] for record in run.history] == [[0, 1, 3], [0, 1, 2, 3], [0, 1, 3]]
     assert run.state.memories == {0: 3, 1: 3, 2: 2, 3: 3}
+
+
+def test_a_record_lists_the_failures_since_the_one_before(lab: Any, tmp_path: Path) -> None:
+    """Evaluated in rounds 2 and 4; client 2 fails in rounds 1, 3 and 4."""
+    experiment = dropping(lab, Poisoned(rounds=(1, 3, 4)), federation__rounds=4, evaluation={"every": 2})
+    run = lab.run(experiment, tmp_path / "run")
+    assert [[number for number, *_ in record["failures"]] for record in run.history] == [[1], [3, 4]]
 
 
 def test_a_run_without_failures_does_not_mention_them(lab: Any, tmp_path: Path) -> None:
@@ -224,7 +233,7 @@ def test_a_failure_survives_a_resume(lab: Any, stops: Any, after: bool, tmp_path
         federation={"rounds": 1, "on_client_error": "drop"},
     )
     stops.everywhere(lab, experiment, tmp_path, after=after)
-    assert [(n, k) for n, k, _ in Checkpoint(tmp_path / "whole").read_state().failures] == [(1, 2)]
+    assert [(n, k) for n, k, _ in Checkpoint(tmp_path / "whole").records("history.jsonl")[0]["failures"]] == [(1, 2)]
 
 
 def test_a_failure_on_the_disk_is_not_tried_again(lab: Any, tmp_path: Path) -> None:
@@ -383,7 +392,7 @@ def test_an_error_is_dropped_like_any_failure(lab: Any, stack: bool, tmp_path: P
     """Client 2 is told its message and says nothing, in each round; the others go on."""
     run = lab.run(dropping(lab, Erring(), engine__stack=stack), tmp_path / "run")
     assert [record["participants"] for record in run.history] == [[0, 1, 3]] * 3
-    assert list(run.state.failures) == [(n, 2, "train-clients, reply: TypeError: no reply") for n in (1, 2, 3)]
+    assert run.failures == [(n, 2, "train-clients, reply: TypeError: no reply") for n in (1, 2, 3)]
     model = 4 * run.state.server["model"].num_parameters
     assert run.history[-1]["bytes_down"]["model"] == 3 * 4 * model
     assert run.history[-1]["bytes_up"]["model"] == 3 * 3 * model
@@ -394,7 +403,7 @@ def test_of_a_stack_those_fail_alone_whose_fault_it_is(lab: Any, part: str, tmp_
     """Stacks [3, 1] and [2, 0] by their steps, 6, 4, 4, 3: an error of client 3's costs client 3 alone."""
     changes = {"engine": {"stack": True, "stack_size": 2}}
     run = lab.run(dropping(lab, Erring(part=part, clients=(3,)), **changes), tmp_path / "run")
-    assert [(number, client) for number, client, _ in run.state.failures] == [(n, 3) for n in (1, 2, 3)]
+    assert [(number, client) for number, client, _ in run.failures] == [(n, 3) for n in (1, 2, 3)]
     assert [record["participants"] for record in run.history] == [[0, 1, 2]] * 3
     # What the others give is what they give without it, up to what a stack's arithmetic may differ by.
     serial = lab.run(dropping(lab, Erring(part=part, clients=(3,))), tmp_path / "serial")
@@ -416,7 +425,7 @@ def test_what_the_machine_lacks_is_no_clients_failure(
 
 def test_who_could_not_even_be_sent_its_message_received_nothing(lab: Any, tmp_path: Path) -> None:
     run = lab.run(dropping(lab, Erring(part="broadcast")), tmp_path / "run")
-    assert [client for _, client, _ in run.state.failures] == [2, 2, 2]
+    assert [client for _, client, _ in run.failures] == [2, 2, 2]
     assert run.history[-1]["bytes_down"]["model"] == 3 * 3 * 4 * run.state.server["model"].num_parameters
 
 

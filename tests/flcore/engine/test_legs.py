@@ -434,7 +434,7 @@ def test_whoever_failed_in_one_leg_is_out_of_the_next(lab: Any, stops: Any, tmp_
     """Client 2 fails in training: it does not retrain, not even after a stop in between; next round it is back."""
     experiment = timed(lab, Retraining(poisoned=(2,)), on_client_error="drop")
     whole = lab.run(experiment, tmp_path / "whole")
-    assert [(number, client) for number, client, _ in whole.state.failures] == [(1, 2), (2, 2)]
+    assert [(number, client) for number, client, _ in whole.failures] == [(1, 2), (2, 2)]
     asked: list[tuple[str, list[int]]] = []
 
     class Asked(InlineOrchestrator):

@@ -593,7 +593,7 @@ def test_odd_clients_give_numbers(lab: Any, options: Any, model: Any, tmp_path: 
         method={"name": "fedmlp", **options},
     )
     run = lab.run(experiment, tmp_path / "run")
-    assert run.state.failures == ()
+    assert not run.failures
     assert run.state.server["prototypes"].present.tolist() == [True] * 4 + [False] * 2
     for record in (run.state.server, run.memory(1)):
         tensors = [tensor for payload in record.values() for tensor in payload.arrays().values()]

@@ -411,7 +411,7 @@ def test_poor_clients(lab: Any, stack: bool, batchnorm: str, tmp_path: Any) -> N
         "model": {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": batchnorm},
     }
     run = lab.run(lab.experiment(partition=partition, method=SMALL, **changes), tmp_path / "run")
-    assert not run.state.failures
+    assert not run.failures
     assert all(bool(value.isfinite().all()) for value in run.state.server["model"].params.values())
     assert run.state.server["prototypes"].present.tolist() == [True] * 4 + [False] * 2
     assert run.history[1]["server"]["shipped"] == 1

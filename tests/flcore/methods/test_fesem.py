@@ -368,7 +368,7 @@ def test_odd_clients_give_numbers(lab: Any, changes: dict[str, Any], tmp_path: A
     partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
     method = {"name": "fesem", "centres": 5}
     run = lab.run(lab.experiment(partition=partition, method=method, **changes), tmp_path / "run")
-    assert run.state.failures == ()
+    assert not run.failures
     for payload in run.state.server.values():
         assert all(bool(torch.isfinite(tensor).all()) for tensor in payload.arrays().values())
     assert ("model_buffers" in run.history[-1]["bytes_up"]) == (not changes)

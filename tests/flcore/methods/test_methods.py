@@ -234,7 +234,7 @@ def test_odd_clients_give_numbers(lab: Any, method: dict[str, Any], tmp_path: An
     partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
     model = {"name": "fedgen_cnn" if method["name"] in ("fedavg", "fedper") else "fedcspc_cnn"}
     run = lab.run(lab.experiment(partition=partition, model=model, method=method), tmp_path / "run")
-    assert run.state.failures == ()
+    assert not run.failures
     for record in (run.state.server, run.memory(1), run.memory(2)):
         tensors = [tensor for payload in record.values() for tensor in payload.arrays().values()]
         assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors)

@@ -124,7 +124,7 @@ def test_poor_clients(lab: Any, stack: bool, tmp_path: Any) -> None:
     partition = lab.by_hand(lab.dataset, clients, [range(60)] * 3)
     changes = {"engine__stack": stack, "partition__num_clients": 3, "local__epochs": 2}
     run = lab.run(lab.experiment(partition=partition, method=SMALL, **changes), tmp_path / "run")
-    assert not run.state.failures
+    assert not run.failures
     assert all(bool(value.isfinite().all()) for value in run.state.server["model"].params.values())
 
 

@@ -108,7 +108,7 @@ def test_an_error_in_a_worker_is_the_error_here(lab: Any, erring: Any, tmp_path:
     # Dropped instead, the run goes on, to the same bytes; the worker's state is that of the clients before.
     dropping = {**erring, "federation": {"rounds": 1, "on_client_error": "drop"}}
     expected = lab.run(lab.experiment(**dropping), tmp_path / "dropped")
-    assert list(expected.state.failures) == [(1, 2, f"train-clients, reply: AttributeError: {said}")]
+    assert expected.failures == [(1, 2, f"train-clients, reply: AttributeError: {said}")]
     assert lab.run_in_pool(tmp_path / "there", **dropping, engine__workers=1).bytes == expected.bytes
 
 
@@ -194,7 +194,7 @@ def test_a_client_that_kills_its_worker_every_time_is_left_out(lab: Any, deaths:
     run = lab.run_in_pool(tmp_path / "pool", **changes)
     assert len(set(deaths.read_text().split())) == 4
     assert run.history[0]["participants"] == [0, 1, 3]
-    ((number, client, cause),) = run.state.failures
+    ((number, client, cause),) = run.failures
     assert (number, client) == (1, 2)
     assert cause.startswith("train-clients: workers died again and again training it, the last one by SIGKILL; ")
     assert run.history[0]["failures"] == [[1, 2, cause]]

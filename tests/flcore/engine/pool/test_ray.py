@@ -257,7 +257,7 @@ def test_a_failed_client_is_left_out_on_ray_too(lab: Any, cluster: Any, erring: 
     expected = lab.run(lab.experiment(**changes), tmp_path / "inline")
     found = run_on_ray(lab, tmp_path / "ray", **changes)
     assert found.bytes == expected.bytes
-    assert len(found.state.failures) == 2
+    assert len(found.failures) == 2
 
 
 def pool_of(lab: Any, folder: Path, workers: int, gpus: float = 0.0) -> Any:

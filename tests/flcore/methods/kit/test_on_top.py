@@ -105,7 +105,7 @@ def test_with_nothing_added_it_is_the_base(lab: Any, base: str, own: dict[str, A
     assert found.arrays == alone.arrays
     assert found.bytes["history.jsonl"] == alone.bytes["history.jsonl"]
     assert serialise(found.state.server) == serialise(alone.state.server)
-    for part in ("round", "up", "down", "steps", "failures"):
+    for part in ("round", "up", "down", "steps"):
         assert getattr(found.state, part) == getattr(alone.state, part)
     account = method.privacy(2)
     assert account == method.base_method.privacy(2)
