@@ -201,10 +201,10 @@ def load_record(path: Path, cure: str = "make it again") -> tuple[Record, dict[s
         DataError: the file is missing, cut off, changed or not a record; the message ends with ``cure``.
     """
     arrays, header = read_tensors(path, cure)
-    written = header.pop(_CHECK, None)  # none in records of earlier versions
+    written = header.pop(_CHECK, None)
     if header.keys() != {"payloads", "extra"}:
         raise DataError(f"{path}: not a record of protofl; {cure}")
-    if written not in (None, check_sum(arrays, header)):
+    if written != check_sum(arrays, header):
         raise DataError(f"{path}: damaged, its content is not what was written; {cure}")
     try:
         return _restored(arrays, header["payloads"]), header["extra"]
