@@ -26,8 +26,10 @@ def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[s
     best = best_round(history, "top1_global")
     recent = [record["top1_global"] for record in history[-10:] if record["top1_global"] is not None]
     tasks = {"tasks": summarise_tasks(experiment.stream, history)} if "tasks" in last else {}
+    is_named = meta.class_names != tuple(map(str, range(meta.num_classes)))
     return (
         tasks
+        | ({"class_names": list(meta.class_names)} if is_named else {})
         | _poisoned(experiment, final)
         | {
             "method": experiment.method.name,

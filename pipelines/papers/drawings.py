@@ -132,7 +132,7 @@ def _of_run(run: MeasuredRun, where: str, names: tuple[str, ...]) -> Iterator[Se
 def _division(run: MeasuredRun, title: str) -> Block:
     """Who holds what of the data; the division is an input of the run, kept beside its data."""
     try:
-        held = load_partition(inputs_of(run.folder).partition)
+        held = load_partition(inputs_of(run.folder).partition, load_run(run.folder).class_names)
     except DataError as error:
         return Words(f"Left out: {error}")
     drawn = drawing(f"{run.setting}-{run.row}-{DIVISION}", {"": draw_partition(held)})

@@ -146,7 +146,8 @@ def write_comparison_page(
     Raises:
         DataError: a file is missing or damaged.
     """
-    held = {seed: load_partition(folder) for seed, folder in sorted(partitions.items())}
+    names = next((run.class_names for run in comparison.runs if run.class_names), ())
+    held = {seed: load_partition(folder, names) for seed, folder in sorted(partitions.items())}
     drawings = comparison_drawings(comparison, next(iter(held.values()), None))
     write_drawings(drawings.values(), directory / "figures")
     sections = [

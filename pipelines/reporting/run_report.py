@@ -80,7 +80,7 @@ def write_run_page(directory: Path, partition_dir: Path | None) -> Path:
     """
     files, run = RunFiles(directory), load_run(directory)
     comparison = compare([run], baseline=run.method)
-    partitions = {} if partition_dir is None else {run.seed: load_partition(partition_dir)}
+    partitions = {} if partition_dir is None else {run.seed: load_partition(partition_dir, run.class_names)}
     stored = analyses.load(directory)
     drawings, analysed = run_drawings(run, partitions.get(run.seed)), analysis_drawings(stored, run)
     write_drawings((*drawings.values(), *analysed.values()), files.figures)

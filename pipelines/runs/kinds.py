@@ -15,7 +15,7 @@ from flcore.core.text import brief
 CURE = "run this method again"
 """What helps a run whose files are not whole."""
 
-NUMBER, COUNT = "a number", "a whole number"
+NUMBER, COUNT, TEXT = "a number", "a whole number", "a text"
 NUMBERS = {"*": NUMBER}
 _WAYS = {"*": NUMBERS}
 
@@ -55,6 +55,7 @@ METRICS: Mapping[str, Any] = {
     "alternatives": _WAYS,
     "class_acc": [NUMBER],
     "class_acc_vote": [NUMBER],
+    "class_names": [TEXT],
     "privacy": {"epsilon": NUMBER, "delta": NUMBER},
     "tasks": {"last_epochs": {}, "stage_ends": [{"round": COUNT}]},
 }
@@ -66,7 +67,7 @@ def check(value: Any, kind: Any, where: str) -> None:
 
     Args:
         value: as read from JSON.
-        kind: :data:`NUMBER`, :data:`COUNT`, a list with the kind of its items, or a mapping with the kinds of keys that
+        kind: :data:`NUMBER`, :data:`COUNT`, :data:`TEXT`, a list with the kind of its items, or a mapping with the kinds of keys that
             may be there, ``*`` for all of them.
         where: for the error, the file.
 
@@ -85,6 +86,9 @@ def check(value: Any, kind: Any, where: str) -> None:
             raise _wrong(value, "an object", where)
         for key in value if "*" in kind else kind.keys() & value.keys():
             check(value[key], kind.get(key, kind.get("*")), f"{where}, {brief(key, 40)}")
+    elif kind == TEXT:
+        if not isinstance(value, str):
+            raise _wrong(value, kind, where)
     elif isinstance(value, bool) or not isinstance(value, int if kind == COUNT else int | float):
         raise _wrong(value, kind, where)
     elif isinstance(value, int) and abs(value) >= 2**63:

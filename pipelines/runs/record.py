@@ -123,6 +123,7 @@ class RunRecord:
     best_round: int | None
     class_acc: tuple[float | None, ...]
     class_acc_vote: tuple[float | None, ...]
+    class_names: tuple[str, ...]
     bytes_up: float | None
     bytes_down: float | None
     bytes_up_by_kind: Mapping[str, float]
@@ -191,6 +192,7 @@ def load_run(directory: Path) -> RunRecord:
         best_round=None if best_round is None else int(best_round),
         class_acc=class_acc,
         class_acc_vote=_numbers(metrics.get("class_acc_vote"), f"{path}: class_acc_vote"),
+        class_names=tuple(map(str, metrics.get("class_names") or ())),
         bytes_up_by_kind=_byte_counts(metrics.get("bytes_up_by_kind"), f"{path}: bytes_up_by_kind"),
         bytes_down_by_kind=_byte_counts(metrics.get("bytes_down_by_kind"), f"{path}: bytes_down_by_kind"),
         history=tuple(sorted(history, key=lambda record: record.round)),

@@ -290,7 +290,7 @@ def draw_training_loss(runs: Sequence[RunRecord]) -> Panels:
     return panels
 
 
-def draw_class_accuracy(runs: Sequence[RunRecord], class_names: Sequence[str] = ()) -> Panels:
+def draw_class_accuracy(runs: Sequence[RunRecord]) -> Panels:
     """Class-wise accuracy on the global test set: methods by classes, 0 to 1, grey where there is no value."""
     table = class_accuracy_data(runs)
     methods, classes = table.shape
@@ -298,8 +298,7 @@ def draw_class_accuracy(runs: Sequence[RunRecord], class_names: Sequence[str] = 
         figure = Figure(figsize=(WIDTH, min(max(1.15 + 0.27 * methods, 1.5), 7.5)))
         axes = figure.add_subplot()
         mesh = draw_cells(axes, table.to_numpy(dtype=float), ACCURACIES, 1.0)
-        names = [class_names[label] if label < len(class_names) else str(label) for label in range(classes)]
-        name_cells(axes.xaxis, names, 26)
+        name_cells(axes.xaxis, list(map(str, table.columns)), 26)
         name_cells(axes.yaxis, list(table.index), methods)
         axes.set_xlabel("class")
         bar = figure.colorbar(mesh, ax=axes, label="accuracy", pad=0.015, fraction=0.03, aspect=max(4 + 2 * methods, 8))

@@ -198,9 +198,11 @@ def class_accuracy_data(runs: Iterable[RunRecord]) -> pd.DataFrame:
     """Class-wise accuracy on the global test set, mean over the seeds that have a value for the class.
 
     Returns:
-        A row per method that reports class accuracies, a column per class; NaN where no seed knows. The index is the
-        method, or "<method> (vote)" where not one model answers but the majority of clients' models.
+        A row per method that reports class accuracies, a column per class, by name if it has one; NaN where no
+        seed knows. The index is the method, or "<method> (vote)" for the majority of clients' models.
     """
+    runs = list(runs)
+    names = next((run.class_names for run in runs if run.class_names), ())
     rows = [
         (f"{run.method}{suffix}", label, value)
         for method_runs in group_by_method(runs).values()
@@ -210,7 +212,8 @@ def class_accuracy_data(runs: Iterable[RunRecord]) -> pd.DataFrame:
     ]
     table = pd.DataFrame(rows, columns=["method", "class", "value"]).astype({"value": float})
     by_class = table.pivot_table(index="method", columns="class", values="value", dropna=False, sort=False)
-    return by_class.sort_index(axis="columns").dropna(how="all").rename_axis(index=None, columns=None)
+    found = by_class.sort_index(axis="columns").dropna(how="all").rename_axis(index=None, columns=None)
+    return found.rename(columns=dict(enumerate(names)))
 
 
 def difference_data(comparison: Comparison) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -34,12 +34,13 @@ class PartitionTable:
     manifest: Mapping[str, Any]
 
 
-def load_partition(directory: Path) -> PartitionTable:
+def load_partition(directory: Path, class_names: Sequence[str] = ()) -> PartitionTable:
     """Read `manifest.json` of a partition directory.
 
     Args:
         directory: holds `manifest.json` with `clients`, each with `id` and `class_counts` (a list, or an object keyed
-            by class number); `num_classes`, `class_names` and the sizes are used where they are given.
+            by class number); `num_classes` and the sizes are used where they are given.
+        class_names: of the data, in order; without them classes are shown by number.
 
     Returns:
         The table; clients stay in the manifest's order, absent classes count 0.
@@ -49,7 +50,7 @@ def load_partition(directory: Path) -> PartitionTable:
     """
     path = Path(directory) / "manifest.json"
     try:
-        return _parsed(path.read_text(encoding="utf-8"))
+        return _parsed(path.read_text(encoding="utf-8"), tuple(class_names))
     except (OSError, json.JSONDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({error.__class__.__name__}); make the partition again.") from error
     except ValueError as error:
@@ -57,7 +58,7 @@ def load_partition(directory: Path) -> PartitionTable:
 
 
 @lru_cache(maxsize=16)
-def _parsed(text: str) -> PartitionTable:
+def _parsed(text: str, names: tuple[str, ...]) -> PartitionTable:
     manifest = json.loads(text)
     clients = manifest.get("clients") if isinstance(manifest, dict) else None
     if not clients or any("class_counts" not in client for client in clients):
@@ -68,10 +69,9 @@ def _parsed(text: str) -> PartitionTable:
     for position, row in enumerate(by_class):
         for label, count in row.items():
             counts[position, label] = count
-    names = manifest.get("class_names") or []
     return PartitionTable(
         client_ids=tuple(str(client.get("id", position)) for position, client in enumerate(clients)),
-        class_names=tuple(str(names[label]) if label < len(names) else str(label) for label in range(num_classes)),
+        class_names=tuple(names[label] if label < len(names) else str(label) for label in range(num_classes)),
         counts=counts,
         sizes=pd.DataFrame(
             [[client.get("sizes", client).get(part) for part in _PARTS] for client in clients], columns=list(_PARTS)

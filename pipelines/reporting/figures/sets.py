@@ -68,7 +68,7 @@ def run_drawings(run: RunRecord, partition: PartitionTable | None = None) -> dic
 
     Args:
         run: a finished one.
-        partition: adds the heatmap and gives class names.
+        partition: adds the heatmap.
 
     Returns:
         By name: `accuracy`, `loss`, `stream`, `tasks`, `clients`, `classes`, `partition`; those without data are left
@@ -116,9 +116,8 @@ def _of_any(runs: Sequence[RunRecord], partition: PartitionTable | None) -> Iter
     if not clients.empty:
         yield drawing("clients", charts.draw_client_spread(runs), clients)
     if not classes.empty:
-        names = partition.class_names if partition is not None else ()
         by_class = classes.rename_axis("method").reset_index()
-        yield drawing("classes", charts.draw_class_accuracy(runs, names), by_class)
+        yield drawing("classes", charts.draw_class_accuracy(runs), by_class)
     if any(run.tasks for run in runs):
         yield drawing("stream", draw_stream(runs), stream_data(runs))
         yield drawing("tasks", draw_by_task(runs), by_task_data(runs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,13 @@ def test_a_history_that_no_run_wrote_is_refused(harm: Callable[[list[dict[str, A
     harm(records)
     with pytest.raises(DataError, match=rf"^history\.jsonl.*{said}.*; train again$"):
         check_history(records, 2, Path("history.jsonl"), "train again")
+
+
+def test_classes_with_names_are_named(lab: Any) -> None:
+    """Names such as 0, 1, 2, ... say no more than the place."""
+    experiment = lab.experiment(federation__rounds=1)
+    meta = experiment.dataset.meta
+    assert summarise(experiment, FINAL, history(0.5))["class_names"] == list(meta.class_names) == list("abcdef")
+    numbers = replace(meta, class_names=tuple("012345"))
+    plain = replace(experiment, dataset=replace(experiment.dataset, meta=numbers))
+    assert "class_names" not in summarise(plain, FINAL, history(0.5))

@@ -166,10 +166,20 @@ def test_loss_terms_that_most_methods_share_come_first() -> None:
     assert table[["term", "method", "mean"]].values.tolist() == [["z", "fedavg", 1], ["z", "moon", 2], ["a", "moon", 2]]
 
 
+def test_classes_are_shown_by_name(tmp_path: Path) -> None:
+    """In the table of classes and in that of the partition; by number where no run knows names."""
+    named = [make_run("fedavg", 0, [make_round(1, 0.5)], class_acc=(0.2, 0.4, None), class_names=("cat", "dog", "2"))]
+    assert data.class_accuracy_data(named).columns.tolist() == ["cat", "dog", "2"]
+    (panel,) = charts.draw_class_accuracy(named).values()
+    assert [label.get_text() for label in panel.axes[0].get_xticklabels()] == ["cat", "dog", "2"]
+    plain = [make_run("fedavg", 0, [make_round(1, 0.5)], class_acc=(0.2, 0.4))]
+    assert data.class_accuracy_data(plain).columns.tolist() == [0, 1]
+
+
 def test_partition_table(tmp_path: Path) -> None:
     """Counts as list or by class; absent classes count 0; names and sizes where given."""
-    directory = write_manifest(tmp_path, [[1, 2, 3], {"0": 4}], class_names=["cat", "dog"])
-    partition = load_partition(directory)
+    directory = write_manifest(tmp_path, [[1, 2, 3], {"0": 4}])
+    partition = load_partition(directory, ("cat", "dog"))
     assert partition.counts.tolist() == [[1, 2, 3], [4, 0, 0]]
     assert partition.class_names == ("cat", "dog", "2")
     assert partition_data(partition).loc["0001", "cat"] == 4
