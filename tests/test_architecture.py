@@ -87,6 +87,8 @@ LIBRARY = House(
         # From a configuration to a finished folder.
         ("training",),
         ("running",),
+        # What anybody may ask of a method of theirs.
+        ("testing",),
         # Figures of the papers.
         ("analyses",),
         ("__init__",),
@@ -282,6 +284,8 @@ OURS = {"write_text"}
 PAST_THE_DISK = {
     "flcore.engine.local.compiler": "a few lines that the compiler is tried with",
     "flcore.engine.pool.ray": "the folder of a worker on another node, which lives no longer than the worker",
+    "flcore.testing": "runs of a moment, in a folder that is thrown away",
+    "flcore.testing.trial": "who holds what in them",
     "pipelines.execution.recorder": "a log",
     "pipelines.orchestration.background": "logs of servers",
     "pipelines.runs.memory": "a question to the kernel",

@@ -69,6 +69,8 @@ class Method(Checked, ABC):
             ``head.bias`` [K]; a model with a hidden layer in its head is then refused.
         needs: what other sections of a configuration must say for it, by dotted key: the values that it works with,
             such as ``{"local.momentum": (0.0,)}``. Others are refused before any data are read.
+        reduces_to_fedavg: values of its parameters that make it FedAvg, to the bit and with FedAvg's traffic, where
+            clients have equally many samples; None: none do. A subclass does not inherit it.
     """
 
     AUTHORS: ClassVar[Mapping[str, Any]] = {}
@@ -82,6 +84,7 @@ class Method(Checked, ABC):
     trains_locally: ClassVar[bool] = True
     needs_linear_head: ClassVar[bool] = False
     needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = None
 
     def num_outputs(self, num_classes: int) -> int:
         """Outputs of the model's head: one per class, and those of classes that only the method knows behind them."""

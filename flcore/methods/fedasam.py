@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ class FedASAM(FedAvg):
         "FedAvg with sharpness-aware steps, adaptive to the size of weights; optionally a mean of rounds"
     )
     citation: ClassVar[str] = "Caldarola et al., ECCV 2022"
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"rho": 0.0}
 
     rho: float = param(
         0.1,

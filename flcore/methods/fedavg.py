@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flcore.aggregation.optimizers import server_step
 from flcore.aggregation.weights import fold_weights
@@ -36,6 +36,7 @@ class FedAvg(Method):
     name: ClassVar[str] = "fedavg"
     summary: ClassVar[str] = "weighted averaging of locally trained weights"
     citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {}
 
     @property
     def can_be_calibrated(self) -> bool:

@@ -74,6 +74,7 @@ class FedDC(AuthorsPreset, FedAvg):
     name: ClassVar[str] = "feddc"
     summary: ClassVar[str] = "FedAvg with a learned drift per client, decoupled from its weights and corrected"
     citation: ClassVar[str] = "Gao et al., CVPR 2022"
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"use_drift": False, "use_correction": False}
     AUTHORS: ClassVar[Mapping[str, Any]] = {"correction": "recursive"}
     needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {"local.optimizer": ("sgd",)}
 

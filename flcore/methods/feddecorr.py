@@ -10,8 +10,9 @@ the code's, with which the published β belongs. Server: FedAvg.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -29,6 +30,7 @@ class FedDecorr(FedAvg):
     name: ClassVar[str] = "feddecorr"
     summary: ClassVar[str] = "FedAvg with a penalty on correlated feature dimensions, against dimensional collapse"
     citation: ClassVar[str] = "Shi et al., ICLR 2023"
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"beta": 0.0}
 
     beta: float = param(0.1, "weight β of the penalty", low=0, search=Search(choices=(0.01, 0.05, 0.1, 0.2)))
     scaling: Literal["code", "paper"] = param("code", "the penalty as published code or paper has it; β depends on it")

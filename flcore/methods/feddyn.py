@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -54,6 +54,7 @@ class FedDyn(FedAvg):
     name: ClassVar[str] = "feddyn"
     summary: ClassVar[str] = "FedAvg with a dynamic regulariser that aligns the minima of clients"
     citation: ClassVar[str] = "Acar et al., ICLR 2021"
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0}
 
     alpha: float = param(
         0.01, "weight α of the regulariser; 0 switches it off", low=0, search=Search(choices=(0.001, 0.01, 0.1))

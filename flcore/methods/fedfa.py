@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -63,6 +63,7 @@ class FedFA(FedAvg):
         "FedAvg whose features are drawn to common anchors, on which heads are trained in every step"
     )
     citation: ClassVar[str] = "Zhou et al., IEEE TMC 2023"
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"lambda_anchor": 0.0, "use_calibration": False}
 
     lambda_anchor: float = param(
         0.1, "weight λ of the distance to anchors", low=0, search=Search(choices=(0.01, 0.1, 1.0))

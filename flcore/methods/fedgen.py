@@ -57,6 +57,7 @@ class FedGen(FeatureGeneratorMethod):
     name: ClassVar[str] = "fedgen"
     summary: ClassVar[str] = "a server-trained generator of features teaches the clients' heads and models"
     citation: ClassVar[str] = "Zhu et al., ICML 2021"
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"gamma": 0.0, "beta": 0.0}
     AUTHORS: ClassVar[Mapping[str, Any]] = {
         "noise": "uniform",
         "div_metric": "code",

@@ -65,6 +65,7 @@ class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
     name: ClassVar[str] = "fedhkd"
     summary: ClassVar[str] = "mean features and soft predictions per class regularise body and head, beside FedAvg"
     citation: ClassVar[str] = "Chen et al., ICLR 2023"
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"lambda_head": 0.0, "gamma": 0.0}
     AUTHORS: ClassVar[Mapping[str, Any]] = {"distance": "l2", "noise": 2.0}
     covers: ClassVar[str] = (
         "mean features alone; soft predictions, weights, counts and the classes held are not protected"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -33,6 +33,7 @@ class FedNTD(FedAvg):
     name: ClassVar[str] = "fedntd"
     summary: ClassVar[str] = "FedAvg with distillation of the global model on the classes that are not true"
     citation: ClassVar[str] = "Lee et al., NeurIPS 2022"
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"beta": 0.0}
 
     beta: float = param(1.0, "weight β of the distillation", low=0, search=Search(choices=(0.1, 0.3, 1.0)))
     tau: float = param(

@@ -99,6 +99,7 @@ class FedPA(RunningPrototypes, FeatureGeneratorMethod):
         "generated features for the head, prototypes for the encoder, one trained against the other"
     )
     citation: ClassVar[str] = "Jiang et al., IEEE TDSC 2024"
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"use_ge": False, "use_po": False}
     AUTHORS: ClassVar[Mapping[str, Any]] = {
         "noise": "uniform",
         "po_form": "mse",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -60,6 +60,7 @@ class FedProc(ReleasesPrototypes, FedAvg):
     name: ClassVar[str] = "fedproc"
     summary: ClassVar[str] = "a contrast with global prototypes whose weight falls over the rounds, beside FedAvg"
     citation: ClassVar[str] = "Mu et al., FGCS 2023"
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0}
 
     alpha: float = param(1.0, "α_0, share of the contrast in the loss; it falls to 0 over the rounds", low=0, high=1)
     tau: float = param(

@@ -6,8 +6,9 @@ weights. BatchNorm statistics are not part of the norm, and the term is not divi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -24,6 +25,7 @@ class FedProx(FedAvg):
     name: ClassVar[str] = "fedprox"
     summary: ClassVar[str] = "FedAvg with a proximal term that keeps clients near the global weights"
     citation: ClassVar[str] = "Li et al., MLSys 2020"
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
 
     mu: float = param(0.01, "weight μ of the proximal term", low=0, search=Search(1e-3, 1.0, log=True))
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ class Moon(FedAvg):
     name: ClassVar[str] = "moon"
     summary: ClassVar[str] = "FedAvg whose features are drawn to the global model's, away from the client's last ones"
     citation: ClassVar[str] = "Li et al., CVPR 2021"
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
 
     mu: float = param(
         5.0,

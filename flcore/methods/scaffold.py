@@ -58,6 +58,7 @@ class Scaffold(FedAvg):
     name: ClassVar[str] = "scaffold"
     summary: ClassVar[str] = "FedAvg with control variates that correct the drift of clients"
     citation: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"use_control": False}
     needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "local.optimizer": ("sgd",),
         "local.momentum": (0.0,),

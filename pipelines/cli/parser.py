@@ -9,7 +9,7 @@ from typing import Any
 from flcore.analyses import SUMMARIES
 from flcore.version import VERSION
 from pipelines.bench import BENCHMARKS
-from pipelines.cli import commands, options, paper, proof
+from pipelines.cli import check_method, commands, options, paper, proof
 from pipelines.cli.arguments import Parser, names, positive, size, whole_number, whole_numbers
 from pipelines.cli.headlines import KINDS, SHOWN
 
@@ -248,6 +248,7 @@ def _add_descriptions(add: _Commands) -> None:
     new.add_argument("kind", choices=("method",), metavar="KIND", help="method")
     new.add_argument("name", metavar="NAME", help="of the method: a-z, 0-9 and _, a letter first")
     options.out(new, ".", "where the two files go")
+    check_method.add_to(add)
 
 
 def _add_results(add: _Commands) -> None:

@@ -1,4 +1,4 @@
-"""FedDyn: two rounds by hand, its limit case to the bit, and that it is FedDC without its correction."""
+"""FedDyn: two rounds by hand, and that it is FedDC without its correction."""
 
 from __future__ import annotations
 
@@ -42,17 +42,6 @@ def test_two_rounds_by_hand(lab: Any, tmp_path: Path) -> None:
         assert server["model"].params["head.bias"].tolist() == pytest.approx([bias, -bias], abs=1e-6)
         assert server["model"].params["head.weight"][0].tolist() == pytest.approx([weight, 0], abs=1e-6)
         assert memory[GRADIENT].params["head.bias"][0].item() == pytest.approx(own, abs=1e-6)
-
-
-def test_without_its_weight_it_is_fedavg_to_the_bit(lab: Any, tmp_path: Path) -> None:
-    """Clients of one size count alike in FedAvg too."""
-    partition = lab.by_hand(lab.dataset, [range(start, 240, 4) for start in range(4)], [range(60)] * 4)
-    own, fedavg = (
-        lab.run(lab.experiment(partition=partition, method=method, federation__participation=0.5), tmp_path / str(i))
-        for i, method in enumerate([{"name": "feddyn", "alpha": 0}, {"name": "fedavg"}])
-    )
-    assert lab.same(own.state.server, fedavg.state.server)
-    assert own.history == fedavg.history
 
 
 def test_it_is_feddc_without_the_correction(lab: Any, tmp_path: Path) -> None:

@@ -8,28 +8,21 @@ from typing import Any
 
 import pytest
 
+from flcore.methods import METHODS
 from flcore.methods.types import MODEL
 
 VHL = {"name": "vhl", "per_class": 5, "virtual_batch": 8}
-OFF = {
-    "fedprox": {"name": "fedprox", "mu": 0},
-    "moon": {"name": "moon", "mu": 0},
-    "fedntd": {"name": "fedntd", "beta": 0},
-    "fedproc": {"name": "fedproc", "alpha": 0},
-    "fedhkd": {"name": "fedhkd", "lambda_head": 0, "gamma": 0},
-    "feddecorr": {"name": "feddecorr", "beta": 0},
-    "fedasam": {"name": "fedasam", "rho": 0},
-    "fedfa": {"name": "fedfa", "lambda_anchor": 0, "use_calibration": False},
-    "fedgen": {"name": "fedgen", "gamma": 0, "beta": 0},
+OFF: dict[str, dict[str, Any]] = {
+    **{name: {"name": name, **off} for name, cls in METHODS.items() if (off := vars(cls).get("reduces_to_fedavg"))},
     "vhl": VHL | {"lambda_v": 0, "lambda_a": 0},
     "vhl, never": VHL | {"lambda_v": 0, "align_epochs": 0},  # another way to have no contrastive part
-    "fedpa": {"name": "fedpa", "use_ge": False, "use_po": False},
     "fedpa, weights": {"name": "fedpa", "lambda_ge0": 0, "lambda_po0": 0},
 }
+for _uniform in ("feddc", "feddyn", "scaffold"):  # only where clients have equally many samples
+    del OFF[_uniform]
 MODELS = {
     "fedgen_cnn": {"name": "fedgen_cnn", "feature_dim": 8},  # batch normalisation
     "fedproto_cnn": {"name": "fedproto_cnn"},  # dropout
-    "fedcspc_cnn": {"name": "fedcspc_cnn", "projection_dim": 16},
 }
 
 Runs = Callable[..., SimpleNamespace]

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from flcore.io.messages import Count
-from flcore.io.records import Record, serialise
 from flcore.methods import METHODS
 from flcore.methods.kit.class_prototypes import ReleasesPrototypes, ReleasesVectors
-from flcore.methods.types import Exchange
 
 # Sample A = (2, 0) of class 0 and three samples B = (0, 4) of class 1.
 PIXELS, LABELS = [[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1]
@@ -160,21 +158,6 @@ def test_batchnorm_statistics_are_counted_apart(lab: Any, tmp_path: Any) -> None
     assert run.history[0]["scalars_up"] == 4 * 3094
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_measured_bytes_are_those_of_the_messages(lab: Any, method: str) -> None:
-    """Invariant 3, on what each method really sends and receives in round 1."""
-    experiment = lab.experiment(method__name=method, model=lab.model_of(method))
-    server = Record(experiment.method.start_server(experiment.setting))
-    reply, _ = lab.train(experiment, server=server)
-    if method == "central":
-        assert (reply.up, reply.down) == ({}, {})
-        return
-    assert sum(size.bytes for size in reply.up.values()) == len(serialise(reply.message))
-    leg = experiment.method.legs(1, experiment.setting)[0].name
-    inbox = experiment.method.broadcast(server, 0, Exchange(experiment.setting, 1, leg))
-    assert sum(size.bytes for size in reply.down.values()) == len(serialise(inbox))
-
-
 # ---- what a method keeps and answers -----------------------------------------------------------------------------
 
 
@@ -217,7 +200,7 @@ def test_whoever_sends_vectors_in_feature_space_has_the_release_step() -> None:
 
 
 ODD: list[dict[str, Any]] = [
-    *({"name": name} for name in ("fedavg", "fedper", "fedrep", "fedproto", "fedproc", "fedntd", "moon")),
+    {"name": "fedproto"},
     {"name": "fedproc", "similarity": "inner", "weighted": True},
     {"name": "fedhkd", "distance": "mse"},
     {"name": "fedhkd", "distance": "l2", "clip": 1.0},
@@ -232,8 +215,8 @@ def test_odd_clients_give_numbers(lab: Any, method: dict[str, Any], tmp_path: An
     of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
     clients = [of[0], of[1][:1], of[1][1:4] + of[2][:4], of[3]]
     partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
-    model = {"name": "fedgen_cnn" if method["name"] in ("fedavg", "fedper") else "fedcspc_cnn"}
-    run = lab.run(lab.experiment(partition=partition, model=model, method=method), tmp_path / "run")
+    experiment = lab.experiment(partition=partition, model={"name": "fedcspc_cnn"}, method=method)
+    run = lab.run(experiment, tmp_path / "run")
     assert not run.failures
     for record in (run.state.server, run.memory(1), run.memory(2)):
         tensors = [tensor for payload in record.values() for tensor in payload.arrays().values()]

@@ -105,6 +105,7 @@ OPTIONS = {
     "show": "params json",
     "schema": "",
     "new": "out",
+    "check": "set slow json",
     "track": "uri metric experiment where promote",
     "analyse": "analyses prepared partition",
     "archive": "out licence",

@@ -49,7 +49,7 @@ def test_its_test_passes_in_a_folder_of_its_own(tmp_path: Path) -> None:
         assert pytest.main([str(test), "-q", "-p", "no:cacheprovider", *folders], plugins=[results]) == 0
     finally:
         unload(method.stem)
-    assert results.outcomes == ["passed"] * 3
+    assert results.outcomes == ["passed"] * 2
 
 
 def test_the_method_can_be_loaded_and_tuned(tmp_path: Path) -> None:

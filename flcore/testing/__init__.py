@@ -1,0 +1,109 @@
+"""Checks that every method passes, for the package's own and for anybody's: :func:`check_method`.
+
+They train on 100 made-up images, on the CPU, in seconds, among clients as real ones may be: one with a single sample,
+one with a single class, a class that nobody holds, and one that is not sampled before a later round.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flcore.core.errors import ProtoflError
+from flcore.core.text import brief
+from flcore.engine.numerics import alone, single_thread
+from flcore.methods.api import Method
+from flcore.testing.checks import CHECKS, MEANINGS, NotApplicableError
+from flcore.testing.trial import Trial
+
+__all__ = ["CHECKS", "MEANINGS", "CheckError", "Outcome", "check_method", "outcomes_of"]
+
+
+class CheckError(AssertionError):
+    """A method does not pass a check; the message names method, check and finding in one line."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one check.
+
+    Attributes:
+        check: its name. meaning: what a method that passes guarantees.
+        problem: what is wrong, in one line; None: it passes.
+        reason: why it does not apply; None: it does.
+    """
+
+    check: str
+    meaning: str
+    problem: str | None = None
+    reason: str | None = None
+
+
+def check_method(
+    cls: type[Method],
+    settings: Mapping[str, Any] | None = None,
+    /,
+    *,
+    skip: Collection[str] = (),
+    slow: bool = False,
+    **params: Any,
+) -> list[Outcome]:
+    """Run all checks on a method.
+
+    Args:
+        cls: the method's class; it need not be registered.
+        settings: sections of the configuration that it needs, such as ``{"model": {"name": "cnn"}}``.
+        skip: names of checks that are left out.
+        slow: also train in a worker process; only for registered methods.
+        params: the method's own parameters.
+
+    Returns:
+        The outcome of every check, all of them passed.
+
+    Raises:
+        CheckError: the first check that fails.
+        ConfigError: the parameters or settings cannot be used.
+    """
+    outcomes = outcomes_of(cls, settings, skip=skip, slow=slow, **params)
+    for outcome in outcomes:
+        if outcome.problem is not None:
+            raise CheckError(f"{cls.name}: {outcome.check}: {outcome.problem}")
+    return outcomes
+
+
+def outcomes_of(
+    cls: type[Method],
+    settings: Mapping[str, Any] | None = None,
+    /,
+    *,
+    skip: Collection[str] = (),
+    slow: bool = False,
+    **params: Any,
+) -> list[Outcome]:
+    """Return the outcome of each check of :func:`check_method`; nothing follows a failure of ``runs``."""
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="protofl-check-") as place, alone():
+        single_thread()
+        trial = Trial(cls, settings or {}, params, Path(place))
+        trial.config(trial.method())  # refuses what no method could be run with
+        for name, check in CHECKS.items():
+            left_out = name in skip or (name == "workers" and not slow)
+            outcomes.append(
+                Outcome(name, MEANINGS[name], **({"reason": "left out"} if left_out else _asked(check, trial)))
+            )
+            if name == "runs" and outcomes[-1].problem is not None:
+                break
+    return outcomes
+
+
+def _asked(check: Callable[[Trial], str | None], trial: Trial) -> dict[str, str | None]:
+    try:
+        return {"problem": check(trial)}
+    except NotApplicableError as error:
+        return {"reason": str(error)}
+    except Exception as error:  # whatever a method's own code raises is the finding
+        what = str(error) if isinstance(error, ProtoflError) else f"{type(error).__name__}: {error}"
+        return {"problem": brief(" ".join(what.split()), 300)}

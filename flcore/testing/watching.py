@@ -1,0 +1,104 @@
+"""A method that is watched: its messages, and what no pure function does."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from flcore.io.records import Record
+from flcore.methods.api import Method
+
+
+class Recording:
+    """Messages of a run, and what its method did that no pure function does."""
+
+    def __init__(self, *, purity: bool = True) -> None:
+        self.purity = purity  # of a stack's loss no value can be asked
+        self.down: dict[tuple[int, str, int], Record] = {}
+        self.up: dict[tuple[int, str, int], Record] = {}
+        self.impure: list[str] = []
+
+    def watch(self, method: Method) -> Method:
+        """Return a method that does the same and is watched."""
+        cls = type(method)
+        recording = self
+
+        def broadcast(self: Method, server: Record, client: int, exchange: Any) -> Any:
+            with recording.pure("broadcast", server):
+                message = cls.broadcast(self, server, client, exchange)
+            recording.down[exchange.round, exchange.leg, client] = Record(message)
+            return message
+
+        def reply(self: Method, turn: Any, trained: Any) -> Any:
+            with recording.pure("reply", turn.inbox, turn.memory):
+                message, memory = cls.reply(self, turn, trained)
+            recording.up[turn.round, turn.leg, turn.client] = Record(message)
+            return message, memory
+
+        def loss(self: Method, model: Any, batch: Any, context: Any) -> Any:
+            with recording.pure("loss", vars(batch), context):
+                return cls.loss(self, model, batch, context)
+
+        def stages(self: Method) -> Any:
+            return {name: recording.watched_stage(name, stage) for name, stage in cls.stages(self).items()}
+
+        names = {"broadcast": broadcast, "reply": reply, "loss": loss, "stages": stages}
+        made = type(cls.__name__, (cls,), {**names, "__module__": cls.__module__, "__doc__": cls.__doc__})
+        values = {field.name: getattr(method, field.name) for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]  # a method is a dataclass
+        return made(**values)
+
+    def watched_stage(self, name: str, stage: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stage)
+        def watched(server: Record, replies: Any, exchange: Any) -> Any:
+            with self.pure(f"the server's {name}", server, dict(replies)):
+                return stage(server, replies, exchange)
+
+        return watched
+
+    def pure(self, what: str, *inputs: Any) -> AbstractContextManager[None]:
+        return _Pure(self.impure, what, inputs) if self.purity else nullcontext()
+
+
+class _Pure(AbstractContextManager[None]):
+    """Notes what changes its inputs, or draws from the generators that all of a process share."""
+
+    def __init__(self, noted: list[str], what: str, inputs: Any) -> None:
+        self.noted, self.what, self.inputs = noted, what, inputs
+
+    def __enter__(self) -> None:
+        self.before = [tensor.detach().clone() for tensor in _tensors(self.inputs)]
+        self.streams = _global_streams()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        after = _tensors(self.inputs)
+        changed = len(after) != len(self.before) or any(
+            not torch.equal(one, two.detach()) for one, two in zip(self.before, after, strict=True)
+        )
+        if changed:
+            self.noted.append(f"{self.what} changes a tensor that it is given")
+        if self.streams != _global_streams():
+            self.noted.append(f"{self.what} draws from a global random generator")
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    if isinstance(values, Record):
+        return [tensor for payload in values.values() for tensor in payload.arrays().values()]
+    if isinstance(values, Mapping):
+        return [tensor for value in values.values() for tensor in _tensors(value)]
+    if isinstance(values, list | tuple):
+        return [tensor for value in values for tensor in _tensors(value)]
+    return [leaf for leaf in _pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _global_streams() -> tuple[bytes, bytes, Any]:
+    of_numpy = np.random.get_state(legacy=False)["state"]
+    return torch.get_rng_state().numpy().tobytes(), of_numpy["key"].tobytes(), (of_numpy["pos"], random.getstate())

@@ -1,0 +1,138 @@
+"""The checks of methods: ours pass, and a method with one fault fails the check that is about it, in one line."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from flcore.io.messages import Count, Size, Weights
+from flcore.io.records import Payloads
+from flcore.methods import METHODS
+from flcore.methods.fedavg import FedAvg
+from flcore.methods.fedprox import FedProx
+from flcore.methods.types import MODEL, Batch, Context, LocalModel, TrainedClient, Turn
+from flcore.testing import CHECKS, MEANINGS, CheckError, check_method, outcomes_of
+
+# References, messages of another kind, a memory, a server state, two exchanges a round.
+QUICK = {"local", "fedavg", "fedproto", "scaffold", "feddyn", "ditto"}
+PATCHES = {"model": {"name": "patch_dictionary", "atoms": 6, "patch": 5, "grid": 2}}
+SETTINGS: Mapping[str, Mapping[str, Any]] = {"protolda": PATCHES, "protolda_blocks": PATCHES}
+SMALL: Mapping[str, Mapping[str, Any]] = {
+    "ccvr": {"per_class": 20, "epochs": 2},
+    "creff": {"match_steps": 2, "retrain_epochs": 2},
+    "fedcspc": {"cal_epochs": 2, "n_aug": 1},
+    "fedgen": {"gen_steps": 3},
+    "fedpa": {"gen_steps": 3},
+    "fedpg": {"gen_steps": 3, "gen_batch": 8, "noise_dim": 4, "n_virtual": 5, "virtual_batch": 8},
+    "gfpl": {"interval": 1, "first_exchange": 1, "components": 2},
+    "protolda_distilled": {"teacher": {"model.atoms": 6, "model.patch": 5, "model.grid": 2}},
+    "vhl": {"per_class": 5, "virtual_batch": 8},
+}
+SKIP: Mapping[str, set[str]] = {name: {"stacks"} for name in ("fedavg_q", "protolda_distilled")}  # codes of few bits
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
+def test_every_method_passes(name: str) -> None:
+    slow = name == "fedprox"
+    outcomes = check_method(
+        METHODS[name], SETTINGS.get(name), skip=SKIP.get(name, ()), slow=slow, **SMALL.get(name, {})
+    )
+    assert [one.check for one in outcomes] == list(CHECKS) == list(MEANINGS)
+    left_out = {one.check for one in outcomes if one.reason is not None}
+    if name == "scaffold":
+        assert left_out == {"workers"}
+    if slow:
+        assert not left_out
+
+
+@dataclass(frozen=True)
+class Faulty(FedAvg):
+    """FedAvg with a fault."""
+
+    name = "faulty"
+
+
+class NotFinite(Faulty):
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        message, _ = super().reply(turn, trained)
+        return message, {MODEL: trained.weights * float("inf")}
+
+
+class Raises(Faulty):
+    def context(self, turn: Turn) -> Context:
+        return {"own": turn.memory[MODEL].params}
+
+
+class Forgetful(Faulty):
+    """It counts in its class, which a resumed process does not have."""
+
+    turns: ClassVar[Any] = itertools.count()
+
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        return super().reply(turn, trained)[0], {"turns": Count(next(self.turns))}
+
+
+class Drawing(Faulty):
+    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+        return {**super().loss(model, batch, context), "noise": 0 * torch.rand(())}
+
+
+class Changing(Faulty):
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        next(iter(turn.inbox[MODEL].params.values())).mul_(1.5)
+        return super().reply(turn, trained)
+
+
+class Cheap(Weights):
+    def sizes(self) -> dict[str, Size]:
+        return {"": Size(1, 4)}
+
+
+class Uncounted(Faulty):
+    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        message, memory = super().reply(turn, trained)
+        return {**message, MODEL: Cheap(trained.weights.params, trained.weights.buffers)}, memory
+
+
+class Branching(Faulty):
+    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+        terms = super().loss(model, batch, context)
+        return terms if terms["cross_entropy"] > 1 else {**terms, "more": terms["cross_entropy"]}
+
+
+class NeverOff(FedProx):
+    name = "never_off"
+    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"mu": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "words"),
+    [
+        (NotFinite, "runs", "not finite"),
+        (Raises, "runs", "KeyError"),
+        (Forgetful, "repeats", "turns"),
+        (Drawing, "pure", "loss"),
+        (Changing, "pure", "reply"),
+        (Uncounted, "traffic", "bytes went up"),
+        (Branching, "stacks", "faulty"),
+        (NeverOff, "switched-off", "model"),
+    ],
+)
+def test_a_fault_is_found_and_named(cls: Any, check: str, words: str) -> None:
+    others = CHECKS.keys() - {"runs", check}
+    failed = {one.check: one.problem for one in outcomes_of(cls, skip=others) if one.problem is not None}
+    assert words in str(failed[check])
+    assert "\n" not in str(failed[check])
+
+
+def test_the_first_failure_is_raised() -> None:
+    with pytest.raises(CheckError, match=r"^faulty: runs: "):
+        check_method(Raises)
