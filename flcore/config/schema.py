@@ -65,9 +65,7 @@ _NOT_IDENTITY = {
     "compare": None,
 }
 
-
 _CLAIM = ("better", "than", "metric", "by", "says")
-_NAMED = {"seeds": "seed", "methods": "method", "partition_seeds": "seed"}
 # Keys that came when runs had names already: at their defaults they change nothing and are no part of the identity, so
 # that a run made before them is found again.
 _UNSAID_AT_DEFAULT: Mapping[str, frozenset[str]] = {
@@ -184,10 +182,10 @@ class Config:
                 raise ConfigError(f"compare.settings: {unknown_key(name, name, METHODS).replace('key', 'method', 1)}")
         for name, claim in compare.claims.items():
             _check_claim(f"compare.claims.{name}", claim, rows)
-        for key in ("seeds", "methods", "partition_seeds"):
+        for key, noun in (("seeds", "seed"), ("methods", "method"), ("partition_seeds", "seed")):
             given = getattr(compare, key) or ()
             if len(set(given)) < len(given):
-                raise ConfigError(f"compare.{key} = {list(given)}: a {_NAMED[key]} stands twice")
+                raise ConfigError(f"compare.{key} = {list(given)}: a {noun} stands twice")
 
     def _check_needs(self) -> None:
         mapping = self.to_mapping()
