@@ -176,6 +176,8 @@ def prepare(config: Config, directory: Path) -> Dataset:
     """
     request_file = directory.with_name(f"{directory.name}.request.json")
     request = config.to_mapping()["data"]
+    if own := plugins.used(config.plugins, [config.source]):
+        request["plugins"] = {plugin.name: plugin.sha256 for plugin in own}
     sweep(directory)
     sweep(directory.parent, request_file.name)
     with suppress(DataError):  # not there, interrupted or damaged: made again below

@@ -8,32 +8,35 @@ from functools import cache
 
 
 @cache
-def imported_names(source: bytes, *, for_types: bool = False) -> frozenset[str]:
+def imported_names(source: bytes, *, for_types: bool = False, package: str = "") -> frozenset[str]:
     """Dotted names of everything that a source imports, inside functions too.
 
     ``from a.b import c`` gives ``a.b.c``, whether that is a module or stands in ``a.b``.
 
     Args:
-        source: of a module with absolute imports.
+        source: of a module.
+        package: in which relative imports begin; empty: they are left out.
         for_types: also what is imported under ``if TYPE_CHECKING``, which never runs.
 
     Raises:
         SyntaxError: it is not Python.
     """
-    return frozenset(_names(ast.parse(source), for_types))
+    return frozenset(_names(ast.parse(source), for_types, package))
 
 
-def _names(node: ast.AST, for_types: bool) -> Iterator[str]:
+def _names(node: ast.AST, for_types: bool, package: str) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and (package or not node.level):
+        above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+        start = ".".join([*above, *([node.module] if node.module else [])])
+        yield from (f"{start}.{alias.name}" for alias in node.names)
     elif isinstance(node, ast.If) and not for_types and _is_for_types(node.test):
         for statement in node.orelse:
-            yield from _names(statement, for_types)
+            yield from _names(statement, for_types, package)
     else:
         for child in ast.iter_child_nodes(node):
-            yield from _names(child, for_types)
+            yield from _names(child, for_types, package)
 
 
 def _is_for_types(test: ast.expr) -> bool:

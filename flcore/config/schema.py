@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from flcore.aggregation.settings import Aggregation
-from flcore.config.plugins import Plugin, load_all, used
+from flcore.config.plugins import Plugin, used, with_classes
 from flcore.config.removed_keys import with_removed
 from flcore.config.sections import (
     DEFAULT_NAMES,
@@ -44,7 +44,7 @@ from flcore.data.sources.base import Source
 from flcore.methods import METHODS, Method
 from flcore.methods.kit.on_top import OnTop
 from flcore.models import MODELS, ModelSpec
-from flcore.sampling import SAMPLERS
+from flcore.sampling import make_sampler
 from flcore.sampling.base import Sampler
 
 REGISTRIES: Mapping[str, Mapping[str, type]] = {
@@ -109,8 +109,9 @@ class Config:
         for key in raw:
             if key not in SECTIONS:
                 raise ConfigError(unknown_key(brief(key), key, SECTIONS))
+        raw, plugins = with_classes(raw)
         sections = {name: _section(raw, name) for name in SECTIONS if name not in ("seed", "plugins")}
-        parsed: dict[str, Any] = {"seed": _seed(raw.get("seed", 0)), "plugins": load_all(raw.get("plugins"))}
+        parsed: dict[str, Any] = {"seed": _seed(raw.get("seed", 0)), "plugins": plugins}
         parsed["method"] = _named_section("method", sections["method"])[1]
         # A method that works with one model alone brings it where none is named.
         (only, *others) = parsed["method"].needs.get("model.name", (None,))
@@ -126,7 +127,7 @@ class Config:
         return config
 
     def _check_together(self) -> None:
-        used(self.plugins, self.methods)
+        used(self.plugins, self.entries)
         self._check_needs()
         reason = self.partitioner.refusal(self.partition.num_clients, self.source.num_classes)
         if reason is not None:
@@ -220,15 +221,11 @@ class Config:
                 f"aggregation.noise = {how.noise:g}: beside the noisy mean of weights the server of {name} uses other "
                 "messages, which it would not cover; take a method that averages weights and does nothing else"
             )
-        if how.noise > 0 and (self.federation.oversampling > 1 or self.federation.deadline is not None):
+        by_chance = self.federation.sampler == "uniform" and self.federation.oversampling == 1
+        if how.noise > 0 and (not by_chance or self.federation.deadline is not None):
             raise ConfigError(
                 f"aggregation.noise = {how.noise:g}: the account is of a cohort drawn by chance, not of the fastest; "
-                "set federation.oversampling=1 and federation.deadline=null"
-            )
-        if how.noise > 0 and self.federation.sampler != "uniform":
-            raise ConfigError(
-                f"aggregation.noise = {how.noise:g}: the account is of clients drawn alike, and federation.sampler = "
-                f"{self.federation.sampler} does not; set federation.sampler=uniform"
+                "set federation.sampler=uniform, federation.oversampling=1 and federation.deadline=null"
             )
         sent = self.method.data_scope == "client" and self.method.sends
         if self.federation.simulates_poison and self.federation.attack != "random_labels" and not sent:
@@ -240,10 +237,11 @@ class Config:
     @cached_property
     def sampler(self) -> Sampler:
         """The rule that chooses the clients of a round."""
-        chosen, options = self.federation.sampler, self.federation.sampler_options
-        if chosen not in SAMPLERS:
-            raise ConfigError(f"federation.sampler = {shown(chosen)}: must be one of {', '.join(SAMPLERS)}")
-        return build(SAMPLERS[chosen], options, "federation.sampler_options")
+        return make_sampler(self.federation.sampler, self.federation.sampler_options)
+
+    @property
+    def entries(self) -> tuple[object, ...]:
+        return (*self.methods, self.source, self.partitioner, self.model_spec, self.sampler)
 
     @property
     def methods(self) -> tuple[Method, ...]:
@@ -271,11 +269,11 @@ class Config:
     def identity(self) -> dict[str, Any]:
         """The values that can change a result, and no others: data by fingerprint; plug-ins and files by content.
 
-        Of plug-ins those count that the method comes from.
+        Of plug-ins those count that something chosen comes from.
         """
         mapping = self.to_mapping()
         mapping.pop("plugins", None)
-        if needed := used(self.plugins, self.methods):
+        if needed := used(self.plugins, self.entries):
             mapping["plugins"] = {plugin.name: plugin.sha256 for plugin in needed}
         for section, dropped in _NOT_IDENTITY.items():
             if dropped is None:

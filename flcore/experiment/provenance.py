@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from flcore.config.imports import closure
+from flcore.config.plugins import used
 from flcore.config.schema import Config
 from flcore.core.loaded_code import ROOT as ROOT
 from flcore.core.loaded_code import SOURCES, EditedError, read_sources, refuse_edited, source_file
@@ -49,7 +50,8 @@ def code_modules(config: Config, root: Path = ROOT, entries: Sequence[str] = _EN
             return None
         return _library_source(module, sources)
 
-    named = [type(entry).__module__ for entry in (*config.methods, config.model_spec)]
+    named = [type(entry).__module__ for entry in (*config.methods, config.model_spec, config.sampler)]
+    named += [plugin.module for plugin in used(config.plugins, config.entries)]
     found = closure((*entries, *named), source_of)
     return {module: hashlib.sha256(source).hexdigest() for module, source in found.items()}
 
@@ -66,19 +68,23 @@ def step_fingerprint(config: Config, root: Path = ROOT) -> str:
 
 def preparation_fingerprint(config: Config) -> str:
     """SHA-256 of the code that reads the configured source and brings its images into one form."""
-    return _fingerprint_of(("flcore.data.dataset", type(config.source).__module__))
+    return _fingerprint_of(config, "flcore.data.dataset", config.source)
 
 
 def division_fingerprint(config: Config) -> str:
     """SHA-256 of the code that divides prepared data among clients as configured."""
-    return _fingerprint_of(("flcore.data.dividing", type(config.partitioner).__module__))
+    return _fingerprint_of(config, "flcore.data.dividing", config.partitioner)
 
 
-def _fingerprint_of(entries: tuple[str, ...]) -> str:
+def _fingerprint_of(config: Config, start: str, chosen: object) -> str:
+    plugins = {plugin.module: plugin.source for plugin in used(config.plugins, [chosen])}
+
     def source_of(module: str) -> bytes | None:
+        if module in plugins:
+            return plugins[module]
         return None if module in _REGISTRIES else _library_source(module, SOURCES)  # these name all there are
 
-    found = closure(entries, source_of)
+    found = closure((start, type(chosen).__module__, *plugins), source_of)
     return _digest({module: hashlib.sha256(source).hexdigest() for module, source in found.items()})
 
 

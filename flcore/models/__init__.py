@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -33,6 +34,7 @@ class ModelSpec(Protocol):
     def summary(self) -> str:
         """One line: the architecture and who uses it."""
 
+    @abstractmethod
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
         """Assemble the network for images of ``shape`` (C, H, W)."""
 

@@ -190,11 +190,10 @@ def stage(arguments: argparse.Namespace) -> int:
 
 def list_(arguments: argparse.Namespace) -> int:
     """``protofl list``: what there is."""
-    from pipelines.cli.headlines import headlines
+    from pipelines.cli.headlines import TABLES, headlines
 
-    of_methods = arguments.kind == "methods"
-    has_more = (of_methods or bool(arguments.plugins)) and _load_plugins(arguments)  # one that is named has to be there
-    if not arguments.json and not (of_methods and has_more):
+    has_more = _load_plugins(arguments)  # one that is named has to be there
+    if not arguments.json and not (has_more and arguments.kind in TABLES):
         print("\n".join(entry.line for entry in headlines(arguments.kind)))
         return 0
     from pipelines.cli import registry
@@ -202,7 +201,7 @@ def list_(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(registry.describe(arguments.kind), indent=2))
     else:
-        print("\n".join(entry.line for entry in registry.loaded_methods()))
+        print("\n".join(entry.line for entry in registry.loaded(arguments.kind)))
     return 0
 
 
@@ -210,8 +209,7 @@ def show(arguments: argparse.Namespace) -> int:
     """``protofl show``: one entry in full."""
     from pipelines.cli import registry
 
-    if arguments.kind == "method" or arguments.plugins:
-        _load_plugins(arguments)
+    _load_plugins(arguments)
     described = registry.describe_one(arguments.kind, arguments.name)
     print(json.dumps(described, indent=2) if arguments.json else "\n".join(registry.lines(described)))
     return 0

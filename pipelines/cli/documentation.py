@@ -122,7 +122,8 @@ def parameters_page() -> str:
         "What `params.yaml` may say; anything left out has its default, and `--set KEY=VALUE` overrides. Options\n"
         "that contradict each other are refused. (Stages of `dvc.yaml` need the keys that they name.)\n"
         "`seed` and `plugins` are top-level keys: `seed` is the run's (default `0`), `plugins` a list of files with\n"
-        "your own methods (`protofl new method`), relative to the parameter file. Every other key is in a section.\n"
+        "[your own](../how-to/plugins.md) methods, data sources, partitioners, models and client samplers, relative\n"
+        "to the parameter file. Every other key is in a section.\n"
         "Where a section has a `name`, the chosen entry's keys are in the same section.\n",
         "Editors complete and check a parameter file by its first line: `# yaml-language-server: $schema=`, and then\n"
         "where `docs/params.schema.json` is; `protofl schema` prints that schema.\n",

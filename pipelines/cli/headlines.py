@@ -15,18 +15,19 @@ import flcore
 from flcore.analyses import SUMMARIES
 
 _ROOT = Path(flcore.__file__).parent
-_TABLES = {
+TABLES = {
     "methods": "methods/registry.py",
     "datasets": "data/sources/__init__.py",
     "partitioners": "data/partitioners/__init__.py",
     "models": "models/__init__.py",
     "samplers": "sampling/__init__.py",
 }
+"""Registries, by what they list."""
 ENGINES = {
     "local": "in the main process (workers: 0), or in a pool of processes on this machine",
     "ray": "in Ray actors with their share of CPUs and GPUs, on this machine or on a cluster (protofl[ray])",
 }
-KINDS = (*_TABLES, "engines", "analyses")
+KINDS = (*TABLES, "engines", "analyses")
 """What can be listed."""
 
 SHOWN = {
@@ -59,7 +60,7 @@ def names(kind: str) -> list[str]:
     Args:
         kind: one of :data:`KINDS`.
     """
-    return list(_table(_ROOT / _TABLES[kind])) if kind in _TABLES else [entry.name for entry in headlines(kind)]
+    return list(_table(_ROOT / TABLES[kind])) if kind in TABLES else [entry.name for entry in headlines(kind)]
 
 
 def headlines(kind: str) -> list[Headline]:
@@ -68,10 +69,10 @@ def headlines(kind: str) -> list[Headline]:
     Args:
         kind: one of :data:`KINDS`.
     """
-    if kind not in _TABLES:
+    if kind not in TABLES:
         return [Headline(name, summary) for name, summary in (ENGINES if kind == "engines" else SUMMARIES).items()]
     found = []
-    for name, place in _table(_ROOT / _TABLES[kind]).items():
+    for name, place in _table(_ROOT / TABLES[kind]).items():
         module, _, attribute = place.partition(":")
         texts = _texts(_ROOT.parent.joinpath(*module.split(".")).with_suffix(".py"), attribute)
         found.append(Headline(name, texts.get("summary", ""), texts.get("citation", "")))

@@ -86,7 +86,7 @@ class _Commands:
             type=Path,
             metavar="FILE.py",
             dest="plugins",
-            help="load methods of one's own, see 'protofl new method'; several times for several files",
+            help="load a file of one's own methods, sources, partitioners, models, samplers; may be repeated",
         )
         return sub
 

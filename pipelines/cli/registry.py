@@ -57,9 +57,10 @@ def describe_one(kind: str, name: str) -> dict[str, Any]:
     return entries[name]
 
 
-def loaded_methods() -> list[Headline]:
-    """Every method that is registered now, those of plug-ins too."""
-    return [Headline(cls.name, cls.summary, cls.citation) for cls in METHODS.values()]
+def loaded(kind: str) -> list[Headline]:
+    """Return every entry of a registry that is there now, those of plug-ins too."""
+    entries = {"methods": METHODS, **_REGISTRIES}[kind].values()
+    return [Headline(cls.name, cls.summary, getattr(cls, "citation", "")) for cls in entries]
 
 
 def _method(cls: Any) -> dict[str, Any]:

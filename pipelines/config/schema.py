@@ -63,14 +63,14 @@ def schema() -> Schema:
         "properties": {
             "seed": {"type": "integer", "minimum": 0, "default": 0, "description": "seed of the run"},
             "plugins": {
-                "description": "Python files with methods of one's own, relative to this file",
+                "description": "Python files with methods, data sources, ... of one's own, relative to this file",
                 "anyOf": [{"type": "array", "items": {"type": ["string", "object"]}}, {"type": "null"}],
             },
             **{section: {"$ref": f"#/definitions/{section}"} for section in (*SHARED, *PLAIN)},
         },
         "additionalProperties": False,
         "if": {"properties": {"plugins": {"type": "array", "minItems": 1}}, "required": ["plugins"]},
-        "else": {"properties": _registered_methods_alone()},
+        "else": {"properties": _registered_alone()},
         "definitions": definitions,
     }
 
@@ -130,8 +130,6 @@ def _by_name(section: str, registry: Mapping[str, Any]) -> Schema:
     """A section whose keys depend on its ``name``; without one, on the default."""
     default = DEFAULT_NAMES[section]
     name: Schema = {"type": "string", "default": default, "description": f"see `protofl list {_LISTED[section]}`"}
-    if section != "method":  # of which plug-ins may bring others
-        name["enum"] = list(registry)
     chosen = [({"properties": {"name": {"const": entry}}, "required": ["name"]}, entry) for entry in registry]
     return {
         "type": ["object", "null"],
@@ -196,8 +194,13 @@ def _reference(definition: str, key: str) -> Schema:
     return {"$ref": f"#/definitions/{definition}/properties/{key}"}
 
 
-def _registered_methods_alone() -> Schema:
-    """What holds beside the rest where no plug-in brings methods."""
+def _registered_alone() -> Schema:
+    """What else holds where no file brings entries: registered names, or importable classes as ``module:Class``."""
     names = {"enum": list(METHODS)}
     compare = {"methods": {"items": names}, "baseline": names, "settings": {"propertyNames": names}}
-    return {"method": {"properties": {"name": names}}, "compare": {"properties": compare}}
+    importable = {"type": "string", "pattern": ":"}
+    chosen: Schema = {
+        section: {"properties": {"name": {"anyOf": [{"enum": list(registry)}, importable]}}}
+        for section, registry in REGISTRIES.items()
+    }
+    return {**chosen, "compare": {"properties": compare}}

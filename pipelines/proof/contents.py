@@ -42,7 +42,7 @@ CLAIMED = ("better", "than", "metric", "by", "says")
 """What an archive says of a claim of its comparison."""
 FINGERPRINT_DIGITS = 16  # of a fingerprint, in names
 _RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_PLUGIN = re.compile(r"plugins/[a-z][a-z0-9_]*\.py")
+_PLUGIN = re.compile(r"plugins/[A-Za-z_][A-Za-z0-9_.]*\.py")
 
 
 @dataclass(frozen=True)

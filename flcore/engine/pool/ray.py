@@ -70,7 +70,7 @@ def ray_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint
     shared = _Shared(ray, checkpoint, {"prepared": prepared, "partition": partition})
     actor = ray.remote(num_cpus=1, num_gpus=engine.gpus_per_worker, max_restarts=0)(RayWorker)
     config, choice = experiment.config.to_mapping(), astuple(experiment.chosen)
-    plugins = {plugin.name: plugin.source for plugin in experiment.config.plugins}
+    plugins = {plugin.module: plugin.source for plugin in experiment.config.plugins}
 
     def start(place: int) -> WorkerHandle:
         return _Actor(ray, actor.remote(place, config, choice, plugins, loaded_code.digests()), shared)

@@ -184,7 +184,7 @@ def test_a_machine_without_the_file_gets_its_source(write: Write, tmp_path: Path
     path = write()
     config = Config.from_mapping({"plugins": [str(path)], "method": {"name": "mine"}})
     path.unlink()
-    raw = brought(config.to_mapping(), {"mine": METHOD.encode()}, tmp_path / "there")
+    raw = brought(config.to_mapping(), {"protofl_plugins.mine": METHOD.encode()}, tmp_path / "there")
     assert raw["plugins"][0]["path"] == str(tmp_path / "there" / "plugins" / "mine.py")
     assert Config.from_mapping(raw).identity() == config.identity()
     assert brought(Config().to_mapping(), {}, tmp_path) == Config().to_mapping()
@@ -211,12 +211,15 @@ def test_a_missing_file(tmp_path: Path) -> None:
         ("x = 1\nimport nothing_of_this_name\n", "mine.py:2: ModuleNotFoundError: No module named 'nothing_of"),
         ("def f():\n    raise ValueError('no\\nluck')\nf()\n", "mine.py:2: ValueError: no luck"),
         ("import sys\nsys.exit(3)\n", "mine.py:2: SystemExit: 3"),
-        ("x = 1\n", "mine.py: defines no method, that is no public subclass of Method"),
+        ("x = 1\n", "mine.py: defines no method, dataset, partitioner, model, sampler,"),
         ("from flcore.methods.fedavg import FedAvg\n", "mine.py: defines no method,"),
         (METHOD.replace("class Mine", "class _Mine"), "mine.py: defines no method,"),
         (METHOD.replace('"mine"', '"fedprox"'), "mine.py: Mine is called fedprox, and there is a method called so"),
         (METHOD.replace('"mine"', '"My Own"'), "mine.py: Mine is called 'My Own'; a name is made of a-z, 0-9 and _"),
-        (METHOD + METHOD.replace("Mine", "Other"), "mine.py: Other is called mine like another method of the file"),
+        (
+            METHOD + METHOD.replace("Mine", "Other"),
+            "mine.py: Other is called mine, and there is a method called so",
+        ),
         (METHOD.replace('    name: ClassVar[str] = "mine"\n', ""), "mine.py: Mine has no name of its own; write name:"),
         (METHOD.replace('"nobody, nowhere"', '""'), "mine.py: Mine has no citation of its own"),
         (METHOD.replace("@dataclass(frozen=True)", ""), "mine.py: Mine is no frozen dataclass"),
