@@ -70,7 +70,7 @@ docs: $(READY)  ## write the pages that the code declares, and build the site in
 
 lock: $(READY)  ## write the locks of infra/ anew from pyproject.toml
 	@$(BIN)/uv lock --quiet --upgrade
-	@$(BIN)/uv export --quiet --no-emit-project --no-header --output-file infra/requirements.lock
+	@$(BIN)/uv export --quiet --no-emit-project --no-header --extra mlops --output-file infra/requirements.lock
 	@$(BIN)/uv export --quiet --no-emit-project --no-header --no-dev --extra ray --extra team --output-file infra/requirements-production.lock
 	@echo "moto[server]" | $(BIN)/uv pip compile --quiet --universal --no-header --generate-hashes --upgrade --output-file infra/requirements-store.lock -
 	@rm -f uv.lock

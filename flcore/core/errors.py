@@ -21,6 +21,10 @@ class Cure(StrEnum):
     NAME_PLUGIN = "add it to plugins"
 
 
+MLOPS = "'protofl[mlops]'"
+"""What ``pip install`` is given for Prefect, MLflow, DVC and Optuna."""
+
+
 class ProtoflError(Exception):
     """Base of every error that is shown without a traceback."""
 

@@ -19,7 +19,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TextIO
 
-from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
+from flcore.core.errors import MLOPS, ConfigError, DataError, ProtoflError, RunError
 from flcore.core.text import fit_to_print
 from flcore.io.user_cache import VARIABLE, user_cache
 from pipelines.addresses import remember
@@ -37,6 +37,7 @@ _OWN = ".protofl"
 _LONGEST = 300  # characters of what a library says
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DEFECTIVE = {errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO}
+_OF_AN_EXTRA = {"prefect", "fastapi", "sqlalchemy", "mlflow", "dvc", "optuna", "optuna_dashboard", "psutil"}
 _CANNOT_BE_WRITTEN = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EROFS, errno.ENAMETOOLONG}
 
 
@@ -126,6 +127,8 @@ def _told(error: Exception, had_folder: bool = True) -> tuple[str, int]:
     """Return message and exit code of an error."""
     if isinstance(error, ProtoflError):
         return str(error), next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+    if isinstance(error, ModuleNotFoundError) and (package := str(error.name).partition(".")[0]) in _OF_AN_EXTRA:
+        return f"the package {package} is not installed; pip install {MLOPS}", EXIT_CODES[ConfigError]
     refused = system_error(error, had_folder)
     if refused is not None:
         return refused, EXIT_CODES[ProtoflError]

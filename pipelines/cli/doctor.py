@@ -14,6 +14,7 @@ import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from flcore.config.schema import Config
 from flcore.core.cpu_class import processor_class
-from flcore.core.errors import ConfigError, RunError
+from flcore.core.errors import MLOPS, ConfigError, RunError
 from flcore.engine.local.compiler import check_compiler, compiler_missing, compiler_name
 from flcore.io.files import given_path
 from pipelines.config.files import DEFAULT_FILE, read_params
@@ -322,6 +323,9 @@ def _prefect() -> Iterator[str]:
 def _mlflow(config: Config) -> Iterator[str]:
     if not config.tracking.enabled:
         yield _note("MLflow: switched off (tracking.enabled)")
+        return
+    if find_spec("mlflow") is None:
+        yield _note(f"MLflow: not installed, so runs are not logged; pip install {MLOPS}")
         return
     uri, look = resolve_uri(config.tracking.uri), ui_command(config.tracking.uri)
     if uri.startswith(("http://", "https://")):

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flcore.core.errors import RunError
+from flcore.core.errors import MLOPS, RunError, require
 from pipelines.config.params import without_tracking
 from pipelines.execution.progress import watcher_for_standard_error
 from pipelines.execution.recorder import Recorder
@@ -195,8 +196,9 @@ def operation(
     The recorder's process is started before torch is imported here, which takes as long as its own imports.
     """
     section = raw.get("tracking")
-    tracking = not isinstance(section, Mapping) or section.get("enabled", True) is not False
-    said: list[str] = []
+    asked = not isinstance(section, Mapping) or section.get("enabled", True) is not False
+    tracking = asked and find_spec("mlflow") is not None
+    said = [f"not logged: MLflow is not installed; pip install {MLOPS}"] if asked and not tracking else []
     tell: list[Callable[[str], None]] = [said.append]
     with Recorder(tracking, lambda text: tell[0](text)) as recorder:
         from flcore.config.schema import Config
@@ -204,7 +206,9 @@ def operation(
         from pipelines.execution.steps import InlineSteps
 
         config = Config.from_mapping(raw)
-        recorder.configure(config.to_mapping()["tracking"])
+        if config.tracking.enabled and config.tracking.uri is not None:
+            require("mlflow", "tracking.uri", MLOPS)
+        recorder.configure(config.to_mapping()["tracking"] | {"enabled": tracking})
         watcher = watcher_for_standard_error(quiet=quiet)
         tell[0] = watcher.say
         try:

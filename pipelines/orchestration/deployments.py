@@ -52,7 +52,7 @@ def environment(api: str) -> dict[str, str]:
 
 def file(name: Path = _FILE) -> Path | None:
     """The deployments of this folder, else those that come with the project; None where there are none."""
-    places = (name, Path(__file__).resolve().parents[2] / name)
+    places = (name, Path(__file__).with_name(name.name))
     return next((place for place in places if place.exists()), None)
 
 

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from flcore.core.errors import ConfigError, RunError
+from flcore.core.errors import MLOPS, ConfigError, RunError, require
 from flcore.core.interpreter import python
 from pipelines.addresses import without_password
 from pipelines.orchestration import background, deployments, plans
@@ -69,6 +69,9 @@ def up(
         RunError: a service did not start; the others go on.
     """
     wanted = {"prefect": prefect, "mlflow": mlflow, "dashboard": dashboard, "worker": worker and prefect}
+    for service, package in {"prefect": "prefect", "mlflow": "mlflow", "dashboard": "optuna_dashboard"}.items():
+        if wanted[service]:
+            require(package, service, MLOPS)
     if wanted["worker"]:
         deployments.declared()
     with background.one_command_at_a_time():
