@@ -207,7 +207,7 @@ def _executor(experiment: Experiment, prepared: Path, partition: Path, checkpoin
 
 def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, state: RunState) -> None:
     """Turn the last checkpoint into the run's results; repeated after a kill in the middle, it gives the same files."""
-    model = experiment.method.global_model(state.server, experiment.setting)
+    model = experiment.method.global_model(state.server)
     write_tensors(files.model, {} if model is None else model.values)
     save_record(files.server, state.server)
     disk.remove_tree(files.clients)

@@ -84,7 +84,7 @@ def needs_global_model(run: FinishedRun) -> str | None:
     """For analyses of the model that answers for everybody."""
     experiment, server = run.experiment, run.server
     method = experiment.method
-    if method.has_global_model and method.global_model(server, experiment.setting) is not None:
+    if method.has_global_model and method.global_model(server) is not None:
         return None
     return f"{method.name} has no global model"
 

@@ -21,7 +21,7 @@ def global_model(experiment: Experiment, server: Record, memories: Memories) -> 
     them, weighted by training samples.
     """
     method, setting = experiment.method, experiment.setting
-    model = method.global_model(server, setting)
+    model = method.global_model(server)
     if model is None:
         return None
     missing = [name for name in setting.initial.params if name not in model.params]
@@ -56,7 +56,7 @@ def own_model(experiment: Experiment, server: Record, client: int, memory: Recor
     own = method.client_model(server, client, memory, setting)
     if own is None and has_own_statistics(experiment):
         # Everybody has statistics of its own; those of a client that was never sampled are the initial ones.
-        shared = method.global_model(server, setting)
+        shared = method.global_model(server)
         own = None if shared is None else shared.without_buffers()
     return None if own is None else with_statistics(own, memory, setting)
 

@@ -126,7 +126,7 @@ class Scorer:
         """The pieces of a scoring, in order."""
         method, setting = self._experiment.method, self._experiment.setting
         clients = [Part(clients=(client,)) for client in range(setting.num_clients)]
-        if method.global_model(server, setting) is None:
+        if method.global_model(server) is None:
             return clients
         size = self._experiment.config.evaluation.batch_size
         shared = [Part(blocks=(start, start + size)) for start in range(0, max(len(self._data.images), 1), size)]
@@ -213,7 +213,7 @@ class Scorer:
         """A client's own model, as its training left it, on the global test set; the global one where nobody trains."""
         setting, trained = self._experiment.setting, private_model(memory)
         if trained is None and not self._experiment.trains_models:
-            trained = self._experiment.method.global_model(server, setting)
+            trained = self._experiment.method.global_model(server)
         weights = with_statistics(trained or setting.initial, memory, setting) if request.private else own
         assert weights is not None
         images = StoredImages(self._experiment, self._data.images[: self._data.num_shared])

@@ -224,7 +224,7 @@ class Method(Checked, ABC):
         """
         return False
 
-    def global_model(self, server: Record, setting: Setting) -> Weights | None:
+    def global_model(self, server: Record) -> Weights | None:
         """The model that answers for everybody; None where there is none.
 
         What it lacks (upper layers that never leave the clients) is, for scoring alone, the mean over all clients of

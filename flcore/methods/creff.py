@@ -249,7 +249,7 @@ class CReFF(FedAvg):
                 both.addmm_(errors.mT, rows, alpha=-self.retrain_lr / len(rows))
         return both[:, :-1].contiguous(), both[:, -1].contiguous()
 
-    def global_model(self, server: Record, setting: Setting) -> Weights | None:
+    def global_model(self, server: Record) -> Weights | None:
         """FedAvg's body with h̃."""
         model = server[MODEL]
         return Weights({**model.params, **server[CLASSIFIER].params}, model.buffers)

@@ -28,7 +28,7 @@ from flcore.core.params import Search, param
 from flcore.io.messages import Count, Weights
 from flcore.io.records import Record, Slot
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import MODEL, Exchange, Facts, Phase, Replies, Setting, Stage, Update
+from flcore.methods.types import MODEL, Exchange, Facts, Phase, Replies, Stage, Update
 
 AVERAGE = Slot("average", Weights)
 """The mean of the global models of some rounds, at the server once there is one."""
@@ -98,6 +98,6 @@ class FedASAM(FedAvg):
         mean = average_weights({0: server[AVERAGE], 1: server[MODEL]}, {0: count, 1: 1})
         return server | {AVERAGE: mean, AVERAGED: Count(count + 1)}, {}
 
-    def global_model(self, server: Record, setting: Setting) -> Weights | None:
+    def global_model(self, server: Record) -> Weights | None:
         """The mean over rounds, once there is one."""
         return server.get(AVERAGE, server[MODEL])

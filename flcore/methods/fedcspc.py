@@ -365,7 +365,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The base's message, with calibrated H and F if they are fed back; the global prototypes if they are used."""
-        message = super().broadcast(self.as_sent(server, exchange.setting), client, exchange)
+        message = super().broadcast(self.as_sent(server), client, exchange)
         if not self.aligns or not self.brings_prototypes(exchange):
             return message
         return self.beside(message, {ENCODER_PROTOTYPES: server[ENCODER_PROTOTYPES]})
@@ -463,18 +463,18 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
 
         @wraps(stage)
         def sent_first(server: Record, replies: Replies, exchange: Exchange) -> tuple[Payloads, Facts]:
-            sent = self.as_sent(server, exchange.setting)
+            sent = self.as_sent(server)
             return stage(server if sent is server else sent.without(CALIBRATED), replies, exchange)
 
         return sent_first
 
-    def as_sent(self, server: Record, setting: Setting) -> Record:
+    def as_sent(self, server: Record) -> Record:
         """The server's record with the model that clients are sent: with calibrated H and F if they are fed back.
 
         H and F were calibrated for the model that answers. Where the base sends another one (FedASAM's mean over rounds
         answers, and does not travel), they do not fit it, and it goes down as it is.
         """
-        fits = self.base_model(server, setting) is server[MODEL]
+        fits = self.base_model(server) is server[MODEL]
         return with_calibrated(server) if self.feedback and fits else server
 
     def gather_prototypes(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
@@ -516,7 +516,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         pool, facts = self.fitting_pool(server, replies, setting.device)
         if len(pool) == 0:
             return server, facts
-        start = on_device({CALIBRATED: calibrated_part(self.base_model(server, setting))}, setting.device)[CALIBRATED]
+        start = on_device({CALIBRATED: calibrated_part(self.base_model(server))}, setting.device)[CALIBRATED]
         rate = self.round_rate(exchange.passed)
         part, losses = self.fit_part(setting.network, start, pool, rate, exchange.stream("calibrate"))
         facts |= {f"calibration_{name}": value for name, value in losses.items()}
@@ -615,7 +615,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         """Server stage: e_c of the model that now answers; none for a class without prototypes."""
         setting = exchange.setting
         pool, _ = self.fitting_pool(server, replies, setting.device)
-        part = calibrated_part(self.global_model(server, setting))
+        part = calibrated_part(self.global_model(server))
         values = on_device({CALIBRATED: part}, setting.device)[CALIBRATED].values
         with torch.no_grad():
             projected = setting.network.project(pool.vectors, values)
@@ -625,9 +625,9 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
-    def global_model(self, server: Record, setting: Setting) -> Weights:
+    def global_model(self, server: Record) -> Weights:
         """The base's, with calibrated H and F."""
-        return patched(self.base_model(server, setting), server.get(CALIBRATED))
+        return patched(self.base_model(server), server.get(CALIBRATED))
 
     def generated_features(
         self, server: Record, setting: Setting, count: int, generator: torch.Generator

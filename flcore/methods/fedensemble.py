@@ -154,7 +154,7 @@ class FedEnsemble(AuthorsPreset, FedAvg):
                 updated[member_slot(m)] = average_weights(own, sample_counts(replies))
         return server | updated, {}
 
-    def global_model(self, server: Record, setting: Setting) -> Weights | None:
+    def global_model(self, server: Record) -> Weights | None:
         """One model that stands for all where a single one is asked for: w_g, or the first member."""
         return server[MODEL if self.variant == "clients" else member_slot(0)]
 

@@ -116,11 +116,11 @@ class FeSEM(FedAvg):
         """v_j by number."""
         return {j: server[centre_slot(j)] for j in range(self.centres)}
 
-    def global_model(self, server: Record, setting: Setting) -> Weights | None:
+    def global_model(self, server: Record) -> Weights | None:
         """The mean over centres, weighted by their members."""
         members = Counter(centre for centre in assignment_of(server) if centre >= 0)
         if not members:
-            return setting.initial
+            return server[centre_slot(0)]  # nobody has answered: still the initial model
         return average_weights({j: server[centre_slot(j)] for j in members}, members)
 
     def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:

@@ -65,7 +65,7 @@ class NewHead(OnTop):
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
         """The base's message; for the statistics the final model alone."""
         if exchange.leg == self.collect_leg:
-            return {MODEL: self.base_model(server, exchange.setting)}
+            return {MODEL: self.base_model(server)}
         return super().broadcast(server, client, exchange)
 
     def begin(self, turn: Turn) -> Weights:
@@ -84,13 +84,13 @@ class NewHead(OnTop):
 
     def answer_with_new_head(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
         """Server stage: :meth:`new_head`, kept beside what the base holds."""
-        head, facts = self.new_head(self.base_model(server, exchange.setting), replies, exchange.setting)
+        head, facts = self.new_head(self.base_model(server), replies, exchange.setting)
         return server if head is None else server | on_device({self.head_slot: head}, "cpu"), facts
 
     def score_before(self) -> Mapping[str, Before]:
         """The base's, and ``scored_before``."""
         return {**super().score_before(), self.scored_before: Before(self.head_stage)}
 
-    def global_model(self, server: Record, setting: Setting) -> Weights:
+    def global_model(self, server: Record) -> Weights:
         """The base's, with the new head once there is one."""
-        return patched(self.base_model(server, setting), server.get(self.head_slot))
+        return patched(self.base_model(server), server.get(self.head_slot))

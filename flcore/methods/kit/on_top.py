@@ -67,9 +67,9 @@ class OnTop(Method):
     def base_method(self) -> Method:
         return _base(self.base, self.base_settings)
 
-    def base_model(self, server: Record, setting: Setting) -> Weights:
+    def base_model(self, server: Record) -> Weights:
         """The base's global model: what there is to calibrate, and what answers for it."""
-        model = self.base_method.global_model(server, setting)
+        model = self.base_method.global_model(server)
         assert model is not None  # it can be calibrated
         return model
 

@@ -27,7 +27,7 @@ SHORT = {"per_class": 20, "epochs": 2}
 
 def calibrated(experiment: Any, server: Record) -> Weights:
     """The model that answers."""
-    model: Weights = experiment.method.global_model(server, experiment.setting)
+    model: Weights = experiment.method.global_model(server)
     return model
 
 
@@ -61,7 +61,7 @@ def test_the_bases_part_is_the_bases_run(lab: Any, base: str, own: dict[str, Any
     method = {"name": "ccvr", "base": base, "base_settings": settings, **SHORT}
     experiment = lab.experiment(method=method, **changes)
     found = lab.run(experiment, tmp_path / "ccvr")
-    final = experiment.method.base_method.global_model(alone.state.server, experiment.setting)
+    final = experiment.method.base_method.global_model(alone.state.server)
     assert serialise(found.state.server.without("calibrated_head")) == serialise(alone.state.server)
     assert not lab.same(calibrated(experiment, found.state.server), final)
     for client in range(4):
@@ -116,7 +116,7 @@ def test_a_base_that_calibrates_too(lab: Any, tmp_path: Path) -> None:
     assert method.score_before()["before_calibration"].step == "calibrate-head"
     server = lab.run(experiment, tmp_path / "run").state.server
     assert set(method.broadcast(server, 0, Exchange(setting, 1))) == {"model", "encoder_prototypes"}
-    below, after = method.base_method.global_model(server, setting), calibrated(experiment, server)
+    below, after = method.base_method.global_model(server), calibrated(experiment, server)
     for name, value in below.params.items():
         assert torch.equal(after.params[name], value) != name.startswith("head."), name
     sent = method.broadcast(server, 0, Exchange(setting, 1, CCVR.collect_leg))

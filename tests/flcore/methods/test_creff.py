@@ -92,8 +92,7 @@ def test_local_training_is_fedavg(lab: Any, tmp_path: Any) -> None:
         assert found["train_loss"] == expected["train_loss"]
         assert found["alternatives"]["fedavg_head"]["top1_global"] == expected["top1_global"]
         assert found["alternatives"]["fedavg_head"]["mean_local"] == expected["mean_local"]
-    setting = lab.experiment(method=SMALL).setting
-    model = lab.experiment(method=SMALL).method.global_model(run.state.server, setting)
+    model = lab.experiment(method=SMALL).method.global_model(run.state.server)
     for name, value in model.params.items():
         kind = "classifier" if name.startswith("head.") else "model"
         assert torch.equal(value, run.state.server[kind].params[name])

@@ -93,12 +93,12 @@ def test_the_mean_over_rounds() -> None:
             server, _ = FedASAM(swa=True, swa_every=every).average_rounds(server, Replies({}), exchange)
         return server
 
-    models, setting = {1: 7.0, 2: 7.0, 3: 2.0, 4: 4.0, 5: 9.0}, None
+    models = {1: 7.0, 2: 7.0, 3: 2.0, 4: 4.0, 5: 9.0}
     for last, mean in ((3, 2), (4, 3), (5, 5)):
         server = after({number: value for number, value in models.items() if number <= last}, 1)
         assert server[AVERAGE].params["w"].item() == mean
         assert server[MODEL].params["w"].item() == models[last]
-        assert FedASAM(swa=True).global_model(server, setting) is server[AVERAGE]  # type: ignore[arg-type]
+        assert FedASAM(swa=True).global_model(server) is server[AVERAGE]  # type: ignore[arg-type]
     assert AVERAGE not in after({1: 7.0, 2: 7.0}, 1)
     every_second = after(models, 2)
     assert (every_second[AVERAGE].params["w"].item(), every_second[AVERAGED].value) == (5.5, 2)

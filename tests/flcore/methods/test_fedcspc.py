@@ -46,7 +46,7 @@ def calibrated(experiment: Any, server: Payloads, replies: Any, number: int = 1,
     """The model that answers after a round's calibration, and its facts."""
     method = replace(experiment.method, **changes)
     after, facts = method.calibrate(Record(server), Replies(replies), at(experiment, number))
-    return method.global_model(after, experiment.setting), facts
+    return method.global_model(after), facts
 
 
 def linear(lab: Any, method: dict[str, Any], encoder: bool = True) -> Any:
@@ -71,7 +71,7 @@ def test_with_everything_off_it_is_the_base(lab: Any, base: str, tmp_path: Any) 
     assert all(lab.same(off.memory(client), expected.memory(client)) for client in range(4))
     idle = lab.experiment(**changes, method={**QUICK, "base": base, "cal_epochs": 0, "use_lrl": False, "use_kp": False})
     run = lab.run(idle, tmp_path / "idle")
-    answering = idle.method.global_model(run.state.server, idle.setting)
+    answering = idle.method.global_model(run.state.server)
     assert lab.same({"model": answering}, expected.state.server) and lab.same(
         run.state.server.only("model"), {"model": answering}
     )
@@ -86,14 +86,14 @@ def test_without_feedback_and_alignment_the_uncalibrated_model_is_fedavg(lab: An
     assert lab.same(method.broadcast(run.state.server, 0, at(experiment, 4)), expected.state.server)
     uncalibrated = [record["alternatives"]["before_calibration"]["top1_global"] for record in run.history]
     assert uncalibrated == [record["top1_global"] for record in expected.history]
-    assert not lab.same({"model": method.global_model(run.state.server, experiment.setting)}, expected.state.server)
+    assert not lab.same({"model": method.global_model(run.state.server)}, expected.state.server)
 
 
 def test_what_answers_is_what_clients_receive(lab: Any, tmp_path: Any) -> None:
     """The calibrated H and F; the average, which is the base's, stays beside them."""
     experiment = lab.experiment(model=CSPC, method=QUICK, federation__rounds=1)
     server = lab.run(experiment, tmp_path / "run").state.server
-    answering = experiment.method.global_model(server, experiment.setting)
+    answering = experiment.method.global_model(server)
     assert lab.same(experiment.method.broadcast(server, 0, at(experiment, 2))["model"], answering)
     for name, value in answering.params.items():
         assert torch.equal(value, server["model"].params[name]) == name.startswith("encoder."), name
@@ -681,7 +681,7 @@ def test_exemplars_follow_the_calibration(answered: Any) -> None:
     assert list(method.stages()) == ["aggregate", "gather-prototypes", "calibrate", "build-exemplars"]
     after, _ = method.calibrate(server, replies, at(experiment))
     after, _ = method.build_exemplars(after, replies, at(experiment))
-    values, pool = method.global_model(after, setting).values, pooled(Record(), replies)
+    values, pool = method.global_model(after).values, pooled(Record(), replies)
     projected = setting.network.project(pool["vectors"], values)
     right = setting.network.classify(projected, values).argmax(1) == pool["labels"]
     for label in set(pool["labels"].tolist()):

@@ -113,10 +113,10 @@ def test_the_global_model_is_the_base(lab: Any, method: str, head_from: str, tmp
     options = {"name": method, "head_from": head_from}
     experiment = lab.experiment(method=options, model={"name": "fedcspc_cnn"}, federation__rounds=1)
     asked, setting = experiment.method, experiment.setting
-    start = asked.global_model(asked.start_server(setting), setting)
+    start = asked.global_model(asked.start_server(setting))
     assert lab.same(start, asked.base(setting.initial))
     run = lab.run(experiment, tmp_path / "run")
-    base, memory = asked.global_model(run.state.server, setting), run.memory(2)
+    base, memory = asked.global_model(run.state.server), run.memory(2)
     personal = asked.personal(setting.initial)
     assert personal and set(base.params) == set(setting.initial.params) - set(personal)
     own = asked.client_model(run.state.server, 2, memory, setting)

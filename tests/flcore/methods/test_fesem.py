@@ -235,7 +235,7 @@ def test_a_round_by_hand(lab: Any, tmp_path: Any) -> None:
         own = method.client_model(server, client, Record(), setting)
         assert weights_of(own) == pytest.approx(expected[client], abs=1e-7)
         assert method.broadcast(server, client, Exchange(setting, 2)) == {MODEL: own}
-    assert weights_of(method.global_model(server, setting)) == pytest.approx([0.075, -0.05, 0.025])
+    assert weights_of(method.global_model(server)) == pytest.approx([0.075, -0.05, 0.025])
     sizes = {run.history[0]["server"][f"cluster_size_{j}"] for j in range(2)}
     assert sizes == {1, 3}
     assert run.history[0]["server"]["objective"] == pytest.approx(0, abs=1e-12)
@@ -262,9 +262,7 @@ def test_one_centre_is_fedavg(lab: Any, weighted: bool, tmp_path: Any) -> None:
     experiment = lab.experiment(**changes, method={"name": "fesem", "centres": 1, "weighted": weighted})
     run = lab.run(experiment, tmp_path / "fesem")
     assert lab.same(run.state.server[centre_slot(0)], expected.state.server["model"])
-    assert lab.same(
-        experiment.method.global_model(run.state.server, experiment.setting), expected.state.server["model"]
-    )
+    assert lab.same(experiment.method.global_model(run.state.server), expected.state.server["model"])
     for found, wanted in zip(run.history, expected.history, strict=True):
         assert {key: found[key] for key in wanted} == wanted
 
@@ -351,9 +349,9 @@ def test_who_answers(lab: Any, tmp_path: Any) -> None:
     facts = ("trains", "has_global_model", "has_vote", "answers_from_memory", "can_be_calibrated")
     assert [getattr(experiment.method, fact) for fact in facts] == ["cohort", False, False, False, False]
     start = Record(experiment.method.start_server(experiment.setting))
-    assert lab.same(experiment.method.global_model(start, experiment.setting), experiment.setting.initial)
+    assert lab.same(experiment.method.global_model(start), experiment.setting.initial)
     server = two_centres(experiment) | {ASSIGNMENT: Arrays({"centre": torch.tensor([0, -1, 1, 1])})}
-    shared = experiment.method.global_model(server, experiment.setting)
+    shared = experiment.method.global_model(server)
     for name, tensor in experiment.setting.initial.params.items():
         assert torch.allclose(shared.params[name], (1 + 2 * 2) / 3 * tensor)
     assert list(shared.buffers) == list(experiment.setting.initial.buffers)

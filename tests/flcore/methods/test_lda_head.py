@@ -37,7 +37,7 @@ def test_the_head_by_hand(lab: Any, tmp_path: Path) -> None:
     method = {"name": "lda_head", "shrinkage": 0.3, "wire": "float64"}
     experiment = lab.experiment(dataset, partition, lab.ToySpec(), method=method, federation={"rounds": 1})
     run = lab.run(experiment, tmp_path / "run")
-    head = experiment.method.global_model(run.state.server, experiment.setting).params
+    head = experiment.method.global_model(run.state.server).params
     assert head["head.weight"].flatten().tolist() == pytest.approx([-0.8, 0.8])
     assert head["head.bias"].tolist() == pytest.approx([math.log(0.5) + 1.6, math.log(0.5) - 3.2])
     assert run.history[-1]["top1_global"] == 1.0

@@ -112,7 +112,7 @@ def test_a_head_in_closed_form_on_the_trained_features(lab: Any, tmp_path: Path)
     method = {"name": "lda_head", "base": "protolda_distilled", "base_settings": base, "wire": "float64"}
     experiment = lab.experiment(model=PLAIN, method=method, federation={"rounds": 1})
     run = lab.run(experiment, tmp_path / "run")
-    model = experiment.method.global_model(run.state.server, experiment.setting)
+    model = experiment.method.global_model(run.state.server)
     features, labels = [], []
     for client in range(4):
         rows = torch.from_numpy(lab.partition.clients[client].train.copy())

@@ -267,8 +267,8 @@ def test_over_every_base(lab: Any, base: str, tmp_path: Path) -> None:
         for client in range(4):
             assert serialise(run.memory(client)) == serialise(alone.memory(client))
         setting, server = experiment.setting, run.state.server
-        before = experiment.method.base_method.global_model(server, setting)
-        after = experiment.method.global_model(server, setting)
+        before = experiment.method.base_method.global_model(server)
+        after = experiment.method.global_model(server)
         moved = {name.split(".")[0] for name, value in before.params.items() if not value.equal(after.params[name])}
         assert moved == ({"head"} if top is CCVR else {"projection", "head"})
         if top is CCVR:
