@@ -214,9 +214,6 @@ def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, sta
     disk.new_folder(files.clients)
     for client in sorted(state.memories):
         save_record(files.clients / f"{client:04d}.safetensors", checkpoint.memory(client, state.memories))
-    disk.remove_tree(files.before)
-    for label, server in checkpoint.aside.kept().items():
-        save_record(files.before / f"{label}.safetensors", server)
     disk.remove_tree(files.snapshots)
     for number in sorted(set(experiment.config.evaluation.snapshots)):
         for name, record in checkpoint.aside.round(number).items():

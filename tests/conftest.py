@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -23,6 +23,7 @@ from flcore.data.dividing import make_partition
 from flcore.data.partition import ClientSplit, Partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources.base import RawDataset, RawSplit, Source
+from flcore.engine.broadcast import broadcast
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.local.program import Function
@@ -30,11 +31,16 @@ from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.pool.process import local_pool
 from flcore.engine.rounds import Observers, run_rounds
-from flcore.engine.turns import Failure, Place, Reply
+from flcore.engine.run_state import RunState
+from flcore.engine.turns import Failure, LegWork, Reply, exchange_in
+from flcore.evaluation.answering import scoring_messages
 from flcore.evaluation.forward import Forward, StoredImages
 from flcore.experiment.experiment import Experiment
-from flcore.io.messages import Payload
+from flcore.experiment.traffic import cost, outgoing
+from flcore.io.messages import Payload, Size, Weights
 from flcore.io.records import Payloads, Record, serialise
+from flcore.methods.api import Method
+from flcore.methods.types import Exchange, Leg, Setting, Turn
 from flcore.models import Backbone
 
 
@@ -203,6 +209,14 @@ def _run(
     )
 
 
+@dataclass(frozen=True)
+class Told(Reply):
+    """A reply, and what it and the message before it cost by kind."""
+
+    up: Mapping[str, Size] = field(default_factory=dict)
+    down: Mapping[str, Size] = field(default_factory=dict)
+
+
 def _train(
     experiment: Experiment,
     client: int = 0,
@@ -233,13 +247,50 @@ def _train_stack(
 ) -> dict[int, tuple[Reply, Record] | Failure]:
     """One turn of some clients: all at once where they are stacked, else one after the other in the same worker."""
     worker = worker or TurnRunner(experiment)
-    if server is None:
-        server = experiment.method.start_server(experiment.setting)
+    work = _work(experiment, clients, number=number, leg=leg, server=server)
     groups = [list(clients)] if experiment.stacked else [[client] for client in clients]
     results: dict[int, tuple[Reply, Record] | Failure] = {}
     for group in groups:
-        results |= worker.train(Place(number, leg), group, server, lambda client: (memories or {}).get(client, {}))
+        for client, result in worker.train(work, group, lambda client: (memories or {}).get(client, {})).items():
+            if not isinstance(result, Failure):
+                reply, kept = result
+                up, down = (cost([sent], experiment) for sent in (reply.message, work.received[client]))
+                result = Told(**vars(reply), up=up, down=down), kept
+            results[client] = result
     return results
+
+
+def _work(
+    experiment: Experiment, clients: Sequence[int], *, number: int = 1, leg: int = 0, server: Any = None
+) -> LegWork:
+    """What the server hands out in a leg."""
+    server = experiment.method.start_server(experiment.setting) if server is None else server
+    return broadcast(experiment, RunState(number - 1, Record(server), leg=leg), clients)[0]
+
+
+def _handed_out(experiment: Experiment, state: RunState) -> LegWork:
+    """What the server hands out in the leg after a state, to everybody."""
+    return broadcast(experiment, state, range(experiment.setting.num_clients))[0]
+
+
+def _client_model(method: Method, server: Any, client: int, memory: Any, setting: Setting) -> Weights | None:
+    """The model that answers for a client, made from what it is sent for that and what it remembers."""
+    sent = method.scoring_message(Record(server), client, Exchange(setting, 1, "evaluate"))
+    return method.client_model(Record(sent), Record(memory), setting)
+
+
+def _scoring_message(experiment: Experiment, server: Any, client: int) -> Record:
+    """What a client is sent to be scored, as it leaves the server."""
+    (sent,) = scoring_messages(experiment, Record(server), [client])
+    return sent
+
+
+def _receive(runner: TurnRunner, number: int, leg: Leg, client: int, server: Any, memory: Any) -> Turn:
+    """A client's turn with the message that the server sends it."""
+    experiment = runner.experiment
+    exchange = exchange_in(experiment.method, runner._setting, number, leg)
+    sent = outgoing(experiment.method.broadcast(Record(server), client, exchange), experiment)
+    return runner.turn(number, leg, client, *runner._received.of([sent]), memory)
 
 
 def _scores(
@@ -363,6 +414,9 @@ class Lab:
     run = staticmethod(_run)
     train = staticmethod(_train)
     train_stack = staticmethod(_train_stack)
+    work, receive = staticmethod(_work), staticmethod(_receive)
+    handed_out, client_model = staticmethod(_handed_out), staticmethod(_client_model)
+    scoring_message = staticmethod(_scoring_message)
     committed = staticmethod(_committed)
     scores = staticmethod(_scores)
     same, apart = staticmethod(_same), staticmethod(_apart)

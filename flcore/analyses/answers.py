@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch import Tensor
 
 from flcore.analyses.base import FinishedRun
-from flcore.evaluation.answering import global_model, own_model, private_model
+from flcore.evaluation.answering import global_model_of, own_model, private_model, scoring_messages
 from flcore.evaluation.forward import Forward, StoredImages
 from flcore.evaluation.scored_data import scored_data
 from flcore.io.messages import Weights
 from flcore.io.records import Record, on_device
+from flcore.methods.api import Method
+from flcore.methods.kit.on_top import OnTop
 from flcore.methods.types import Predict, with_statistics
 from flcore.models.base import Backbone
 
 BEFORE_CALIBRATION = "before_calibration"
-"""Label of the state in front of a server's calibration (:meth:`flcore.methods.api.Method.score_before`)."""
+"""The answer before a server's calibration (:meth:`flcore.methods.api.Method.alternatives`)."""
+
+
+def is_calibrated(method: Method, server: Record) -> TypeGuard[OnTop]:
+    """Whether the server's model is a calibrated one, beside which stands the one of before."""
+    if BEFORE_CALIBRATION not in method.alternatives() or not isinstance(method, OnTop):
+        return False
+    return method.global_model(server) is not method.base_model(server)
 
 
 class Answers:
@@ -41,11 +52,12 @@ class Answers:
 
     def global_model(self) -> Weights | None:
         """The model that answers for everybody, with the statistics it is scored with; None where there is none."""
-        return global_model(self._experiment, self.server, self.memory)
+        return global_model_of(self._experiment, self.server, self.memory)
 
     def own_model(self, client: int) -> Weights | None:
         """The model that answers for this client alone; None where the global one does."""
-        return own_model(self._experiment, self.server, client, self.memory(client))
+        (received,) = scoring_messages(self._experiment, self.server, [client])
+        return own_model(self._experiment, received, self.memory(client))
 
     def trained_model(self, client: int) -> Weights | None:
         """A client's model as its last local training left it; None before its first. For runs that keep them."""
@@ -63,11 +75,11 @@ class Answers:
         return own, "client 0's model (there is no global one)"
 
     def uncalibrated_model(self) -> Weights | None:
-        """The global model before the server's calibration; None where that state was not kept."""
-        if BEFORE_CALIBRATION not in self._run.before:
+        """The global model before the server's calibration; None where there was none."""
+        method = self._experiment.method
+        if not is_calibrated(method, self.server):
             return None
-        server = on_device(self._run.before[BEFORE_CALIBRATION], self._experiment.config.engine.device)
-        return global_model(self._experiment, server, self.memory)
+        return global_model_of(self._experiment, self.server, self.memory, method.base_model(self.server))
 
     def own_test(self, client: int) -> tuple[Tensor, Tensor]:
         """Images and labels that a client is scored on."""

@@ -40,14 +40,11 @@ class FinishedRun:
         experiment: the run.
         server: what the server holds.
         memories: client id to what that client remembers.
-        before: states of its last round that were scored too (:meth:`flcore.methods.api.Method.score_before`): by
-            label what the server held then.
     """
 
     experiment: Experiment
     server: Record
     memories: Memories
-    before: Mapping[str, Record] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

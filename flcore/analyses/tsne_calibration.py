@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from flcore.analyses.answers import BEFORE_CALIBRATION, Answers
+from flcore.analyses.answers import BEFORE_CALIBRATION, Answers, is_calibrated
 from flcore.analyses.base import FinishedRun, Result, class_names, needs_global_model
 from flcore.analyses.embedding import embed
 from flcore.analyses.shown import can_show, can_show_trained, clients_shown, images_shown, told
@@ -104,12 +104,11 @@ def with_calibrated(own: Weights, before: Weights, after: Weights) -> Weights:
 
 
 def keeps_uncalibrated(run: FinishedRun) -> str | None:
-    """Why there is nothing to compare with the calibrated model; None where that state was kept."""
+    """Why there is nothing to compare with the calibrated model; None where there was a calibration."""
     reason, method = needs_global_model(run), run.experiment.method
-    if reason is None and BEFORE_CALIBRATION not in run.before:
-        reason = f"{method.name} has no state before a calibration"
-        if BEFORE_CALIBRATION in method.score_before():
-            reason = f"{method.name} did not calibrate then, or what was before was not kept"
+    if reason is None and not is_calibrated(method, run.server):
+        known = BEFORE_CALIBRATION in method.alternatives()
+        reason = f"{method.name} " + ("did not calibrate then" if known else "has no state before a calibration")
     return reason
 
 

@@ -3,10 +3,8 @@
 ::
 
     checkpoint/
-      before/before_calibration.safetensors   what the server held at a point of the last round that is scored too
       rounds/0010.server.safetensors          what it held after a round of `evaluation.snapshots` (0: before the first)
       rounds/0010.client.0003.safetensors     what a client remembered then
-      rounds/0010.before.before_calibration.safetensors   as above, of that round
 """
 
 from __future__ import annotations
@@ -32,29 +30,6 @@ class Aside:
     run: str
     cure: str
 
-    def keep(self, label: str, server: Record) -> None:
-        """Keep what the server held at a point of the last round."""
-        sweep(self.directory / "before")
-        save_owned(self.directory / "before" / f"{label}.safetensors", server, label, self.run)
-
-    def points(self) -> list[Path]:
-        """The files that :meth:`keep` wrote; they are made durable with the next commit."""
-        return sorted(self.directory.glob("before/*.safetensors"))
-
-    def kept(self) -> dict[str, Record]:
-        """What :meth:`keep` was given, by label.
-
-        Raises:
-            DataError: it is damaged.
-        """
-        return {path.stem: load_owned(path, path.stem, self.run, self.cure) for path in self.points()}
-
-    def keep_before(self, number: int, label: str, server: Record) -> None:
-        """Keep what the server held at a point within a round, before that leg is committed; as :meth:`keep_round`."""
-        name = f"before.{label}"
-        save_owned(self._file(number, name), server, [number, name], self.run)
-        make_durable([self._file(number, name)])
-
     def keep_round(self, number: int, server: Record, memories: Mapping[int, Record]) -> None:
         """Keep what server and clients hold after a round, before that is committed; it survives a power failure."""
         sweep(self.directory / "rounds")  # of a process that was killed here before the round was committed
@@ -64,7 +39,7 @@ class Aside:
         make_durable([self._file(number, name) for name in ("server", *clients)])
 
     def round(self, number: int) -> dict[str, Record]:
-        """What was kept of a round: ``server``, ``client.<id>`` of those that remembered something, ``before.<label>``.
+        """What was kept of a round: ``server``, and ``client.<id>`` of those that remembered something.
 
         Raises:
             DataError: it is gone, or damaged.

@@ -44,7 +44,7 @@ from flcore.engine.turn_results import TurnResults
 from flcore.io import disk
 from flcore.io.files import json_text, make_durable, read_json, replace_file, sealed, unsealed
 from flcore.io.messages import Payload, Size
-from flcore.io.records import Record, load_record, save_record
+from flcore.io.records import Record
 
 CURE = Cure.START_OVER
 
@@ -258,7 +258,7 @@ class Checkpoint:
         }
         if durable:
             named = self._files_of(content)
-            make_durable([*sorted(named - self._synced), *self._lines.files(), *self.aside.points()])
+            make_durable([*sorted(named - self._synced), *self._lines.files()])
             self._replace(self.durable_file if self.durable_every else self.state_file, content, durable=True)
             self._synced, self._synced_at = named, self._clock()
         if self.durable_every or not durable:
@@ -297,17 +297,14 @@ class Checkpoint:
         memories = {client: self.memory(client, state.memories) for client in sorted(state.memories)}
         self.aside.keep_round(state.round, state.server, memories)
 
-    def show(self, server: Record, legs: Mapping[int, int]) -> Path:
-        """Let workers see a state that is not committed: what the server holds, and whose memory is of which leg."""
-        path = self.directory / "shown.safetensors"
-        save_record(path, server, {"legs": {str(client): leg for client, leg in legs.items()}})
-        self.turns.save_memories(legs, self._run)
-        return path
+    def flush(self, memories: Mapping[int, int]) -> str:
+        """Write what clients remember, held in memory until now, so that workers can read it: by client its leg.
 
-    def shown(self, path: Path) -> tuple[Record, dict[int, int]]:
-        """What :meth:`show` wrote."""
-        server, extra = load_record(path, cure=CURE)
-        return server, {int(client): leg for client, leg in extra["legs"].items()}
+        Returns:
+            The digest of the run's name, under which it is found.
+        """
+        self.turns.save_memories(memories, self._run)
+        return self._run
 
     # ---- records -------------------------------------------------------------------------------------------------
 
@@ -332,5 +329,5 @@ def _jsonable(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-_AS_THEY_ARE = ("round", "steps", "leg", "legs", "evaluated", "simulated_seconds", "scored")
+_AS_THEY_ARE = ("round", "steps", "leg", "legs", "evaluated", "simulated_seconds")
 _STATE = {*_AS_THEY_ARE, "told", "run", "code", "server", "memories", "up", "down", "failures", "history"}

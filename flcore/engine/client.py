@@ -17,18 +17,19 @@ from torch import Tensor
 
 from flcore.engine.client_data import ClientData
 from flcore.engine.energy import Clock
-from flcore.engine.failures import TurnError, is_the_machines, misfit, turn_part
+from flcore.engine.failures import TurnError, failure_of, is_the_machines, misfit, turn_part
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.serial import Outcome, SerialTrainer, Trainer, Training
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.local.step import learning_rate
 from flcore.engine.local.tape import planned_steps
-from flcore.engine.turns import Failure, Place, Reply, exchange_in
+from flcore.engine.turns import Failure, LegWork, Reply, exchange_in
 from flcore.evaluation.forward import Forward, stacked_part
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.poisoning import poisoned_message
-from flcore.io.messages import Payload, Prototypes, Size, Weights, all_finite
-from flcore.io.records import Payloads, Record, measure, on_device
+from flcore.experiment.traffic import outgoing
+from flcore.io.messages import Payload, Prototypes, Weights, all_finite
+from flcore.io.records import Payloads, Record, SharedOnDevice, on_device
 from flcore.methods.types import BATCHNORM, MODEL, PRIVATE, Leg, Turn
 
 Memories = Callable[[int], Record]
@@ -61,30 +62,33 @@ class TurnRunner:
         self._clock = clock
         self._trainer = trainer or make_trainer(experiment)
         self._forward = Forward(experiment)
-        self._server: tuple[Record, Record] = (Record(), Record())
+        # Clients share the very tensors of a broadcast: what is shared is not stacked.
+        self._received = SharedOnDevice(experiment.config.engine.device)
         setting = experiment.setting
         # A turn has all of its tensors on one device: methods mix the initial weights with what clients receive.
         initial = self._there({MODEL: setting.initial})[MODEL]
         self._setting = setting if initial is setting.initial else replace(setting, initial=initial)
 
-    def train(self, place: Place, clients: Sequence[int], server: Record, memories: Memories) -> dict[int, Result]:
-        """One leg's turns of a stack of clients.
+    def train(self, work: LegWork, clients: Sequence[int], memories: Memories) -> dict[int, Result]:
+        """Carry out the turns of a stack of clients.
 
         Args:
-            place: the round and leg.
+            work: the leg, with what each client is sent.
             clients: ids; more than one only where clients are stacked.
-            server: what the server holds at the start of the leg.
             memories: client id to what it kept; empty at its first turn.
 
         Raises:
             TurnError: an error that cannot be told to be one client's, or that is the machine's.
         """
-        experiment, method = self.experiment, self.experiment.method
+        experiment, method, place = self.experiment, self.experiment.method, work.place
         legs = method.legs(place.round, experiment.setting)
         leg = legs[place.leg]
         with turn_part(place, leg.name, clients, "receive"):
-            server = self._on_device(server)
-            turns = [self.receive(place.round, leg, client, server, memories(client)) for client in clients]
+            received = self._received.of(work.received[client] for client in clients)
+            turns = [
+                self.turn(place.round, leg, client, message, memories(client))
+                for client, message in zip(clients, received, strict=True)
+            ]
             starts = [turn.with_statistics(method.begin(turn)) for turn in turns]
             data = ClientData.of(experiment, clients, place.round)
         began = self._clock()
@@ -107,7 +111,7 @@ class TurnRunner:
             except TurnError as error:
                 if is_the_machines(error):
                     raise
-                results[turn.client] = Failure(error.cause, _cost(turn.inbox, experiment), error.part, error.details)
+                results[turn.client] = failure_of(error)
         return results
 
     def _there(self, record: Payloads, device: str | None = None) -> Record:
@@ -117,18 +121,11 @@ class TurnRunner:
             return record if isinstance(record, Record) else Record(record)
         return on_device(record, device or own)
 
-    def _on_device(self, server: Record) -> Record:
-        if server is not self._server[0]:
-            # Once per leg, so that clients share the very tensors of a broadcast: what is shared is not stacked.
-            self._server = (server, self._there(server))
-        return self._server[1]
-
-    def receive(self, round_number: int, leg: Leg, client: int, server: Record, memory: Record) -> Turn:
-        """A client's turn, with the message it is sent."""
+    def turn(self, round_number: int, leg: Leg, client: int, received: Record, memory: Record) -> Turn:
+        """Return a client's turn: the message that it received, on the device, and what it kept."""
         experiment = self.experiment
         config = experiment.config
         exchange = exchange_in(experiment.method, self._setting, round_number, leg)
-        inbox = outgoing(experiment.method.broadcast(server, client, exchange), experiment)
         return Turn(
             setting=self._setting,
             round=round_number,
@@ -136,7 +133,7 @@ class TurnRunner:
             is_later_leg=exchange.is_later_leg,
             client=client,
             counts=experiment.label_counts(client, round_number),
-            inbox=self._there(inbox),
+            inbox=received,
             memory=self._there(memory),
             task=experiment.task(round_number),
             stretch=experiment.stream.stretch(round_number),
@@ -195,10 +192,9 @@ class TurnRunner:
 
     def _answer(self, turn: Turn, outcome: Outcome, trained: _Trained, *, trains: bool) -> Result:
         experiment = self.experiment
-        down = _cost(turn.inbox, experiment)
         cause = _not_finite(outcome)
         if cause is not None:
-            return Failure(cause, down, "local training")
+            return Failure(cause, "local training")
         message, kept = experiment.method.reply(turn, trained)
         if turn.client in experiment.poisoned:
             message = poisoned_message(message, turn, experiment.config.federation)
@@ -214,14 +210,12 @@ class TurnRunner:
         for part, fine in zip((kept, message), looked_at, strict=True):
             for name, payload in part.items():
                 if name not in fine and not _finite(payload):
-                    return Failure(f"its {name} holds values that are not finite", down, "reply")
+                    return Failure(f"its {name} holds values that are not finite", "reply")
         for name, payload in message.items():
             unfit = misfit(payload, turn.inbox.get(name))
             if unfit is not None:
-                return Failure(f"its {name} {unfit}", down, "reply")
-        up = _cost(message, experiment)
-        reply = Reply(message, outcome.losses, outcome.steps, bool(kept), down, up, trained=outcome.there)
-        return reply, kept
+                return Failure(f"its {name} {unfit}", "reply")
+        return Reply(message, outcome.losses, outcome.steps, bool(kept), trained=outcome.there), kept
 
 
 def _shares(seconds: float, steps: Sequence[int]) -> list[float]:
@@ -319,27 +313,3 @@ def _not_finite(outcome: Outcome) -> str | None:
 
 def _finite(payload: Payload) -> bool:
     return all_finite(payload.arrays().values())
-
-
-def outgoing(message: Payloads, experiment: Experiment) -> Record:
-    """A message as it leaves: BatchNorm statistics of the model stay at home unless the policy aggregates them."""
-    if experiment.batchnorm == "aggregate":
-        return Record(message)
-    return Record(
-        {
-            name: payload.without_buffers() if name == MODEL and isinstance(payload, Weights) else payload
-            for name, payload in message.items()
-        }
-    )
-
-
-def download(server: Record, client: int, experiment: Experiment, place: Place) -> dict[str, Size]:
-    """What a client's broadcast costs, whether or not it ever answers."""
-    leg = experiment.method.legs(place.round, experiment.setting)[place.leg]
-    exchange = exchange_in(experiment.method, experiment.setting, place.round, leg)
-    return _cost(outgoing(experiment.method.broadcast(server, client, exchange), experiment), experiment)
-
-
-def _cost(message: Record, experiment: Experiment) -> dict[str, Size]:
-    """Cost by kind; nothing where the only trainer stands at the server."""
-    return {} if experiment.method.data_scope == "union" else measure(message)

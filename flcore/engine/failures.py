@@ -129,6 +129,11 @@ def misfit(answer: Payload, sent: Payload | None) -> str | None:
     return None
 
 
+def failure_of(error: TurnError) -> Failure:
+    """Return one client's failure for an error in its turn."""
+    return Failure(error.cause, error.part, error.details)
+
+
 def failed(place: Place, leg_name: str, client: int, failure: Failure) -> TurnError:
     """The error that stops a run for one client's failure."""
     return TurnError(place.round, leg_name, [client], failure.part, failure.cause, failure.details)

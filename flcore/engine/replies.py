@@ -1,4 +1,4 @@
-"""A client's reply as a file: safetensors with what it cost, or JSON that says why there is none.
+"""A client's reply as a file: safetensors, or JSON that says why there is none.
 
 Each says of which run, leg and client it is. Whoever reads one that is damaged, or somebody else's, reads nothing: the
 reply is then made again, with the same bytes.
@@ -6,14 +6,12 @@ reply is then made again, with the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flcore.core.errors import DataError
 from flcore.engine.turns import Failure, Reply
 from flcore.io.files import read_json, sealed, unsealed, write_json
-from flcore.io.messages import Size
 from flcore.io.records import load_record, save_record
 
 Result = Reply | Failure
@@ -31,12 +29,12 @@ def save_result(path: Path, result: Result, place: Place, run: str) -> None:
         place: whose it is.
         run: digest of the run's name.
     """
-    whose = {"place": list(place), "run": run, "down": _as_json(result.down)}
+    whose = {"place": list(place), "run": run}
     if isinstance(result, Failure):
         write_json(path.with_suffix(".json"), sealed({**vars(result), **whose}))
         return
     names = ("losses", "steps", "remembers", "seconds")
-    said = {name: getattr(result, name) for name in names} | {"up": _as_json(result.up)}
+    said = {name: getattr(result, name) for name in names}
     save_record(path, result.message, {**said, **whose, "losses": dict(result.losses)})
 
 
@@ -52,14 +50,13 @@ def load_result(path: Path, place: Place, run: str | None) -> Result | None:
             content = unsealed(read_json(path.with_suffix(".json"), ""))
             if content is None or not _is_of(content, place, run):
                 return None
-            return Failure(down=_as_sizes(content.pop("down")), **content)
+            return Failure(**content)
         if not path.exists():
             return None
         message, extra = load_record(path)
         if not _is_of(extra, place, run):
             return None
-        down, up = _as_sizes(extra.pop("down")), _as_sizes(extra.pop("up"))
-        return Reply(message, down=down, up=up, **extra)
+        return Reply(message, **extra)
     except (DataError, KeyError, TypeError, AttributeError):
         return None
 
@@ -68,11 +65,3 @@ def _is_of(content: dict[str, Any], place: Place, run: str | None) -> bool:
     """Whether a file is of this place and run; takes both out of it."""
     own, whose = content.pop("place") == list(place), content.pop("run")
     return own and run in (None, whose)
-
-
-def _as_json(cost: Mapping[str, Size]) -> dict[str, Any]:
-    return {kind: vars(size) for kind, size in cost.items()}
-
-
-def _as_sizes(cost: Mapping[str, Any]) -> dict[str, Size]:
-    return {kind: Size(**size) for kind, size in cost.items()}

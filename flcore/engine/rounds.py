@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from flcore.core.errors import DataError, RunError
+from flcore.engine.broadcast import broadcast
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.client import download
 from flcore.engine.cohort import Cohort, groups, select_cohort, stacks, taking_part
 from flcore.engine.energy import Clock, Meter, Stopwatch, no_meter
-from flcore.engine.failures import located, part_of, turn_part
+from flcore.engine.failures import located, part_of
 from flcore.engine.orchestrator import Orchestrator
 from flcore.engine.pool.executors import Executor
 from flcore.engine.pool.groups import Keeper
 from flcore.engine.pool.workers import worker_count
-from flcore.engine.round_scores import Passed, RoundScorer, passed_through
-from flcore.engine.run_state import RunName, RunState, Traffic, leg_facts, round_facts
-from flcore.engine.turns import Failure, Reply, exchange_in
+from flcore.engine.round_scores import RoundScorer
+from flcore.engine.run_state import RunName, RunState, leg_facts, round_facts
+from flcore.engine.turns import Failure, LegWork, Reply, exchange_in
+from flcore.evaluation.scores import Scores
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import code_modules
+from flcore.experiment.traffic import added, cost
 from flcore.io.files import finite
-from flcore.io.messages import Size
 from flcore.io.records import Record
 from flcore.methods.types import Exchange, Leg, Replies, Stage
 
@@ -145,19 +146,14 @@ def _run_round(run: _Run, latest: _Latest) -> RoundRecord | None:
     for leg in legs[state.leg :]:
         last = state.leg == len(legs) - 1
         watch, began = Stopwatch(run.observers.clock, run.observers.meter), run.observers.wall_clock()
-        after, replies, in_front, steps = _run_leg(run, state, leg, cohort, watch)
-        passed = passed_through(run.experiment.method, leg, state, in_front, after)
-        _keep_passed(run, number, passed)
-        if _is_evaluated(run.experiment, number) and run.experiment.method.score_before():
-            after = run.orchestrator.call("evaluate", _score_on_the_way, run, number, passed, after)
-            watch.lap("evaluate")
-        told, scored = after.told, after.scored
+        after, replies, steps = _run_leg(run, state, leg, cohort, watch)
+        told = after.told
         if last:
             seconds = after.simulated_seconds + cohort.seconds
-            after = replace(after, round=number, leg=0, simulated_seconds=seconds, told=[], scored={})
+            after = replace(after, round=number, leg=0, simulated_seconds=seconds, told=[])
         if last and _is_evaluated(run.experiment, number):
-            scores = run.orchestrator.call("evaluate", _scores, run, after, scored)
-            record = finite({"round": number, **scores, **_round_facts(after, cohort, told)})
+            scores = run.orchestrator.call("evaluate", _scores, run, after)
+            record = finite({"round": number, **scores.to_mapping(), **_round_facts(after, cohort, told)})
             after = replace(after, evaluated=after.evaluated + 1, failures=())
             watch.lap("evaluate")
         if last and number in run.experiment.config.evaluation.snapshots:
@@ -179,49 +175,33 @@ def _is_evaluated(experiment: Experiment, number: int) -> bool:
     return number % config.evaluation.every == 0 or number == config.federation.rounds or stream.ends_block(number)
 
 
-def _scores(run: _Run, state: RunState, scored: Mapping[str, Any]) -> Mapping[str, Any]:
+def _scores(run: _Run, state: RunState) -> Scores:
     with located(f"round {state.round}, evaluation"):
-        return run.scorer.of_round(state, scored)
-
-
-def _keep_passed(run: _Run, number: int, passed: Mapping[str, Passed]) -> None:
-    """Put what the server held at points of a leg aside for analyses: of the last round, and of rounds with a snapshot.
-
-    Whether such a round is evaluated makes no difference: analyses of a snapshot look at the state, not at its score.
-    """
-    config, aside = run.experiment.config, run.checkpoint.aside
-    for label, (server, _) in passed.items():
-        if number == config.federation.rounds:
-            aside.keep(label, server)
-        if number in config.evaluation.snapshots:
-            aside.keep_before(number, label, server)
-
-
-def _score_on_the_way(run: _Run, number: int, passed: Mapping[str, Passed], after: RunState) -> RunState:
-    """The state at the end of a leg, with the scores of states passed through in it."""
-    with located(f"round {number}, evaluation"):
-        scored = run.scorer.on_the_way(passed, number)
-    return replace(after, scored={**after.scored, **scored})
+        return run.scorer.score(state)
 
 
 def _run_leg(
     run: _Run, state: RunState, leg: Leg, cohort: Cohort, watch: Stopwatch
-) -> tuple[RunState, Mapping[int, Reply], dict[str, Record], int]:
+) -> tuple[RunState, Mapping[int, Reply], int]:
     """One leg: who takes part is trained, then the server's stages work on the replies.
 
     Returns:
-        The state after it, the replies, what the server held in front of each stage, and the mini-batches that were
-        trained on now: those of replies from before an interruption have taken none of the seconds on ``watch``.
+        The state after it, the replies, and the mini-batches that were trained on now: those of replies from before an
+        interruption have taken none of the seconds on ``watch``.
     """
     experiment, place = run.experiment, state.place
     failed = {client for number, client, _ in state.failures if number == place.round}
-    whole = stacks(experiment, place.round, leg, taking_part(experiment, leg, cohort, failed))
-    missing = {client for stack in Keeper(experiment, run.checkpoint).missing(state, whole) for client in stack}
-    results = _train(run, state, leg, whole)
+    asked = taking_part(experiment, leg, cohort, failed)
+    stragglers = cohort.stragglers if leg.who == "cohort" else ()
+    work, without_message = broadcast(experiment, state, [*asked, *stragglers])
+    whole = stacks(experiment, place.round, leg, [client for client in asked if client in work.received])
+    missing = {client for stack in Keeper(experiment, run.checkpoint).missing(work, whole) for client in stack}
+    failed_early = {client: failure for client, failure in without_message.items() if client in asked}
+    results = dict(sorted((failed_early | _train(run, work, leg, whole)).items()))
     replies = {client: result for client, result in results.items() if isinstance(result, Reply)}
     failures = {client: result for client, result in results.items() if isinstance(result, Failure)}
     if failures and not replies:
-        run.checkpoint.turns.forget(state.legs + 1)  # so that starting again tries again
+        run.checkpoint.turns.forget(work.number)  # so that starting again tries again
         raise _all_failed(place.round, leg, failures)
     watch.lap(leg.name)
 
@@ -229,33 +209,26 @@ def _run_leg(
     exchange = exchange_in(experiment.method, experiment.setting, place.round, leg)
     messages = Replies({client: reply.message for client, reply in replies.items()})
     stages = experiment.method.stages()
-    in_front: dict[str, Record] = {}
     for name in (stages if leg.stages is None else leg.stages) if replies else ():
-        in_front[name] = server
         server, facts[name] = run.orchestrator.call(name, _run_stage, stages[name], name, server, messages, exchange)
         watch.lap(name)
 
-    received = [result.down for result in results.values()]
-    for straggler in cohort.stragglers if leg.who == "cohort" else ():
-        with turn_part(place, leg.name, [straggler], "receive"):
-            received.append(download(state.server, straggler, experiment, place))
-    this_leg = state.legs + 1
     legs = experiment.method.legs(place.round, experiment.setting)
     training = next((index for index, one in enumerate(legs) if one.phases), 0)
     told = [*state.told, leg_facts(leg.name, replies, facts, is_cohort=place.leg in (0, training))]
     after = replace(
         state,
         server=server,
-        memories=_remembered(state.memories, replies, this_leg),
-        up=_add(state.up, (reply.up for reply in replies.values())),
-        down=_add(state.down, received),
+        memories=_remembered(state.memories, replies, work.number),
+        up=added(state.up, cost(messages.values(), experiment)),
+        down=added(state.down, cost(work.received.values(), experiment)),
         steps=state.steps + sum(reply.steps for reply in replies.values()),
         leg=state.leg + 1,
-        legs=this_leg,
+        legs=work.number,
         failures=(*state.failures, *((place.round, client, _why(leg, found)) for client, found in failures.items())),
         told=told,
     )
-    return after, replies, in_front, sum(reply.steps for client, reply in replies.items() if client in missing)
+    return after, replies, sum(reply.steps for client, reply in replies.items() if client in missing)
 
 
 def _remembered(memories: Mapping[int, int], replies: Mapping[int, Reply], leg: int) -> dict[int, int]:
@@ -267,14 +240,14 @@ def _remembered(memories: Mapping[int, int], replies: Mapping[int, Reply], leg: 
     return kept | {client: leg for client, reply in replies.items() if reply.remembers}
 
 
-def _train(run: _Run, state: RunState, leg: Leg, whole: list[list[int]]) -> dict[int, Reply | Failure]:
-    """Results of a leg by client, in order of ids, from its stacks."""
+def _train(run: _Run, work: LegWork, leg: Leg, whole: list[list[int]]) -> dict[int, Reply | Failure]:
+    """Results of a leg by client, from its stacks."""
     engine = run.experiment.config.engine
     handed_out = groups(whole, worker_count(engine), engine.clients_per_task)
     results: dict[int, Reply | Failure] = {}
-    for found in run.orchestrator.map(leg.name, partial(run.executor.train, state), handed_out):
+    for found in run.orchestrator.map(leg.name, partial(run.executor.train, work), handed_out):
         results |= found
-    return dict(sorted(results.items()))
+    return results
 
 
 def _all_failed(number: int, leg: Leg, failures: Mapping[int, Failure]) -> RunError:
@@ -309,11 +282,3 @@ def _round_facts(after: RunState, cohort: Cohort, told: Sequence[Mapping[str, An
     if after.failures:
         record["failures"] = [list(failure) for failure in after.failures]
     return record
-
-
-def _add(total: Traffic, more: Iterable[Traffic]) -> dict[str, Size]:
-    sums = dict(total)
-    for traffic in more:
-        for kind, size in traffic.items():
-            sums[kind] = sums.get(kind, Size()) + size
-    return dict(sorted(sums.items()))

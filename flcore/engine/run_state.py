@@ -13,11 +13,8 @@ import numpy as np
 
 from flcore.core.errors import listed
 from flcore.engine.turns import Place, Reply
-from flcore.io.messages import Size
+from flcore.experiment.traffic import Traffic
 from flcore.io.records import Record
-
-Traffic = Mapping[str, Size]
-"""Cost of messages by kind."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,6 @@ class RunState:
         simulated_seconds: since the start, where clients' speeds are simulated.
         run: names the run and the code.
         told: what the complete legs of the round under way add to its record, see :func:`leg_facts`.
-        scored: scores of states that the round under way has passed through, by label.
     """
 
     round: int
@@ -128,7 +124,6 @@ class RunState:
     simulated_seconds: float = 0.0
     run: RunName = field(default_factory=lambda: RunName(""))
     told: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    scored: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     @property
     def place(self) -> Place:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
-from flcore.io.messages import Size, Weights
+from flcore.experiment.experiment import Experiment
+from flcore.io.messages import Weights
 from flcore.io.records import Record
 from flcore.methods.api import Method
 from flcore.methods.types import Exchange, Leg, Setting
@@ -20,16 +21,38 @@ class Place:
 
 
 @dataclass(frozen=True)
+class LegWork:
+    """The turns of one leg as the server hands them out: to each client its message, and nothing else of the server's.
+
+    Attributes:
+        place: the round and leg. number: of the leg, counted over the run from 1.
+        run: digest of the run's name.
+        received: by client the message that it is sent; what clients share is one object.
+        memories: client to the number of the leg that left what it remembers, of those that remember anything.
+    """
+
+    place: Place
+    number: int
+    run: str
+    received: Mapping[int, Record]
+    memories: Mapping[int, int]
+
+    def of(self, clients: Collection[int]) -> LegWork:
+        """Return the work of some clients alone."""
+        received = {client: self.received[client] for client in clients}
+        memories = {client: self.memories[client] for client in clients if client in self.memories}
+        return replace(self, received=received, memories=memories)
+
+
+@dataclass(frozen=True)
 class Reply:
-    """What the server learns of one client's turn, and what it cost.
+    """What the server learns of one client's turn.
 
     Attributes:
         message: what goes up.
         losses: mean of every loss term over the steps that had it.
         steps: mini-batches trained on.
         remembers: whether the client keeps a memory for its next turn.
-        down: cost of the received message by kind.
-        up: of the reply.
         seconds: that training and answering took; of a stack each client has the share that it has of the steps. What a
             turn is does not depend on them, so that they are not compared.
         trained: the weights on the device that trained them, where the message holds copies of them
@@ -40,27 +63,28 @@ class Reply:
     losses: Mapping[str, float]
     steps: int
     remembers: bool
-    down: Mapping[str, Size]
-    up: Mapping[str, Size]
     seconds: float = field(default=0.0, compare=False)
     trained: Weights | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A client that could not finish its turn. It received its message all the same.
+    """A client that could not finish its turn.
 
     Attributes:
         cause: for people, in one line.
-        down: cost of the received message by kind.
         part: of the turn in which it happened.
         details: a traceback, where there is one.
     """
 
     cause: str
-    down: Mapping[str, Size]
     part: str = ""
     details: str = ""
+
+
+def leg_of(experiment: Experiment, place: Place) -> Leg:
+    """Return the leg at a place."""
+    return experiment.method.legs(place.round, experiment.setting)[place.leg]
 
 
 def exchange_in(method: Method, setting: Setting, round_number: int, leg: Leg) -> Exchange:

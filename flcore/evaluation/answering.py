@@ -2,63 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from flcore.aggregation.mean import average_weights
 from flcore.experiment.experiment import Experiment
-from flcore.io.messages import Weights
-from flcore.io.records import Record
-from flcore.methods.types import BATCHNORM, MODEL, PRIVATE, with_statistics
+from flcore.experiment.traffic import leaving
+from flcore.io.messages import Count, Payload, Weights
+from flcore.io.records import Payloads, Record
+from flcore.methods.types import BATCHNORM, MODEL, NUM_SAMPLES, PRIVATE, Exchange, with_statistics
 
 Memories = Callable[[int], Record]
 """Client id → what that client remembers."""
 
 
-def global_model(experiment: Experiment, server: Record, memories: Memories) -> Weights | None:
+def answers_for_itself(experiment: Experiment) -> bool:
+    """Whether clients are asked with models of their own; else what they remember is not even read for it."""
+    method = experiment.method
+    return not method.has_global_model or method.answers_from_memory or has_own_statistics(experiment)
+
+
+def scoring_messages(
+    experiment: Experiment, server: Record, clients: Sequence[int], round_number: int | None = None
+) -> list[Record]:
+    """Return what clients are sent to be scored with models of their own, as it leaves the server.
+
+    Args:
+        experiment: the run. server: what the server holds. clients: ids.
+        round_number: after which round; None for the last.
+    """
+    setting = experiment.setting
+    number = setting.rounds if round_number is None else round_number
+    exchange = Exchange(setting, number, "evaluate", is_later_leg=True)
+    return leaving([experiment.method.scoring_message(server, client, exchange) for client in clients], experiment)
+
+
+def own_model(experiment: Experiment, received: Record, memory: Record) -> Weights | None:
+    """The model that answers for one client alone; None where the global one does.
+
+    Args:
+        experiment: the run.
+        received: the message that the client was sent for it. memory: what it remembers.
+    """
+    if not answers_for_itself(experiment):
+        return None
+    own = experiment.method.client_model(received, memory, experiment.setting)
+    if own is None:
+        return None
+    # Everybody has statistics of its own; those of a client that was never sampled are the initial ones.
+    return with_statistics(own, memory, experiment.setting)
+
+
+def missing_of(experiment: Experiment, model: Weights | None) -> tuple[str, ...]:
+    """Names of the parameters that the server's model lacks: upper layers that never leave the clients."""
+    return (
+        () if model is None else tuple(name for name in experiment.setting.initial.params if name not in model.params)
+    )
+
+
+def contribution(
+    experiment: Experiment, client: int, received: Record, memory: Record, missing: Sequence[str]
+) -> dict[str, Payload]:
+    """Return what a client sends for the global model, for scoring alone: what of its model never travels, with n_k.
+
+    That is, ``missing`` parameters (:func:`missing_of`), and BatchNorm statistics of its own.
+    """
+    found: dict[str, Payload] = {}
+    if missing:
+        own = experiment.method.client_model(received, memory, experiment.setting)
+        assert own is not None  # who has no whole global model answers with clients' own
+        found[MODEL] = Weights({name: own.params[name] for name in missing})
+    if has_own_statistics(experiment) and BATCHNORM in memory:
+        found[BATCHNORM] = memory[BATCHNORM]
+    return {**found, NUM_SAMPLES: Count(len(experiment.trainers[client]))} if found else found
+
+
+def global_model_of(
+    experiment: Experiment, server: Record, memories: Memories, model: Weights | None = None
+) -> Weights | None:
+    """As :func:`global_model`, where clients' memories are at hand; for another ``model`` of the server's too."""
+    model = experiment.method.global_model(server) if model is None else model
+    clients, missing = range(experiment.setting.num_clients), missing_of(experiment, model)
+    contributions: dict[int, Payloads] = {}
+    if missing or has_own_statistics(experiment):
+        sent = scoring_messages(experiment, server, clients)
+        contributions = {k: contribution(experiment, k, sent[k], memories(k), missing) for k in clients}
+    return global_model(experiment, model, contributions)
+
+
+def global_model(
+    experiment: Experiment, model: Weights | None, contributions: Mapping[int, Payloads]
+) -> Weights | None:
     """The model that answers for everybody, with a complete set of parameters and buffers; None where there is none.
 
-    What only clients have (upper layers, BatchNorm statistics) never travels; for scoring alone it is averaged over
-    them, weighted by training samples.
+    What only clients have (upper layers, BatchNorm statistics) never travels in training; for scoring alone it is
+    averaged over them, weighted by training samples.
+
+    Args:
+        experiment: the run. model: the server's.
+        contributions: by client what :func:`contribution` found.
     """
-    method, setting = experiment.method, experiment.setting
-    model = method.global_model(server)
     if model is None:
         return None
-    missing = [name for name in setting.initial.params if name not in model.params]
-    if missing:
-        model = _completed(experiment, model, missing, server, memories)
-    if has_own_statistics(experiment):
-        remembered = ((client, memories(client)) for client in range(setting.num_clients))
-        private = {client: memory[BATCHNORM] for client, memory in remembered if BATCHNORM in memory}
-        if private:
-            sizes = {client: len(experiment.trainers[client]) for client in private}
-            model = Weights(model.params, average_weights(private, sizes).buffers)
-    return with_statistics(model, {}, setting)
-
-
-def _completed(
-    experiment: Experiment, model: Weights, missing: list[str], server: Record, memories: Memories
-) -> Weights:
-    """The model with the parameters that it lacks: means over all clients of their own, by training samples."""
-    method, setting = experiment.method, experiment.setting
-    parts: dict[int, Weights] = {}
-    for client in range(setting.num_clients):
-        own = method.client_model(server, client, memories(client), setting)
-        assert own is not None  # who has no whole global model answers with clients' own
-        parts[client] = Weights({name: own.params[name] for name in missing})
-    sizes = {client: len(experiment.trainers[client]) for client in parts}
-    return Weights({**model.params, **average_weights(parts, sizes).params}, model.buffers)
-
-
-def own_model(experiment: Experiment, server: Record, client: int, memory: Record) -> Weights | None:
-    """The model that answers for one client alone; None where the global one does."""
-    method, setting = experiment.method, experiment.setting
-    own = method.client_model(server, client, memory, setting)
-    if own is None and has_own_statistics(experiment):
-        # Everybody has statistics of its own; those of a client that was never sampled are the initial ones.
-        shared = method.global_model(server)
-        own = None if shared is None else shared.without_buffers()
-    return None if own is None else with_statistics(own, memory, setting)
+    sent = {client: Record(message) for client, message in contributions.items()}
+    sizes = {client: message[NUM_SAMPLES].value for client, message in sent.items() if message}
+    parts = {client: message[MODEL] for client, message in sent.items() if MODEL in message}
+    if parts:
+        model = Weights({**model.params, **average_weights(parts, sizes).params}, model.buffers)
+    statistics = {client: message[BATCHNORM] for client, message in sent.items() if BATCHNORM in message}
+    if statistics:
+        model = Weights(model.params, average_weights(statistics, sizes).buffers)
+    return with_statistics(model, {}, experiment.setting)
 
 
 def private_model(memory: Record) -> Weights | None:

@@ -6,8 +6,7 @@ once, for however many ways to answer (:class:`flcore.models.view.EncodedOnce`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -48,20 +47,6 @@ class StoredImages:
         return normalise(self._images[start:stop].to(self._device), self._meta.mean, self._meta.std)
 
 
-MOST_KEPT = 256 * 2**20
-"""Bytes of encoders, and of what they made of images, that a module keeps for the next model with the same encoder: of
-some hundred small models, or of a few large ones; a population's are never in memory at once."""
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What an encoder made of images, by block; and the bytes that are held for it alone."""
-
-    encoder: Values
-    encoded: Sequence[Tensor]
-    size: int
-
-
 class Forward:
     """One module in evaluation mode, with the weights that a question is about."""
 
@@ -71,8 +56,6 @@ class Forward:
         self._module: Backbone = module.eval().requires_grad_(False)
         self._view = ModuleView(self._module, experiment.setting.network, dict(self._module.named_parameters()))
         self._size = experiment.config.evaluation.batch_size
-        self._remembers = bool(experiment.method.score_before())
-        self._encoded: dict[Hashable, _Kept] = {}
 
     def with_weights(self, weights: Weights) -> Backbone:
         """The module with these weights; the same object for every call."""
@@ -93,13 +76,7 @@ class Forward:
 
     @torch.no_grad()
     def answers(
-        self,
-        weights: Weights,
-        images: Images,
-        ways: Mapping[str, Predict],
-        server: Record,
-        classes: Tensor | None,
-        name: Hashable = None,
+        self, weights: Weights, images: Images, ways: Mapping[str, Predict], known: Record, classes: Tensor | None
     ) -> dict[str, Tensor]:
         """Scores [N, K] of every way to answer, on the CPU.
 
@@ -107,44 +84,16 @@ class Forward:
             weights: of the model that answers.
             images: what it is asked.
             ways: by name.
-            server: what the server holds, on the device.
+            known: on the device, and
             classes: bool [K] on the device, see :meth:`flcore.methods.api.Method.predict`.
-            name: of the images. Where a method has states scored on the way, what the encoder made of them last time is
-                kept by it, if that is little: calibration and retraining leave encoders alone, so that both models
-                share it.
         """
         self.with_weights(weights)
-        encoder = {key: value for key, value in weights.values.items() if key.startswith("encoder.")}
-        known = self._known(name, encoder)
         found: dict[str, list[Tensor]] = {way: [] for way in ways}
-        encoded: list[Tensor] = []
-        for number, block in enumerate(self._blocks(images)):
-            model = EncodedOnce(self._view, block, known[number] if known else None)
+        for block in self._blocks(images):
+            model = EncodedOnce(self._view, block)
             for way, predict in ways.items():
-                found[way].append(predict(model, block, server, classes).cpu())
-            if self._remembers and name is not None:
-                encoded.append(model.encoded)
-        if encoded:
-            self._keep(name, encoder, encoded)
+                found[way].append(predict(model, block, known, classes).cpu())
         return {way: joined(blocks) for way, blocks in found.items()}
-
-    def _known(self, name: Hashable, encoder: Values) -> Sequence[Tensor]:
-        """What an equal encoder made of the images of this name; nothing where another one saw them last."""
-        kept = self._encoded.get(name)
-        if kept is None or kept.encoder.keys() != encoder.keys():
-            return []
-        same = all(torch.equal(kept.encoder[key], tensor) for key, tensor in encoder.items())
-        return kept.encoded if same else []
-
-    def _keep(self, name: Hashable, encoder: Values, encoded: Sequence[Tensor]) -> None:
-        """Keep this in place of what was kept by the name, within :data:`MOST_KEPT`."""
-        self._encoded.pop(name, None)
-        # Blocks of the same images are asked behind one another, and have one encoder between them.
-        last = next(reversed(self._encoded.values()), None)
-        shared = last is not None and all(last.encoder.get(key) is tensor for key, tensor in encoder.items())
-        size = sum(tensor.nbytes for tensor in (*encoded, *(() if shared else encoder.values())))
-        if size + sum(kept.size for kept in self._encoded.values()) <= MOST_KEPT:
-            self._encoded[name] = _Kept(encoder, encoded, size)
 
     def _blocks(self, images: Images) -> Iterator[Tensor]:
         for start in range(0, max(len(images), 1), self._size):  # one empty block without images, for the shapes

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flcore.io.messages import Size
 from flcore.methods.api import ScoreKind
 
 
@@ -32,6 +33,8 @@ class Scores:
             global test set; ``private_correct`` [K, C], those that each client's model gets right;
             ``untrained_clients``, those with the initial model still; ``tasks``, the accuracies that follow
             (:func:`flcore.evaluation.continual.task_scores`).
+        down: what clients were sent to be scored, by kind. up: what they sent for the global model, beside their
+            answers.
     """
 
     top1_global: float | None
@@ -46,10 +49,12 @@ class Scores:
     class_accuracy_vote: list[float | None] | None = None
     alternatives: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     tasks: Mapping[str, Any] = field(default_factory=dict)
+    down: Mapping[str, Size] = field(default_factory=dict)
+    up: Mapping[str, Size] = field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON values; without votes, ``alternatives`` and ``tasks`` where there are none."""
-        optional = ("top1_vote", "class_accuracy_vote", "alternatives", "tasks")
+        """As JSON values; without traffic; nor votes, ``alternatives`` and ``tasks`` where there are none."""
+        optional = ("top1_vote", "class_accuracy_vote", "alternatives", "tasks", "down", "up")
         values = {name: value for name, value in vars(self).items() if name not in optional}
         if self.top1_vote is not None:
             values |= {"top1_vote": self.top1_vote, "class_accuracy_vote": self.class_accuracy_vote}

@@ -10,14 +10,16 @@ global model, the majority vote of all clients' models (baselines.md section 21)
 a client is tested on the classes that it has met so far, and its own model as local training left it is scored on the
 whole global test set too (`flcore/evaluation/continual.py`).
 
-Scoring is made of *parts* (blocks of the shared images, or a client) that any worker can answer, each by itself and
-with the same bits; putting them together is all that one process has to do.
+A client's model is made from what the client was sent for it and what it kept, and answers from the same
+(:meth:`flcore.methods.api.Method.scoring_message`); the global model, made at the server, answers from what the server
+holds. Scoring is made of *parts* (blocks of the shared images, or a client) that any worker can answer, each by itself
+and with the same bits; putting them together is all that one process has to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,21 +27,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcore.evaluation.answering import Memories, global_model, has_own_statistics, own_model, private_model
+from flcore.evaluation.answering import (
+    Memories,
+    answers_for_itself,
+    contribution,
+    global_model,
+    missing_of,
+    own_model,
+    private_model,
+    scoring_messages,
+)
 from flcore.evaluation.continual import task_scores
 from flcore.evaluation.forward import Forward, StoredImages
 from flcore.evaluation.scored_data import scored_data
 from flcore.evaluation.scores import Scores, right_answers, summarised
 from flcore.experiment.experiment import Experiment
-from flcore.io.messages import Weights
-from flcore.io.records import Record, on_device
-from flcore.methods.types import Predict, with_statistics
+from flcore.experiment.traffic import cost
+from flcore.io.messages import Arrays, Weights
+from flcore.io.records import Record, SharedOnDevice, Slot, on_device
+from flcore.methods.types import MODEL, Predict, with_statistics
 
-Share = Callable[["Request", Sequence["Part"]], Iterable[Mapping[str, Tensor]]]
-"""Has workers answer the parts of a request, in their order."""
+Share = Callable[["Request", Sequence["Part"]], Sequence[Record] | None]
+"""Has workers answer the parts of a request, in their order; None where these are better answered here."""
 
 MAIN = ""
 """Name of the method's own way to predict, among all ways."""
+
+ANSWERS = Slot("answers", Arrays)
+"""What a part's models say: of shared images ``<way>/scores`` float32 [n, K]. Of a client ``<way>/correct`` int64 [3]
+(right, right among its own classes, tested) where a model of its own answers, and not as everybody's does; ``private``
+int64 [C], the right answers of its own model by class, ``votes`` int64 [N], that model's answers, and ``trained``, 1 if
+it ever trained."""
 
 
 @dataclass(frozen=True)
@@ -47,38 +65,45 @@ class Request:
     """What to score.
 
     Attributes:
-        ways: names of the ways to answer; :data:`MAIN` and those of :meth:`flcore.methods.api.Method.alternatives`,
-            or of :meth:`flcore.methods.api.Method.score_before`.
+        ways: names of the ways to answer; :data:`MAIN` and those of :meth:`flcore.methods.api.Method.alternatives`.
         round: after which round; None for the last. Where data change, it says what clients have met.
         vote: whether the majority vote of clients' models is taken where there is no global model.
         private: whether clients' own models are scored on the global test set.
+        missing: parameters that the server's model lacks: clients send their own.
     """
 
     ways: tuple[str, ...] = (MAIN,)
     round: int | None = None
     vote: bool = False
     private: bool = False
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a scoring: a range of the shared images for the global model, or some clients."""
+    """A piece of a scoring, with what it is answered from: a client, or a range of the shared images.
 
-    blocks: tuple[int, int] = (0, 0)
-    clients: tuple[int, ...] = ()
+    Attributes:
+        client: None for a range.
+        block: first row, and the one after the last.
+        known: what the client was sent for this, or what the server holds.
+        model: the global model, for a range.
+    """
+
+    client: int | None = None
+    block: tuple[int, int] = (0, 0)
+    known: Record = field(default_factory=Record)
+    model: Weights | None = None
 
 
 class Scorer:
-    """Scores server states with the clients' memories, in one module."""
+    """Scores states of the federation: makes the messages, has the parts answered, puts the answers together."""
 
     def __init__(self, experiment: Experiment) -> None:
         """Lay out the data to score on: test data, or the clients' validation data."""
         self._experiment = experiment
-        self._forward = Forward(experiment)
-        self._data = scored_data(experiment)
-        self._server: tuple[Record | None, Record] = (None, Record())
-        self._model: tuple[Request, Weights] | None = None
-        self._met_by: tuple[int, Tensor] | None = None
+        self._answerer = Answerer(experiment)
+        self._data = self._answerer.data
 
     # ---- the whole -----------------------------------------------------------------------------------------------
 
@@ -102,151 +127,54 @@ class Scorer:
             round_number: after which round; None for the last. Where data change, it says what clients have met.
             share: has workers answer the parts; None answers them here.
         """
-        ways = (MAIN, *self._experiment.method.alternatives())
-        private = self._experiment.keeps_private_models
-        vote = self._experiment.method.has_vote and (vote or private)
-        return self.scored(Request(ways, round_number, vote, private), server, memories, share)
+        experiment, server = self._experiment, Record(server)
+        method, model = experiment.method, experiment.method.global_model(server)
+        private = experiment.keeps_private_models
+        request = Request(
+            (MAIN, *method.alternatives()),
+            round_number,
+            vote=method.has_vote and (vote or private),
+            private=private,
+            missing=missing_of(experiment, model),
+        )
 
-    def scored(
-        self,
-        request: Request,
-        server: Record,
-        memories: Memories,
-        share: Share | None = None,
-    ) -> Scores:
-        """Score a state as a request says; the first way is the main one."""
-        parts = self.parts(request, server)
-        if share is None:
-            answered: Iterable[Mapping[str, Tensor]] = (self.answer(request, part, server, memories) for part in parts)
-        else:
-            answered = share(request, parts)
-        return self._put_together(request, list(zip(parts, answered, strict=True)))
+        def answered(parts: Sequence[Part]) -> Iterable[Record]:
+            found = share(request, parts) if share is not None and parts else None
+            return found if found is not None else (self._answerer.answer(request, part, memories) for part in parts)
 
-    def parts(self, request: Request, server: Record) -> list[Part]:
-        """The pieces of a scoring, in order."""
-        method, setting = self._experiment.method, self._experiment.setting
-        clients = [Part(clients=(client,)) for client in range(setting.num_clients)]
-        if method.global_model(server) is None:
-            return clients
+        clients = self._client_parts(request, server)
+        found = list(zip(clients, answered(clients), strict=True))
+        uploads = {part.client: answer.without(ANSWERS) for part, answer in found if part.client is not None}
+        by_client = {part.client: answer[ANSWERS] for part, answer in found if part.client is not None}
+        model = global_model(experiment, model, uploads)
+        shared = [answer[ANSWERS] for answer in answered(self._blocks(server, model))]
+        scores = self._put_together(request, shared, by_client)
+        down, up = cost((part.known for part in clients), experiment), cost(uploads.values(), experiment)
+        return replace(scores, down=down, up=up)
+
+    def _blocks(self, server: Record, model: Weights | None) -> list[Part]:
+        """Return the shared images in blocks, for the global model; nothing without one."""
         size = self._experiment.config.evaluation.batch_size
-        shared = [Part(blocks=(start, start + size)) for start in range(0, max(len(self._data.images), 1), size)]
-        return shared + (clients if self._asks_clients(request) else [])
+        starts = range(0, max(len(self._data.images), 1), size) if model is not None else ()
+        return [Part(None, (start, start + size), server, model) for start in starts]
 
-    def _asks_clients(self, request: Request) -> bool:
-        """Whether anything of a client is looked at beside the global model's answers."""
-        return not self._experiment.method.has_global_model or self._reads_memories(request)
-
-    def _reads_memories(self, request: Request) -> bool:
-        """Whether what clients remember matters; else it is not asked for: it may lie in thousands of files."""
-        method = self._experiment.method
-        return method.answers_from_memory or has_own_statistics(self._experiment) or request.private
+    def _client_parts(self, request: Request, server: Record) -> list[Part]:
+        """Return the clients that are asked, each with the message that it is sent for it."""
+        itself, clients = answers_for_itself(self._experiment), range(self._experiment.setting.num_clients)
+        if itself or (request.private and not self._experiment.trains_models):
+            sent = scoring_messages(self._experiment, server, clients, request.round)
+            return [Part(client, known=message) for client, message in zip(clients, sent, strict=True)]
+        return [Part(client) for client in clients] if request.private else []
 
     def images_asked(self, request: Request, parts: Sequence[Part]) -> int:
         """How many answers to images the parts are, all models together."""
         private = self._data.num_shared if request.private or request.vote else 0
-        own = [len(self._data.clients[client]) + private for part in parts for client in part.clients]
-        return sum(own) + sum(part.blocks[1] - part.blocks[0] for part in parts)
-
-    # ---- a part --------------------------------------------------------------------------------------------------
-
-    def answer(self, request: Request, part: Part, server: Record, memories: Memories) -> dict[str, Tensor]:
-        """What a part's models say.
-
-        Returns:
-            Of shared images ``<way>/scores`` float32 [n, K]. Of a client ``<way>/correct`` int64 [3] (right, right
-            among its own classes, tested) where a model of its own answers, and not as everybody's does; ``private``
-            int64 [C], the right answers of its own model by class, ``votes`` int64 [N], that model's answers, and
-            ``trained``, 1 if it ever trained.
-        """
-        if self._experiment.method.data_scope == "union":
-            memories = _nothing_remembered  # what trained stands at the server
-        server = self._on_device(server)
-        if part.clients:
-            (client,) = part.clients
-            memory = memories(client) if self._reads_memories(request) else Record()
-            return self._ask_client(request, client, server, memory)
-        model = self._global_model(request, server, memories)
-        images = StoredImages(self._experiment, self._data.images[slice(*part.blocks)])
-        found = self._forward.answers(model, images, self._ways(request), server, None, part.blocks)
-        return {f"{way}/scores": scores for way, scores in found.items()}
-
-    def _on_device(self, server: Record) -> Record:
-        if server is not self._server[0]:
-            self._server, self._model = (server, on_device(server, self._experiment.config.engine.device)), None
-        return self._server[1]
-
-    def _global_model(self, request: Request, server: Record, memories: Memories) -> Weights:
-        # Once per request, which comes anew with each part to a worker: it may be made of what all clients remember.
-        if self._model is None or self._model[0] != request:
-            model = global_model(self._experiment, server, memories)
-            assert model is not None  # else there are no parts of shared images
-            self._model = (request, model)
-        return self._model[1]
-
-    def _ways(self, request: Request) -> dict[str, Predict]:
-        method = self._experiment.method
-        named = {MAIN: method.predict, **method.alternatives()}
-        named |= {label: before.predict or method.predict for label, before in method.score_before().items()}
-        return {way: named[way] for way in request.ways}
-
-    def _ask_client(self, request: Request, client: int, server: Record, memory: Record) -> dict[str, Tensor]:
-        held = self._met(request)[client]
-        own, rows = own_model(self._experiment, server, client, memory), self._tested_rows(request, client)
-        device = self._experiment.config.engine.device
-        found: dict[str, Tensor] = {}
-        ways = self._ways(request)
-        if self._experiment.method.answers_alike:
-            ways.pop(MAIN, None)  # said of the shared images, which are all there are
-        if own is not None and ways:
-            images = StoredImages(self._experiment, self._data.images[rows])
-            name = ("client", client, len(rows))  # a range of the shared images is two numbers as well
-            answers = self._forward.answers(own, images, ways, server, held.to(device), name)
-            for way, scores in answers.items():
-                found[f"{way}/correct"] = right_answers(scores, self._data.labels[rows], held)
-        if request.private or (request.vote and own is not None):
-            found |= self._ask_private(server, memory, own, held, request)
-        return found
-
-    def _ask_private(
-        self, server: Record, memory: Record, own: Weights | None, held: Tensor, request: Request
-    ) -> dict[str, Tensor]:
-        """A client's own model, as its training left it, on the global test set; the global one where nobody trains."""
-        setting, trained = self._experiment.setting, private_model(memory)
-        if trained is None and not self._experiment.trains_models:
-            trained = self._experiment.method.global_model(server)
-        weights = with_statistics(trained or setting.initial, memory, setting) if request.private else own
-        assert weights is not None
-        images = StoredImages(self._experiment, self._data.images[: self._data.num_shared])
-        way = {MAIN: self._experiment.method.predict_private}
-        held = held.to(self._experiment.config.engine.device)
-        answers = self._forward.answers(weights, images, way, server, held)[MAIN].argmax(dim=1)
-        labels = self._data.shared_labels
-        correct = torch.bincount(labels[answers == labels], minlength=setting.num_classes)
-        return {"private": correct, "votes": answers, "trained": torch.tensor([int(trained is not None)])}
-
-    # ---- who is tested on what -----------------------------------------------------------------------------------
-
-    def _met(self, request: Request) -> Tensor:
-        """Return the classes that each client has met in training, bool [K, C]."""
-        stream = self._experiment.stream
-        number = stream.rounds if request.round is None else request.round
-        # Every client asks: computed for each, an evaluation would cost the square of the number of clients.
-        if self._met_by is None or self._met_by[0] != number:
-            self._met_by = (number, torch.from_numpy(stream.met(number)))
-        return self._met_by[1]
-
-    def _tested_rows(self, request: Request, client: int) -> Tensor:
-        """A client's test data: where data change, those of the classes that it has met."""
-        rows = self._data.clients[client]
-        if self._experiment.stream.schedule == "none":
-            return rows
-        return rows[self._met(request)[client][self._data.labels[rows]]]
+        own = [len(self._data.clients[part.client]) + private for part in parts if part.client is not None]
+        return sum(own) + sum(part.block[1] - part.block[0] for part in parts)
 
     # ---- putting together ----------------------------------------------------------------------------------------
 
-    def _put_together(self, request: Request, answered: Sequence[tuple[Part, Mapping[str, Tensor]]]) -> Scores:
-        shared = [found for part, found in answered if not part.clients]
-        by_client = {part.clients[0]: found for part, found in answered if part.clients}
+    def _put_together(self, request: Request, shared: Sequence[Arrays], by_client: Mapping[int, Arrays]) -> Scores:
         labels, num_classes = self._data.shared_labels, self._experiment.setting.num_classes
         votes = None
         if not shared and request.vote:
@@ -272,21 +200,19 @@ class Scorer:
         client: int,
         way: str,
         scores: Tensor | None,
-        by_client: Mapping[int, Mapping[str, Tensor]],
+        by_client: Mapping[int, Arrays],
     ) -> tuple[int, int, int]:
         """(correct, correct among its own classes, tested) of one client."""
-        own = by_client.get(client, {}).get(f"{way}/correct")
+        own = by_client[client].named.get(f"{way}/correct") if client in by_client else None
         if own is None:
             if scores is None:
                 return 0, 0, 0
-            rows = self._tested_rows(request, client)
-            own = right_answers(scores[rows], self._data.labels[rows], self._met(request)[client])
+            rows = self._answerer.tested_rows(request, client)
+            own = right_answers(scores[rows], self._data.labels[rows], self._answerer.met(request)[client])
         right, among_own, tested = own.tolist()
         return right, among_own, tested
 
-    def _task_scores(
-        self, request: Request, main: Scores, by_client: Mapping[int, Mapping[str, Tensor]]
-    ) -> dict[str, Any]:
+    def _task_scores(self, request: Request, main: Scores, by_client: Mapping[int, Arrays]) -> dict[str, Any]:
         """The counts and accuracies of :attr:`Scores.tasks`."""
         setting, stream = self._experiment.setting, self._experiment.stream
         tested = torch.bincount(self._data.shared_labels, minlength=setting.num_classes).numpy()
@@ -308,5 +234,84 @@ class Scorer:
         }
 
 
-def _nothing_remembered(client: int) -> Record:
-    return Record()
+class Answerer:
+    """Answers parts of a scoring from what comes with them; it sees neither the server's record nor other clients."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        """Lay out the data to score on, and build a model."""
+        self._experiment = experiment
+        self._forward = Forward(experiment)
+        self.data = scored_data(experiment)
+        self._there = SharedOnDevice(experiment.config.engine.device)
+        self._met_by: tuple[int, Tensor] | None = None
+
+    def answer(self, request: Request, part: Part, memories: Memories) -> Record:
+        """Return :data:`ANSWERS`; of a client also what it contributes to the global model.
+
+        Args:
+            request: what is scored. part: of it.
+            memories: what the part's client remembers; nobody else is asked.
+        """
+        if part.client is not None:
+            received, memory = self._there.of([part.known, memories(part.client)])
+            found = self._ask_client(request, part.client, received, memory)
+            sent = contribution(self._experiment, part.client, received, memory, request.missing)
+            return Record({ANSWERS: Arrays(found), **on_device(sent, "cpu")})
+        assert part.model is not None
+        (known,) = self._there.of([part.known])
+        images = StoredImages(self._experiment, self.data.images[slice(*part.block)])
+        answers = self._forward.answers(part.model, images, self._ways(request), known, None)
+        return Record({ANSWERS: Arrays({f"{way}/scores": scores for way, scores in answers.items()})})
+
+    def _ways(self, request: Request) -> dict[str, Predict]:
+        method = self._experiment.method
+        named = {MAIN: method.predict, **method.alternatives()}
+        return {way: named[way] for way in request.ways}
+
+    def _ask_client(self, request: Request, client: int, received: Record, memory: Record) -> dict[str, Tensor]:
+        held, known = self.met(request)[client], memory | received
+        own, rows = own_model(self._experiment, received, memory), self.tested_rows(request, client)
+        there = held.to(self._experiment.config.engine.device)
+        found: dict[str, Tensor] = {}
+        ways = self._ways(request)
+        if self._experiment.method.answers_alike:
+            ways.pop(MAIN, None)  # said of the shared images, which are all there are
+        if own is not None and ways:
+            images = StoredImages(self._experiment, self.data.images[rows])
+            for way, scores in self._forward.answers(own, images, ways, known, there).items():
+                found[f"{way}/correct"] = right_answers(scores, self.data.labels[rows], held)
+        if request.private or (request.vote and own is not None):
+            found |= self._ask_private(request, own, received, memory, there)
+        return found
+
+    def _ask_private(
+        self, request: Request, own: Weights | None, received: Record, memory: Record, held: Tensor
+    ) -> dict[str, Tensor]:
+        """A client's own model, as its training left it, on the global test set; the global one where nobody trains."""
+        setting, trained = self._experiment.setting, private_model(memory)
+        if trained is None and not self._experiment.trains_models:
+            trained = received.get(MODEL)
+        weights = with_statistics(trained or setting.initial, memory, setting) if request.private else own
+        assert weights is not None
+        images = StoredImages(self._experiment, self.data.images[: self.data.num_shared])
+        way = {MAIN: self._experiment.method.predict_private}
+        answers = self._forward.answers(weights, images, way, memory | received, held)[MAIN].argmax(dim=1)
+        labels = self.data.shared_labels
+        correct = torch.bincount(labels[answers == labels], minlength=setting.num_classes)
+        return {"private": correct, "votes": answers, "trained": torch.tensor([int(trained is not None)])}
+
+    def met(self, request: Request) -> Tensor:
+        """Return the classes that each client has met in training, bool [K, C]."""
+        stream = self._experiment.stream
+        number = stream.rounds if request.round is None else request.round
+        # Every client asks: computed for each, an evaluation would cost the square of the number of clients.
+        if self._met_by is None or self._met_by[0] != number:
+            self._met_by = (number, torch.from_numpy(stream.met(number)))
+        return self._met_by[1]
+
+    def tested_rows(self, request: Request, client: int) -> Tensor:
+        """A client's test data: where data change, those of the classes that it has met."""
+        rows = self.data.clients[client]
+        if self._experiment.stream.schedule == "none":
+            return rows
+        return rows[self.met(request)[client][self.data.labels[rows]]]

@@ -18,7 +18,6 @@ from flcore.io.files import json_text, read_json, replace_file, unsealed
 
 if TYPE_CHECKING:
     from flcore.config.schema import Config
-    from flcore.io.records import Record
 
 _UNSET = object()
 
@@ -60,34 +59,18 @@ class RunFiles:
         return self.directory / "clients"
 
     @property
-    def before(self) -> Path:
-        """What the server held at points of the last round that are scored too, such as before a calibration."""
-        return self.directory / "before"
-
-    def states_before(self, number: int | None = None) -> dict[str, Record]:
-        """The records in :attr:`before`, or those of a snapshot, by label; none where the method asks for none."""
-        from flcore.io.records import load_record
-
-        folder, mark = (self.before, "") if number is None else (self.snapshots, f"{number:04d}.before.")
-        paths = sorted(folder.glob(f"{mark}*.safetensors"))
-        return {path.stem.removeprefix(mark): load_record(path)[0] for path in paths}
-
-    @property
     def snapshots(self) -> Path:
         """What server and clients held after rounds of ``evaluation.snapshots``; see :meth:`snapshot`."""
         return self.directory / "snapshots"
 
     def snapshot(self, number: int, name: str) -> Path:
-        """What ``server`` or ``client.<id>`` held after a round; 0: before the first.
-
-        And ``before.<label>``: what the server held at a point of it, see :attr:`before`.
-        """
+        """What ``server`` or ``client.<id>`` held after a round; 0: before the first."""
         return self.snapshots / f"{number:04d}.{name}.safetensors"
 
     def records(self) -> list[Path]:
-        """What is there of :attr:`clients`, :attr:`before` and :attr:`snapshots`."""
+        """What is there of :attr:`clients` and :attr:`snapshots`."""
         # In this order: fingerprints of finished runs are taken over it.
-        folders = (self.clients, self.before, self.snapshots)
+        folders = (self.clients, self.snapshots)
         return [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
 
     @property
@@ -243,7 +226,7 @@ def forget_damaged_results(directory: Path) -> None:
         forget_results(directory)
 
 
-_OWNED = ("checkpoint", "clients", "before", "snapshots", "prepared", "partition", "analyses", "figures", "plugins")
+_OWNED = ("checkpoint", "clients", "snapshots", "prepared", "partition", "analyses", "figures", "plugins")
 """Folders in a run's folder, which the run empties or removes when it needs to."""
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, overload
 
@@ -119,14 +119,32 @@ def on_device(record: Payloads, device: str) -> Record:
     found = record if isinstance(record, Record) else Record(record)
     if all(tensor.device.type == device for payload in found.values() for tensor in payload.arrays().values()):
         return found
-    return Record(
-        {
-            name: type(payload).from_arrays(
-                {key: moved(tensor, device) for key, tensor in payload.arrays().items()}, payload.header()
-            )
-            for name, payload in found.items()
-        }
-    )
+    return Record({name: _moved(payload, device) for name, payload in found.items()})
+
+
+def _moved(payload: Payload, device: str) -> Payload:
+    arrays = {key: moved(tensor, device) for key, tensor in payload.arrays().items()}
+    return type(payload).from_arrays(arrays, payload.header())
+
+
+class SharedOnDevice:
+    """Copies of records on a device: a payload that several of them share is copied once, and shared there."""
+
+    def __init__(self, device: str) -> None:
+        """Copy to ``device``; to the CPU nothing is copied, since that is where records come from."""
+        self._device = device
+        self._copies: dict[int, tuple[Payload, Payload]] = {}
+
+    def of(self, records: Iterable[Payloads]) -> list[Record]:
+        """Return the records on the device; copies are kept until the next call."""
+        found = [record if isinstance(record, Record) else Record(record) for record in records]
+        if self._device == "cpu":
+            return found
+        before, self._copies = self._copies, {}
+        for payload in (payload for record in found for payload in record.values()):
+            if id(payload) not in self._copies:
+                self._copies[id(payload)] = before.get(id(payload)) or (payload, _moved(payload, self._device))
+        return [Record({name: self._copies[id(payload)][1] for name, payload in one.items()}) for one in found]
 
 
 def measure(record: Payloads) -> dict[str, Size]:
@@ -163,6 +181,21 @@ def unpacked(described: Mapping[str, Any], values: Tensor) -> Record:
         arrays[name] = values[begin:end].view(dtype).reshape(shape)
         begin = end
     return _restored(arrays, described["payloads"])
+
+
+def packed_together(records: Sequence[Payloads]) -> tuple[dict[str, Any], list[memoryview]]:
+    """Several records as :func:`packed` one; a payload that they share is there once."""
+    shared = {id(payload): payload for record in records for payload in record.values()}
+    number = {key: str(place) for place, key in enumerate(shared)}
+    described, values = packed({number[key]: payload for key, payload in shared.items()})
+    places = [{str(name): number[id(payload)] for name, payload in record.items()} for record in records]
+    return {"records": places, **described}, values
+
+
+def unpacked_together(described: Mapping[str, Any], values: Tensor) -> list[Record]:
+    """Return what :func:`packed_together` was given; what was shared is shared."""
+    shared = unpacked(described, values)
+    return [Record({name: shared[number] for name, number in places.items()}) for places in described["records"]]
 
 
 def _kinds(record: Payloads) -> dict[str, Any]:

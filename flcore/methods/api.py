@@ -20,7 +20,6 @@ from flcore.math.losses.basic import cross_entropy
 from flcore.methods.types import (
     MODEL,
     Batch,
-    Before,
     Context,
     Exchange,
     Kind,
@@ -191,13 +190,6 @@ class Method(Checked, ABC):
         stages = self.stages().values()
         return bool(stages) and all(getattr(stage, "folds", None) == "weights" for stage in stages)
 
-    def score_before(self) -> Mapping[str, Before]:
-        """States within a round that are scored too, by the name under which they stand among :meth:`alternatives`.
-
-        Such as the model before a calibration. In rounds without that stage or leg it is the round's own score.
-        """
-        return {}
-
     @property
     def can_be_calibrated(self) -> bool:
         """Whether it trains a global model that answers by itself through its head: a base of CCVR and FedCSPC."""
@@ -213,8 +205,8 @@ class Method(Checked, ABC):
 
     @property
     def answers_from_memory(self) -> bool:
-        """Whether :meth:`client_model` reads what clients remember; else their files are not opened for scoring."""
-        return not self.has_global_model
+        """Whether clients answer with models of their own although there is a global one."""
+        return False
 
     @property
     def answers_alike(self) -> bool:
@@ -232,34 +224,52 @@ class Method(Checked, ABC):
         """
         return server.get(MODEL)
 
-    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
-        """The model that answers for one client, given its memory; None where that is the global one."""
-        if self.has_global_model:
-            return None
-        return memory.get(MODEL, setting.initial)
+    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """The message that goes down to a client which is scored with a model of its own, for that alone.
+
+        What :meth:`client_model` and :meth:`predict` need of the server's that the client does not keep; counted apart
+        from training's (`bytes_eval_down`). By default the global model, which clients complete with BatchNorm
+        statistics of their own; nothing without one.
+
+        Args:
+            server: what the server holds. client: id.
+            exchange: the round that is scored, as everybody knows it.
+        """
+        model = self.global_model(server) if self.has_global_model else None
+        return {} if model is None else {MODEL: model}
+
+    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
+        """The model that answers for one client; None where the global one does.
+
+        Args:
+            received: the client's :meth:`scoring_message`. memory: what it remembers.
+            setting: common knowledge.
+        """
+        return self.global_model(received) if self.has_global_model else memory.get(MODEL, setting.initial)
 
     @property
     def score_kind(self) -> ScoreKind:
         """What :meth:`predict` returns: with ``ranks`` there is no cross-entropy, and ``loss_global`` is None."""
         return "logits"
 
-    def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+    def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         """Scores [B, K], the largest of which is the prediction; :attr:`score_kind` says what they are.
 
         Args:
             model: the model to answer with, in evaluation mode.
             images: normalised images [B, C, H, W].
-            server: what the server holds.
+            known: for a global answer what the server holds; for a client's what it remembers, with its
+                :meth:`scoring_message` (if a name is in both, the message's).
             classes: bool [K], the classes the answering client holds in training; None for a global answer.
         """
         return model.classify(model.features(images))
 
-    def predict_private(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+    def predict_private(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         """As :meth:`predict`, where a client's model is asked for what it says as its training left it (A_loc, A_sel).
 
         A method whose answers come from elsewhere too (an ensemble, what stands at the server alone) leaves that out.
         """
-        return self.predict(model, images, server, classes)
+        return self.predict(model, images, known, classes)
 
     def alternatives(self) -> Mapping[str, Predict]:
         """Other ways to predict by name, scored beside :meth:`predict` (heads, nearest prototypes, their fusion)."""

@@ -13,7 +13,7 @@ the run is the base's own run to the bit. When its last round is over, one more 
    in float64, draws M_c virtual features per class from N(μ_c, Σ_c) and trains the head on them, from the trained head
    on, with CE and plain SGD. The body is not touched, and the calibrated head never goes back into training.
 
-The server keeps the new head beside what the base holds; the state in front of the calibration is scored as
+The server keeps the new head beside what the base holds; answers with the head of before are scored as
 ``before_calibration``.
 
 ``tap: hidden``: where features are a linear map z = Wa + b of hidden units a (the last layer of the projection of

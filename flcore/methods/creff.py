@@ -254,9 +254,13 @@ class CReFF(FedAvg):
         model = server[MODEL]
         return Weights({**model.params, **server[CLASSIFIER].params}, model.buffers)
 
-    def predict_fedavg_head(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """The global model and h̃, as in training."""
+        return server.only(MODEL, CLASSIFIER)
+
+    def predict_fedavg_head(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         """Logits of FedAvg's head."""
-        head = server[MODEL].params
+        head = known[MODEL].params
         return model.classify(model.features(images), weights={name: head[name] for name in HEAD})
 
     def alternatives(self) -> Mapping[str, Predict]:

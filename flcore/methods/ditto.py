@@ -82,6 +82,6 @@ class Ditto(FedAvg):
         kept = turn.memory.get(PERSONAL, turn.setting.initial)
         return message, {PERSONAL: kept, MODEL: turn.inbox[MODEL]}
 
-    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
+    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
         """Answer with v_k."""
         return memory.get(PERSONAL, setting.initial)

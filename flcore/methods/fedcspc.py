@@ -79,7 +79,6 @@ from flcore.methods.kit.server_training import Moving, Terms, fit, leaves
 from flcore.methods.types import (
     MODEL,
     Batch,
-    Before,
     Context,
     Exchange,
     Facts,
@@ -93,7 +92,7 @@ from flcore.methods.types import (
     Turn,
 )
 from flcore.models.network import Network, Values
-from flcore.models.view import EncodedOnce
+from flcore.models.view import EncodedOnce, WithLayers
 
 CLUSTERS = Slot("cluster_prototypes", Arrays)
 """A client's q prototypes: ``vectors`` float32 [q, e] and ``labels`` int64 [q]."""
@@ -629,6 +628,15 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         """The base's, with calibrated H and F."""
         return patched(self.base_model(server), server.get(CALIBRATED))
 
+    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """The base's, with calibrated H and F and the exemplars."""
+        message = super().scoring_message(server, client, exchange)
+        return self.beside(message, server.only(CALIBRATED, EXEMPLARS))
+
+    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
+        """The base's, with calibrated H and F."""
+        return patched(super().client_model(received, memory, setting), received.get(CALIBRATED))
+
     def generated_features(
         self, server: Record, setting: Setting, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
@@ -640,30 +648,33 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         """The base's logits, or logarithms of mixed probabilities; other fusions mix what has no common scale."""
         return super().score_kind if not self.use_kp or self.fusion == "softmax" else "ranks"
 
-    def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+    def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         """The base's answer, mixed with the exemplars' from the first calibration on; see :func:`fuse`."""
-        logits = super().predict(model, images, server, classes)
-        cosines = similarities(model.features(images), server.get(EXEMPLARS))
+        logits = super().predict(model, images, known, classes)
+        cosines = similarities(model.features(images), known.get(EXEMPLARS))
         if cosines is None:
             return logits
         fused = fuse(logits, cosines, self.lambda_p, self.tau_e, self.fusion)
         # Logarithms of probabilities are logits: the loss that is scored beside the accuracy is then the right one.
         return fused.clamp_min(1e-12).log() if self.fusion == "softmax" else fused
 
-    def by_exemplars(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+    def by_exemplars(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         """The cosines to the exemplars alone; the base's answer before there are any."""
-        cosines = similarities(model.features(images), server.get(EXEMPLARS))
-        return super().predict(model, images, server, classes) if cosines is None else cosines
+        cosines = similarities(model.features(images), known.get(EXEMPLARS))
+        return super().predict(model, images, known, classes) if cosines is None else cosines
+
+    def by_average(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
+        """The base's answer with H and F as it averaged them."""
+        if CALIBRATED in known:
+            model = WithLayers(model, calibrated_part(self.base_model(known)).values)
+        return super().predict(model, images, known, classes)
 
     def alternatives(self) -> Mapping[str, Predict]:
-        """The base's; ``network`` (head alone) and ``knowledge`` (exemplars alone)."""
+        """The base's; ``network`` (head alone), ``knowledge`` (exemplars alone) and ``before_calibration``."""
         own: dict[str, Predict] = {"network": super().predict, "knowledge": self.by_exemplars} if self.use_kp else {}
+        if self.use_ca:
+            own["before_calibration"] = self.by_average
         return self.beside(super().alternatives(), own)
-
-    def score_before(self) -> Mapping[str, Before]:
-        """The base's; ``before_calibration`` (the head of the average, alone)."""
-        own = {"before_calibration": Before("calibrate", super().predict)} if self.use_ca else {}
-        return self.beside(super().score_before(), own)
 
 
 @dataclass(frozen=True)

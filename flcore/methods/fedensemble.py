@@ -158,26 +158,31 @@ class FedEnsemble(AuthorsPreset, FedAvg):
         """One model that stands for all where a single one is asked for: w_g, or the first member."""
         return server[MODEL if self.variant == "clients" else member_slot(0)]
 
-    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
+    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """w_g, for who has never trained a model of its own."""
+        is_own = self.variant == "clients" and member_slot(client) not in server
+        return {MODEL: server[MODEL]} if is_own else {}
+
+    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
         """A client's own model, or w_g before its first turn; None where members are nobody's own."""
-        return memory.get(MODEL, server[MODEL]) if self.variant == "clients" else None
+        return (memory.get(MODEL) or received.get(MODEL)) if self.variant == "clients" else None
 
     @property
     def score_kind(self) -> ScoreKind:
         """Logits, as their sum is: that of a product of the members' answers; or the mean of their probabilities."""
         return "logits" if self.combine == "logits" else "probabilities"
 
-    def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+    def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         """What all members say together; the given model's answer while there are none."""
-        members = members_of(server)
+        members = members_of(known)
         if not members:
-            return super().predict(model, images, server, classes)
+            return super().predict(model, images, known, classes)
         votes = torch.stack([model.classify(model.features(images, values), values) for values in members])
         return votes.sum(dim=0) if self.combine == "logits" else votes.softmax(dim=2).mean(dim=0)
 
-    def predict_private(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+    def predict_private(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         """What the client's own model says alone."""
-        return super().predict(model, images, server, classes)
+        return super().predict(model, images, known, classes)
 
     def alternatives(self) -> Mapping[str, Predict]:
         """What one model says alone: w_g, or a client's own."""

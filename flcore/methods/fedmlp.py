@@ -347,22 +347,27 @@ class FedMLP(RunningPrototypes, FedAvg):
         }
         return server | after, {"clusters": found.count, "minority_classes": int(few.sum())}
 
-    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
+    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """The model, or the current extractor; the prototypes where a client answers with them too."""
+        message = super().scoring_message(server, client, exchange)
+        return {**message, **server.only(PROTOTYPES)} if self.share == "all" else message
+
+    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
         """With ``extractor`` the current extractor under the client's own head; else the global model."""
         if self.share == "all":
-            return super().client_model(server, client, memory, setting)
-        return _PARTS.client_model(server, client, memory, setting)
+            return super().client_model(received, memory, setting)
+        return _PARTS.client_model(received, memory, setting)
 
     @property
     def score_kind(self) -> ScoreKind:
         """Logits; with ``extractor`` distances answer for everybody."""
         return "ranks" if self.share == "extractor" else super().score_kind
 
-    def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+    def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         """Logits; with ``extractor``, for everybody, minus the distance to each global prototype."""
         if self.share == "extractor" and classes is None:
-            return nearest_prototype(model, images, server, classes)
-        return super().predict(model, images, server, classes)
+            return nearest_prototype(model, images, known, classes)
+        return super().predict(model, images, known, classes)
 
     def alternatives(self) -> Mapping[str, Predict]:
         """The other of heads and nearest prototypes."""

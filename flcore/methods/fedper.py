@@ -21,7 +21,7 @@ from flcore.core.params import param
 from flcore.io.messages import Weights
 from flcore.io.records import Payloads, Record, Slot
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import MODEL, Setting, TrainedClient, Turn
+from flcore.methods.types import MODEL, Exchange, Setting, TrainedClient, Turn
 
 TOP = Slot("top", Weights)
 """A client's personal layers, in its memory."""
@@ -61,9 +61,13 @@ class FedPer(FedAvg):
         top = {name: trained.weights.params[name] for name in self.personal(trained.weights)}
         return {**message, MODEL: self.base(trained.weights)}, {**memory, TOP: Weights(top)}
 
-    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
+    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """The current base."""
+        return {MODEL: server[MODEL]}
+
+    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
         """The current base under the client's own top."""
-        return self.whole(server[MODEL], memory, setting)
+        return self.whole(received[MODEL], memory, setting)
 
     def personal(self, weights: Weights) -> tuple[str, ...]:
         """Names of the personal parameters of a whole model."""

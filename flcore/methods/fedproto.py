@@ -95,18 +95,22 @@ class FedProto(AuthorsPreset, RunningPrototypes, Method):
         """One stage: the prototypes' mean over clients."""
         return {"aggregate-prototypes": aggregate_prototypes}
 
+    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """The current prototypes, where they answer."""
+        return {} if self.inference == "classifier" else {PROTOTYPES: server[PROTOTYPES]}
+
     @property
     def score_kind(self) -> ScoreKind:
         """Logits of the own head, or minus distances."""
         return "logits" if self.inference == "classifier" else "ranks"
 
-    def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+    def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         """Logits of the own head, also where no prototype is usable; or minus the mean squared distance to each."""
         features = model.features(images)
         logits = model.classify(features)
         if self.inference == "classifier":
             return logits
-        prototypes = server[PROTOTYPES]
+        prototypes = known[PROTOTYPES]
         usable = prototypes.present if classes is None else prototypes.present & classes.to(features.device)
         nearest = (-distances(features, prototypes.means).square() / features.shape[1]).masked_fill(~usable, -torch.inf)
         return torch.where(usable.any(), nearest, logits)

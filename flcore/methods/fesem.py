@@ -61,11 +61,6 @@ class FeSEM(FedAvg):
     centres: int = param(3, "J, global models side by side", low=1, high=1000, search=Search(choices=(2, 3, 4)))
     weighted: bool = param(False, "weigh clients by their samples in the mean of their cluster")
 
-    @property
-    def answers_from_memory(self) -> bool:
-        """No: centres stand at the server."""
-        return False
-
     def start_server(self, setting: Setting) -> Payloads:
         """J times the initial model; of nobody the centre is known."""
         unknown = Arrays({"centre": torch.full((setting.num_clients,), -1, dtype=torch.int64)})
@@ -123,9 +118,13 @@ class FeSEM(FedAvg):
             return server[centre_slot(0)]  # nobody has answered: still the initial model
         return average_weights({j: server[centre_slot(j)] for j in members}, members)
 
-    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
+    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """The client's centre, as in training."""
+        return self.broadcast(server, client, exchange)
+
+    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
         """The client's centre."""
-        return own_centre(server, client)
+        return received[MODEL]
 
 
 def centre_slot(number: int) -> Slot[Weights]:

@@ -51,19 +51,18 @@ from flcore.core.errors import ConfigError
 from flcore.core.optim import Sgd
 from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
-from flcore.io.messages import Arrays, Mixtures
+from flcore.io.messages import Arrays, Count, Mixtures, Payload, Weights
 from flcore.io.records import Payloads, Record, Slot
 from flcore.math.losses.alignment import dot_regression
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.losses.vectors import unit_vectors
 from flcore.math.prototypes.etf import simplex_etf
 from flcore.math.prototypes.mixtures import Mixture, fit_class_mixtures, fuse_uploads, packed, sample_classes, unpacked
-from flcore.methods.api import Method, ScoreKind
+from flcore.methods.api import Method, ScoreKind, own_model
 from flcore.methods.kit.class_prototypes import ReleasesVectors
 from flcore.methods.types import (
     MODEL,
     Batch,
-    Before,
     Context,
     Exchange,
     Facts,
@@ -78,6 +77,7 @@ from flcore.methods.types import (
     Turn,
     Update,
 )
+from flcore.models.view import WithLayers
 
 RETRAIN_LEG = "retrain-heads"
 
@@ -88,7 +88,18 @@ MIXTURES = Slot("mixtures", Mixtures)
 """In a message those of a client or the fused ones; in a memory, between the legs, the client's own."""
 
 FRAME = Slot("frame", Arrays)
-"""``frame`` float32 [d_p, K] at the server, for scoring."""
+"""``frame`` float32 [d_p, K] at the server and in its messages for scoring."""
+
+BEFORE = Slot("heads_before", Weights)
+"""A client's heads as its last retraining found them, in its memory."""
+
+RETRAINED = Slot("retrained", Count)
+"""The round of that retraining."""
+
+ROUND = Slot("round", Count)
+"""For scoring: the round, where it had an exchange."""
+
+_HEADS = ("head.", "extra.")
 
 _WIDEST_PROJECTION = 128  # as long as the feature, but from K to this: 50 for MNIST, 128 for CIFAR, as in the paper
 
@@ -211,10 +222,9 @@ class GFPL(ReleasesVectors, Method):
         """Local training; in rounds with an exchange also the retraining of the heads."""
         if not self.exchanges(round_number):
             return (Leg(stages=()),)
-        heads = ("head.", "extra.")
         own = None if self.retrain_lr is None else partial(Sgd, self.retrain_lr, self.retrain_momentum)
         moves = (Update(optimizer=own),)
-        retraining = Phase(heads, epochs=self.retrain_epochs, source="pseudo", loss=self.retrain_loss, updates=moves)
+        retraining = Phase(_HEADS, epochs=self.retrain_epochs, source="pseudo", loss=self.retrain_loss, updates=moves)
         return (Leg(stages=tuple(self.stages())), Leg(RETRAIN_LEG, phases=(retraining,), stages=()))
 
     def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
@@ -261,9 +271,13 @@ class GFPL(ReleasesVectors, Method):
         return terms
 
     def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """In an exchange the mixtures of the client's classes; its model stays with it."""
+        """In an exchange the mixtures of the client's classes; its model stays, with the heads of before after it."""
         memory: Payloads = {MODEL: trained.weights}
-        if turn.leg == RETRAIN_LEG or not self.exchanges(turn.round):
+        if turn.leg == RETRAIN_LEG:
+            before = own_model(turn).params
+            heads = Weights({name: value for name, value in before.items() if name.startswith(_HEADS)})
+            return {}, {**memory, BEFORE: heads, RETRAINED: Count(turn.round)}
+        if not self.exchanges(turn.round):
             return {}, memory
         own: Payloads = {MIXTURES: self.own_mixtures(turn, trained)}
         return (own, memory) if self.sends_prototypes else ({}, {**memory, **own})
@@ -304,34 +318,42 @@ class GFPL(ReleasesVectors, Method):
             "classes": len(fused.classes),
         }
 
-    def score_before(self) -> Mapping[str, Before]:
-        """The models as local training left them."""
-        return {"before_retraining": Before(RETRAIN_LEG)} if self.use_pfg else {}
+    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """The frame; after an exchange the number of its round, so that clients know whose heads of before are old."""
+        message: dict[str, Payload] = {**server.only(FRAME)}
+        return {**message, ROUND: Count(exchange.round)} if self.exchanges(exchange.round) else message
 
     @property
     def score_kind(self) -> ScoreKind:
         """Logits of the linear head; cosines, and their sums with probabilities, are not on that scale."""
         return "logits" if self.head == "linear" else "ranks"
 
-    def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+    def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         """Scores of the chosen head; of classes that do not count -inf."""
-        return self.scores(model, images, server, classes, head=self.head, among=self.eval_classes)
+        return self.scores(model, images, known, classes, head=self.head, among=self.eval_classes)
 
     def alternatives(self) -> Mapping[str, Predict]:
-        """The other heads, and the other set of classes."""
+        """The other heads, the other set of classes, and the heads before a retraining."""
         heads = [head for head in HEADS if head != self.head] if self.dual and self.use_ce else []
         other = "own" if self.eval_classes == "all" else "all"
         by_head = {f"{head}_head": partial(self.scores, head=head, among=self.eval_classes) for head in heads}
-        return {**by_head, f"{other}_classes": partial(self.scores, head=self.head, among=other)}
+        others: dict[str, Predict] = {f"{other}_classes": partial(self.scores, head=self.head, among=other)}
+        return {**by_head, **others, **({"before_retraining": self.predict_before} if self.use_pfg else {})}
+
+    def predict_before(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
+        """The answer with the heads as local training left them, of a client that retrained them in this round."""
+        if BEFORE in known and ROUND in known and known[RETRAINED] == known[ROUND]:
+            model = WithLayers(model, known[BEFORE].values)
+        return self.predict(model, images, known, classes)
 
     def scores(
-        self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None, *, head: Head, among: str
+        self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None, *, head: Head, among: str
     ) -> Tensor:
         """Scores [B, K] of one head: logits, cosines to the frame, or softmax + cosines."""
         features = model.features(images)
         logits = model.classify(features)
         if head != "linear":
-            cosines = projected(model, features) @ server[FRAME]["frame"]
+            cosines = projected(model, features) @ known[FRAME]["frame"]
             logits = cosines if head == "etf" else logits.softmax(dim=1) + cosines
         if among == "all" or classes is None:
             return logits

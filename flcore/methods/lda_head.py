@@ -5,7 +5,7 @@ send class counts, class sums and one second moment of their features (evaluatio
 (stage ``solve-head``) adds them and solves w_c = (S_w + λI)⁻¹ μ_c (`flcore/math/prototypes/discriminant.py`). Where
 CCVR sends a covariance per class and trains a head on draws, this sends one matrix for all classes and solves once.
 
-The state in front of it is scored as ``before_discriminant``. Bodies are not touched. Second moments cost
+Answers with the head of before are scored as ``before_discriminant``. Bodies are not touched. Second moments cost
 D(D + 1)/2 values per client in the precision of ``wire``.
 
 Privacy: the class sum of a class with one sample is that sample's feature.

@@ -76,6 +76,9 @@ client and task of every answer in them."""
 HEAD = Slot("head", Weights)
 """The head as it is delivered."""
 
+CLASS_COUNTS = Slot("class_counts", Arrays)
+"""For scoring, on its way down: ``counts`` float64 [C], everybody's samples by class."""
+
 OWN = Slot("own", Arrays)
 """In a client's memory: ``counts`` int64 [C] of what it told, ``tasks`` int64 [m] that it answered for."""
 
@@ -171,7 +174,7 @@ class ProtoLDA(PatchSums):
             return {}
         if exchange.leg == DELIVERY_LEG:
             model = self._own_model(server, client) or server[MODEL]
-            return {HEAD: Weights({name: value for name, value in model.params.items() if name.startswith("head.")})}
+            return {HEAD: _head_of(model)}
         if exchange.leg not in (STATISTICS_LEG, FORGET_LEG):
             return super().broadcast(server, client, exchange)
         if TOTALS in server and bool((server[TOTALS]["answered"][:, 0] == client).any()):
@@ -320,19 +323,32 @@ class ProtoLDA(PatchSums):
         """With personal answers, which makes clients be asked; with its own shares it knows its class counts."""
         return self.personal != "none"
 
-    def client_model(self, server: Record, client: int, memory: Record, setting: Setting) -> Weights | None:
+    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """The global model, with the client's own head or with everybody's class counts where it answers by these."""
+        message: dict[str, Payload] = {**super().scoring_message(server, client, exchange)}
+        if self.personal == "mixture" and (own := self._own_model(server, client)):
+            message[HEAD] = _head_of(own)
+        if self.personal == "shares" and TOTALS in server:
+            message[CLASS_COUNTS] = Arrays({"counts": server[TOTALS]["counts"]})
+        return message
+
+    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
         """With personal answers the global head with the client's own class shares, or the client's own head."""
         if self.personal == "mixture":
-            return self._own_model(server, client)
+            return Weights({**received[MODEL].params, **received[HEAD].params}) if HEAD in received else None
         if self.personal == "none" or OWN not in memory:
             return None
-        model, before = server[MODEL], server[TOTALS]["counts"]
+        model, before = received[MODEL], received[CLASS_COUNTS]["counts"]
         bias = reweighted(model.params["head.bias"], before, memory[OWN]["counts"].double())
         return Weights({**model.params, "head.bias": bias.float()})
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
         """What noise on every message costs: one release for each of the 2 + s messages of a client, once per run."""
         return self.account(1, "class sums and second moments")
+
+
+def _head_of(model: Weights) -> Weights:
+    return Weights({name: value for name, value in model.params.items() if name.startswith("head.")})
 
 
 def _kept(totals: ClassSums, answered: Tensor) -> Arrays:

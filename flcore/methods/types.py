@@ -226,7 +226,7 @@ def folds(kind: Kind) -> Callable[[S], S]:
 
 
 Predict = Callable[[LocalModel, Tensor, Record, Tensor | None], Tensor]
-"""(model, images, server, classes) → scores, see :meth:`flcore.methods.api.Method.predict`."""
+"""(model, images, known, classes) → scores, see :meth:`flcore.methods.api.Method.predict`."""
 
 
 @dataclass(frozen=True)
@@ -270,19 +270,6 @@ class Leg:
     who: Literal["cohort", "all"] = "cohort"
     phases: tuple[Phase, ...] = (Phase(),)
     stages: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Before:
-    """A state within a round that is scored beside the one at its end.
-
-    Attributes:
-        step: a server stage, or a leg: the state is the one in front of it.
-        predict: how it answers; None for :meth:`flcore.methods.api.Method.predict`.
-    """
-
-    step: str
-    predict: Predict | None = None
 
 
 class TrainedClient(Protocol):

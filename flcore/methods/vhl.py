@@ -183,9 +183,9 @@ class VHL(AuthorsPreset, FedAvg):
         """Aggregate, then note who has the virtual set."""
         return {**super().stages(), "note-holders": note_holders} if self.client_loss.is_on else super().stages()
 
-    def predict(self, model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+    def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         """The head's logits [B, C], without those of virtual classes."""
-        logits = super().predict(model, images, server, classes)
+        logits = super().predict(model, images, known, classes)
         return logits[:, : logits.shape[1] // 2] if self.has_extra_outputs else logits
 
     def virtual_images(self, server: Record, setting: Setting) -> Tensor | None:

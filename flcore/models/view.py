@@ -136,19 +136,35 @@ class Forwarding(View):
         self.model.note(features)
 
 
+class WithLayers(Forwarding):
+    """A model with other weights in some of its upper parts: projection, head, or a method's own layers."""
+
+    def __init__(self, model: View, layers: Values) -> None:
+        """View ``model`` with whole parts (``head.…``, ``projection.…``, ``extra.…``) of other weights."""
+        super().__init__(model)
+        self._layers = layers
+
+    def ask(self, part: str, inputs: Tensor, weights: Values | None) -> Tensor:
+        """The answer of the other layers where the part is among them."""
+        if weights is not None:
+            return super().ask(part, inputs, weights)
+        if part == "features" and self._holds("project"):
+            return self.ask("project", self.model.ask("encode", inputs, None), None)
+        return super().ask(part, inputs, self._layers if self._holds(part) else None)
+
+    def _holds(self, part: str) -> bool:
+        prefix = {"classify": "head.", "project": "projection."}.get(part, f"{part}.")
+        return any(name.startswith(prefix) for name in self._layers)
+
+
 class EncodedOnce(Forwarding):
     """A model that encodes one batch of images once, whoever asks: several losses, or several ways to answer."""
 
-    def __init__(self, model: View, images: Tensor, encoded: Tensor | None = None) -> None:
-        """Stand in front of ``model`` for ``images`` [B, C, H, W].
-
-        Args:
-            model: that is asked.
-            images: the batch.
-            encoded: of the batch, where it is known already.
-        """
+    def __init__(self, model: View, images: Tensor) -> None:
+        """Stand in front of ``model`` for ``images`` [B, C, H, W]."""
         super().__init__(model)
-        self._images, self._encoded = images, encoded
+        self._images = images
+        self._encoded: Tensor | None = None
         self._features: Tensor | None = None
 
     @property

@@ -104,7 +104,7 @@ def _left(files: RunFiles, experiment: Experiment, number: int | None) -> Finish
         return load_record(path)[0] if path.exists() else Record()
 
     server, _ = load_record(files.server if number is None else files.snapshot(number, "server"))
-    return FinishedRun(experiment, server, memory, files.states_before(number))
+    return FinishedRun(experiment, server, memory)
 
 
 def asked(config: Config) -> list[str]:

@@ -24,7 +24,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset, Meta, Split
 from flcore.data.partition import Partition
-from flcore.evaluation.answering import global_model, has_own_statistics, own_model
+from flcore.evaluation.answering import answers_for_itself, global_model_of, own_model, scoring_messages
 from flcore.evaluation.forward import Forward, StoredImages
 from flcore.evaluation.scores import probabilities
 from flcore.experiment.experiment import Experiment
@@ -55,7 +55,7 @@ class Predictor:
         self._server = load_record(server)[0]
         self._clients = clients
         self._forward = Forward(self._experiment)
-        self._global = global_model(self._experiment, self._server, self._memory)
+        self._global = global_model_of(self._experiment, self._server, self._memory)
         self._held = torch.from_numpy(self._experiment.stream.met(self._experiment.stream.rounds))
 
     @property
@@ -82,11 +82,11 @@ class Predictor:
         return np.asarray(self._answer(stored, number).numpy())
 
     def _answer(self, images: StoredImages, number: int) -> Tensor:
-        own = None if number == EVERYBODY else self._own(number)
+        own, known = (None, self._server) if number == EVERYBODY else self._own(number)
         if own is not None:
-            return self._probabilities(own, images, self._held[number])
+            return self._probabilities(own, images, known, self._held[number])
         if self._global is not None:
-            return self._probabilities(self._global, images, None)
+            return self._probabilities(self._global, images, self._server, None)
         return self._vote(images)
 
     def _vote(self, images: StoredImages) -> Tensor:
@@ -94,21 +94,25 @@ class Predictor:
         setting = self._experiment.setting
         votes = torch.zeros(len(images), setting.num_classes)
         for client in range(setting.num_clients):
-            own = self._own(client)
+            own, known = self._own(client)
             assert own is not None  # who has no global model answers with clients' own
-            said = self._scores(own, images, self._held[client]).argmax(dim=1)
+            said = self._scores(own, images, known, self._held[client]).argmax(dim=1)
             votes += F.one_hot(said, setting.num_classes)
         return votes / setting.num_clients
 
-    def _probabilities(self, weights: Weights, images: StoredImages, held: Tensor | None) -> Tensor:
-        return probabilities(self._scores(weights, images, held), self._experiment.method.score_kind)
+    def _probabilities(self, weights: Weights, images: StoredImages, known: Record, held: Tensor | None) -> Tensor:
+        return probabilities(self._scores(weights, images, known, held), self._experiment.method.score_kind)
 
-    def _scores(self, weights: Weights, images: StoredImages, held: Tensor | None) -> Tensor:
+    def _scores(self, weights: Weights, images: StoredImages, known: Record, held: Tensor | None) -> Tensor:
         ways = {"": self._experiment.method.predict}
-        return self._forward.answers(weights, images, ways, self._server, held)[""]
+        return self._forward.answers(weights, images, ways, known, held)[""]
 
-    def _own(self, client: int) -> Weights | None:
-        return own_model(self._experiment, self._server, client, self._memory(client))
+    def _own(self, client: int) -> tuple[Weights | None, Record]:
+        """A client's own model, and what it knows when it answers."""
+        if not answers_for_itself(self._experiment):
+            return None, self._server
+        (received,), memory = scoring_messages(self._experiment, self._server, [client]), self._memory(client)
+        return own_model(self._experiment, received, memory), memory | received
 
     def _memory(self, client: int) -> Record:
         path = None if self._clients is None else self._clients / f"{client:04d}.safetensors"
@@ -121,7 +125,7 @@ def reads_memories(config: Config, meta: Mapping[str, Any], partition: Path) -> 
     method = experiment.method
     if method.data_scope == "union":
         return False  # what trained stands at the server
-    return method.answers_from_memory or has_own_statistics(experiment)
+    return answers_for_itself(experiment)
 
 
 def _without_images(config: Config, meta: Mapping[str, Any], partition: Partition) -> Experiment:

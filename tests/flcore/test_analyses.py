@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flcore.analyses import SUMMARIES, chosen, with_snapshots, without_round
-from flcore.analyses.answers import BEFORE_CALIBRATION, Answers
+from flcore.analyses.answers import Answers
 from flcore.analyses.averaged_bodies import averaged_bodies
 from flcore.analyses.base import FinishedRun, equal_per_class
 from flcore.analyses.class_heatmap import class_heatmap, class_heatmap_trained
@@ -56,13 +56,13 @@ def federation(lab: Any, **changes: Any) -> Any:
     return lab.experiment(dataset, lab.by_hand(dataset, [[0, 1], [2, 3]], [[0, 1], [2, 3]]), lab.ToySpec(), **changes)
 
 
-def finished(experiment: Any, server: Any, memories: Any = lambda client: {}, before: Any = None) -> FinishedRun:
+def finished(experiment: Any, server: Any, memories: Any = lambda client: {}) -> FinishedRun:
     """A run as its files would give it."""
 
     def memory(client: int) -> Record:
         return Record(memories(client))
 
-    return FinishedRun(experiment, Record(server), memory, {} if before is None else {BEFORE_CALIBRATION: before})
+    return FinishedRun(experiment, Record(server), memory)
 
 
 def tiny_run(lab: Any, tmp: Any, **changes: Any) -> tuple[Any, Record, Any]:
@@ -305,8 +305,10 @@ def test_before_and_after_calibration(lab: Any, tmp_path: Any) -> None:
     head = {name: torch.zeros_like(v) for name, v in server["model"].params.items() if name.startswith("head.")}
     head["head.bias"][3] = 1
     model = server["model"]
-    before = Record({"model": Weights({**model.params, **head}, model.buffers)})
-    kept = finished(experiment, server, memory, before)
+    before = Weights({**model.params, **head}, model.buffers)
+    calibrated = Weights({name: model.params[name] for name in head})
+    both = {"model": before, "calibrated_head": calibrated}
+    kept = finished(lab.experiment(method__name="ccvr"), both, memory)
     arrays = tsne_calibration(kept).arrays
     assert arrays["models"].tolist() == ["before calibration", "after calibration"]
     assert arrays["accuracies"].tolist() == pytest.approx([1 / 6, lab_accuracy(experiment, server)])
@@ -336,10 +338,11 @@ def test_local_models_before_and_after_calibration(lab: Any) -> None:
     dataset = replace(dataset, meta=replace(dataset.meta, num_classes=3, class_names=("a", "b", "c")))
     partition = lab.by_hand(dataset, [[0, 1], [1, 2]], [[0], [1]])
     asked = {"evaluation__private": True, "evaluation__tsne_classes": [0, 1]}
+    asked["method__name"] = "ccvr"
     experiment = lab.experiment(dataset, partition, lab.ToySpec(), **asked)
     always_c = Weights({"head.weight": torch.zeros(3, 3), "head.bias": torch.tensor([0.0, 0, 1])})
     memories = {0: {"private_model": reader()}, 1: {"private_model": reader((1, 0, 2))}}
-    run = finished(experiment, {"model": reader()}, memories.__getitem__, Record({"model": always_c}))
+    run = finished(experiment, {"model": always_c, "calibrated_head": reader()}, memories.__getitem__)
     assert ANALYSES["tsne_calibration_trained"].applies(run) is None
     result = tsne_calibration_trained(run)
     arrays = result.arrays
@@ -353,7 +356,7 @@ def test_local_models_before_and_after_calibration(lab: Any) -> None:
     memories[1] = {}
     both, second = ([0, 1], [1])
     shown = finished(lab.experiment(dataset, partition, lab.ToySpec(), **asked, evaluation__tsne_clients=both),
-                     run.server, memories.__getitem__, run.before[BEFORE_CALIBRATION])  # fmt: skip
+                     run.server, memories.__getitem__)  # fmt: skip
     assert "Client 1 has not trained a model yet." in tsne_calibration_trained(shown).notes
     assert tsne_trained(shown).arrays["models"].tolist() == ["client 0"]
     nobody = replace(shown, experiment=lab.experiment(dataset, partition, lab.ToySpec(), **asked,
@@ -515,11 +518,11 @@ def test_what_a_run_allows_and_why_not(lab: Any) -> None:
     assert reasons["gradcam"] == "fedavg has no state before a calibration"
     assert reasons["virtual_images"] == "the server of fedavg holds no virtual images"
     assert reasons["generator_distances"] == "the server of fedavg holds nothing that generates features"
-    kept = finished(experiment, server, before=Record(server))
+    kept = finished(federation(lab, method__name="ccvr"), {**server, "calibrated_head": reader((1, 0, 2))})
     assert ANALYSES["gradcam"].applies(kept) == "toy has no convolution"
     assert ANALYSES["tsne_calibration"].applies(kept) == reasons["tsne"]
     ccvr = ANALYSES["gradcam"].applies(finished(federation(lab, method__name="ccvr"), server))
-    assert ccvr is not None and ccvr.startswith("ccvr did not calibrate then, or ")
+    assert ccvr == "ccvr did not calibrate then"
     local = federation(lab, method__name="local")
     assert ANALYSES["inversion"].applies(finished(local, {})) == "local has no global model"
     assert ANALYSES["class_heatmap"].applies(finished(local, {})) is None

@@ -12,10 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import ClassVar, Protocol, TypeVar
-
-from torch import Tensor
 
 from flcore.core.errors import RunError
 from flcore.engine.checkpoint import Checkpoint
@@ -30,13 +27,10 @@ from flcore.engine.pool.groups import (
     Results,
     StoppedError,
     drops_failures,
-    leg_name,
-    sent_to,
     train_group,
 )
 from flcore.engine.replies import Result
-from flcore.engine.run_state import RunState
-from flcore.engine.turns import Failure
+from flcore.engine.turns import Failure, LegWork, leg_of
 from flcore.evaluation.scoring import Part, Request
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import Record
@@ -47,21 +41,19 @@ Answer = TypeVar("Answer")
 class Executor(Protocol):
     """Trains groups of stacks; safe to call from several threads."""
 
-    def train(self, state: RunState, group: Group) -> Results:
-        """Results of the leg after ``state`` for the clients of a group.
+    def train(self, work: LegWork, group: Group) -> Results:
+        """Return the results of a leg for the clients of a group.
 
         Raises:
             RunError: a client failed and ``federation.on_client_error`` is ``stop``; or the executor is closed.
         """
 
-    def score(
-        self, server: Record, legs: Mapping[int, int], request: Request, parts: Sequence[Part]
-    ) -> Sequence[Mapping[str, Tensor]] | None:
-        """Answers to the parts of a scoring, in their order; None where that is better done by who asks.
+    def score(self, request: Request, parts: Sequence[Part], memories: Mapping[int, int]) -> Sequence[Record] | None:
+        """Return the answers to the parts of a scoring, in their order; None where whoever asks does that better.
 
         Args:
-            server: what the server holds. legs: per client the leg that left its memory.
-            request: what is scored. parts: of it.
+            request: what is scored. parts: of it, with what answers are made from.
+            memories: client to the leg that left what it remembers.
         """
 
     def close(self) -> None:
@@ -88,18 +80,16 @@ class InlineExecutor:
         self._one_at_a_time = threading.Lock()
         self._closed = False
 
-    def train(self, state: RunState, group: Group) -> Results:
+    def train(self, work: LegWork, group: Group) -> Results:
         """Train the group on this thread."""
         with self._one_at_a_time:
-            todo = self._keeper.missing(state, group)
-            memories = partial(self._checkpoint.memory, memories=state.memories)
-            keep = partial(self._keeper.keep, state)
-            train_group(self._runner, state, todo, memories, lambda: self._closed, keep)
-            return collected(self._keeper, state, group, self._runner.experiment)
+            todo = self._keeper.missing(work, group)
+            memories = partial(self._checkpoint.memory, memories=work.memories)
+            keep = partial(self._keeper.keep, work)
+            train_group(self._runner, work, todo, memories, lambda: self._closed, keep)
+            return collected(self._keeper, work, group, self._runner.experiment)
 
-    def score(
-        self, server: Record, legs: Mapping[int, int], request: Request, parts: Sequence[Part]
-    ) -> Sequence[Mapping[str, Tensor]] | None:
+    def score(self, request: Request, parts: Sequence[Part], memories: Mapping[int, int]) -> Sequence[Record] | None:
         """None: who asks is in the same process."""
         return None
 
@@ -118,11 +108,11 @@ class WorkerHandle(ABC):
     """A long-lived worker somewhere, as a pool sees it."""
 
     @abstractmethod
-    def train(self, state: RunState, group: Group, keep: Keep) -> None:
+    def train(self, work: LegWork, group: Group, keep: Keep) -> None:
         """Have a group trained.
 
         Args:
-            state: what the checkpoint says. group: of stacks.
+            work: the leg, of the group's clients alone. group: of stacks.
             keep: is handed every result; also those that came before an error, or a death.
 
         Raises:
@@ -132,13 +122,12 @@ class WorkerHandle(ABC):
     shares_scoring: ClassVar[bool] = False
     """Whether :meth:`score` is there to be asked."""
 
-    def score(self, folder: Path, number: int, request: Request, part: Part) -> Mapping[str, Tensor]:
-        """Answer a part of a scoring.
+    def score(self, request: Request, parts: Sequence[Part], memories: Mapping[int, int], run: str) -> list[Record]:
+        """Answer parts of a scoring.
 
         Args:
-            folder: with what is scored, see :meth:`flcore.engine.checkpoint.Checkpoint.show`.
-            number: of what lies there now; each is another state.
-            request: what is scored. part: of it.
+            request: what is scored. parts: of it.
+            memories: of the parts' clients. run: digest of the run's name.
 
         Raises:
             WorkerLostError: the worker died. Exception: what was raised there, as it would be raised here.
@@ -175,51 +164,56 @@ class PoolExecutor:
         self._start, self._experiment, self._checkpoint = start, experiment, checkpoint
         self._keeper = Keeper(experiment, checkpoint)
         self._lock, self._closed = threading.Lock(), False
-        self._scorings = 0
         self._idle: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._workers = {place: start(place) for place in range(workers)}
         for place in range(workers):
             self._idle.put(place)
 
-    def train(self, state: RunState, group: Group) -> Results:
+    def train(self, work: LegWork, group: Group) -> Results:
         """Hand the group to the next idle worker and wait for it."""
-        if self._deaths(state, group):
-            for stack in self._keeper.missing(state, group):
-                deaths = self._deaths(state, [stack])
+        if self._deaths(work, group):
+            for stack in self._keeper.missing(work, group):
+                deaths = self._deaths(work, [stack])
                 if deaths:
-                    self._give_up(state, stack, deaths[-1])
-        return collected(self._keeper, state, group, self._experiment)
+                    self._give_up(work, stack, deaths[-1])
+        return collected(self._keeper, work, group, self._experiment)
 
-    def score(
-        self, server: Record, legs: Mapping[int, int], request: Request, parts: Sequence[Part]
-    ) -> Sequence[Mapping[str, Tensor]] | None:
-        """Hand out the parts one by one to whoever is idle; None where workers share no disk with this process."""
+    def score(self, request: Request, parts: Sequence[Part], memories: Mapping[int, int]) -> Sequence[Record] | None:
+        """Hand out the parts in as many pieces as there are workers; None where these share no disk with this process.
+
+        What a piece's parts share is sent once.
+        """
         if not all(worker.shares_scoring for worker in self._workers.values()):
             return None
-        self._scorings += 1
-        folder, number = self._checkpoint.show(server, legs), self._scorings
+        run = self._checkpoint.flush(memories)
+        size = -(-len(parts) // len(self._workers))
+        pieces = [parts[start : start + size] for start in range(0, len(parts), size)]
 
-        def answer(part: Part) -> Mapping[str, Tensor]:
+        def answer(piece: Sequence[Part]) -> list[Record]:
+            clients = [part.client for part in piece if part.client is not None]
+            own = {client: memories[client] for client in clients if client in memories}
             try:
-                return self.on_worker(lambda worker: worker.score(folder, number, request, part))
+                return self.on_worker(lambda worker: worker.score(request, piece, own, run))
             except WorkerLostError:
-                return self.on_worker(lambda worker: worker.score(folder, number, request, part))
+                return self.on_worker(lambda worker: worker.score(request, piece, own, run))
 
         try:
-            return InlineOrchestrator(len(self._workers)).map("score", answer, parts)
+            answered = InlineOrchestrator(len(self._workers)).map("score", answer, pieces)
         except WorkerLostError as error:
             raise RunError(f"a worker died twice while it scored, the last one {error}: memory may be short") from error
+        return [found for piece in answered for found in piece]
 
-    def _deaths(self, state: RunState, group: Group) -> list[str]:
+    def _deaths(self, work: LegWork, group: Group) -> list[str]:
         """Have a group trained, a second time if the worker dies; how workers died where both did, else nothing."""
         deaths: list[str] = []
-        keep = partial(self._keeper.keep, state)
+        keep = partial(self._keeper.keep, work)
         for _ in range(2):
-            todo = self._keeper.missing(state, group)
+            todo = self._keeper.missing(work, group)
             if not todo:
                 return []
+            own = work.of([client for stack in todo for client in stack])
             try:
-                self.on_worker(partial(_train, state=state, group=todo, keep=keep))
+                self.on_worker(partial(_train, work=own, group=todo, keep=keep))
             except WorkerLostError as error:
                 deaths.append(str(error))
             else:
@@ -257,16 +251,15 @@ class PoolExecutor:
             self._workers[place].end()
             self._workers[place] = self._start(place)
 
-    def _give_up(self, state: RunState, stack: Sequence[int], death: str) -> None:
+    def _give_up(self, work: LegWork, stack: Sequence[int], death: str) -> None:
         cause = (
             f"workers died again and again training it, the last one {death}; see their output above, or, if there is "
             "none, memory was short: try a smaller engine.workers or engine.stack_size"
         )
         for client in stack:
-            failure = Failure(cause, sent_to(state, client, self._experiment))
             if not drops_failures(self._experiment):
-                raise failed(state.place, leg_name(self._experiment, state), client, failure)
-            self._keeper.keep(state, client, failure, None)
+                raise failed(work.place, leg_of(self._experiment, work.place).name, client, Failure(cause))
+            self._keeper.keep(work, client, Failure(cause), None)
 
     def close(self) -> None:
         """End all workers; whoever waits for one is told that training was stopped."""
@@ -281,19 +274,20 @@ class PoolExecutor:
             worker.end()
 
 
-def _train(worker: WorkerHandle, state: RunState, group: Group, keep: Keep) -> None:
-    worker.train(state, group, keep)
+def _train(worker: WorkerHandle, work: LegWork, group: Group, keep: Keep) -> None:
+    worker.train(work, group, keep)
 
 
-def collected(keeper: Keeper, state: RunState, group: Group, experiment: Experiment) -> dict[int, Result]:
+def collected(keeper: Keeper, work: LegWork, group: Group, experiment: Experiment) -> dict[int, Result]:
     """By client what was kept of a group.
 
     Raises:
         RunError: of somebody nothing was.
     """
     results: dict[int, Result] = {}
-    for client, result in keeper.found(state, [client for stack in group for client in stack]).items():
+    for client, result in keeper.found(work, [client for stack in group for client in stack]).items():
         if result is None:
-            raise failed(state.place, leg_name(experiment, state), client, Failure("the worker's reply is missing", {}))
+            leg = leg_of(experiment, work.place).name
+            raise failed(work.place, leg, client, Failure("the worker's reply is missing"))
         results[client] = result
     return results

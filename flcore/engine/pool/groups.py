@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.client import Memories, TurnRunner, download
-from flcore.engine.failures import LocatedError, TurnError, failed, is_the_machines, turn_part
+from flcore.engine.client import Memories, TurnRunner
+from flcore.engine.failures import LocatedError, TurnError, failed, failure_of, is_the_machines, turn_part
 from flcore.engine.replies import Result
-from flcore.engine.run_state import RunState
-from flcore.engine.turns import Failure, Reply
+from flcore.engine.turns import Failure, LegWork, Reply, leg_of
 from flcore.experiment.experiment import Experiment
-from flcore.io.messages import Size
 from flcore.io.records import Record
 
 Group = Sequence[Sequence[int]]
@@ -37,28 +35,28 @@ class Keeper:
         """Keep results in ``checkpoint``: the very object that commits, since it may hold them in memory."""
         self._checkpoint, self._spill = checkpoint, experiment.config.engine.durability == "reply"
 
-    def keep(self, state: RunState, client: int, result: Result, memory: Record | None) -> None:
-        """Keep what came of a client's turn in the leg after ``state``; for ``memory`` see :data:`Keep`."""
-        self._checkpoint.turns.hold(state.legs + 1, client, result, memory, state.run.digest, spill=self._spill)
+    def keep(self, work: LegWork, client: int, result: Result, memory: Record | None) -> None:
+        """Keep what came of a client's turn in a leg; for ``memory`` see :data:`Keep`."""
+        self._checkpoint.turns.hold(work.number, client, result, memory, work.run, spill=self._spill)
 
-    def found(self, state: RunState, clients: Sequence[int]) -> dict[int, Result | None]:
+    def found(self, work: LegWork, clients: Sequence[int]) -> dict[int, Result | None]:
         """By client what is there."""
-        return self._checkpoint.turns.load_all(state.legs + 1, clients, state.run.digest)
+        return self._checkpoint.turns.load_all(work.number, clients, work.run)
 
-    def missing(self, state: RunState, group: Group) -> list[list[int]]:
+    def missing(self, work: LegWork, group: Group) -> list[list[int]]:
         """The stacks with a result missing; these are trained whole: the same bytes again for those that are there."""
-        found = self.found(state, [client for stack in group for client in stack])
+        found = self.found(work, [client for stack in group for client in stack])
         return [list(stack) for stack in group if any(found[client] is None for client in stack)]
 
 
 def train_group(
-    runner: TurnRunner, state: RunState, group: Group, memories: Memories, stopped: Callable[[], bool], keep: Keep
+    runner: TurnRunner, work: LegWork, group: Group, memories: Memories, stopped: Callable[[], bool], keep: Keep
 ) -> None:
-    """Train a group in the leg after ``state``; every stack's results are handed over as soon as they are there.
+    """Train a group; every stack's results are handed over as soon as they are there.
 
     Args:
         runner: carries out turns.
-        state: what the checkpoint says.
+        work: the leg, with what these clients are sent.
         group: of stacks.
         memories: client id to what it remembers.
         stopped: whether nobody waits for results any more; asked before and after every stack.
@@ -72,18 +70,18 @@ def train_group(
     for stack in group:
         if stopped():
             raise StoppedError
-        turns = _turns(runner, state, stack, memories)
+        turns = _turns(runner, work, stack, memories)
         if stopped():  # another run may have begun in this folder
             raise StoppedError
         for client, turn in turns.items():
             result, memory = (turn, Record()) if isinstance(turn, Failure) else turn
             if isinstance(result, Failure) and not drop:
-                raise failed(state.place, leg_name(runner.experiment, state), client, result)
+                raise failed(work.place, leg_of(runner.experiment, work.place).name, client, result)
             keep(client, result, memory)
 
 
 def _turns(
-    runner: TurnRunner, state: RunState, stack: Sequence[int], memories: Memories
+    runner: TurnRunner, work: LegWork, stack: Sequence[int], memories: Memories
 ) -> dict[int, tuple[Reply, Record] | Failure]:
     """Train a stack.
 
@@ -92,30 +90,16 @@ def _turns(
     """
     experiment = runner.experiment
     try:
-        with turn_part(state.place, leg_name(experiment, state), stack, ""):
-            return runner.train(state.place, stack, state.server, memories)
+        with turn_part(work.place, leg_of(experiment, work.place).name, stack, ""):
+            return runner.train(work, stack, memories)
     except TurnError as error:
         if not drops_failures(experiment) or is_the_machines(error):
             raise
         if len(stack) == 1:
-            down = sent_to(state, stack[0], experiment)
-            return {stack[0]: Failure(error.cause, down, error.part, error.details)}
-    return {client: _turns(runner, state, [client], memories)[client] for client in stack}
+            return {stack[0]: failure_of(error)}
+    return {client: _turns(runner, work, [client], memories)[client] for client in stack}
 
 
 def drops_failures(experiment: Experiment) -> bool:
     """Whether clients that fail are left out."""
     return experiment.config.federation.on_client_error == "drop"
-
-
-def leg_name(experiment: Experiment, state: RunState) -> str:
-    """Name of the leg after a state."""
-    return experiment.method.legs(state.place.round, experiment.setting)[state.place.leg].name
-
-
-def sent_to(state: RunState, client: int, experiment: Experiment) -> dict[str, Size]:
-    """What a client that failed had been sent: nothing, where making its message is what failed."""
-    try:
-        return download(state.server, client, experiment, state.place)
-    except Exception:  # the method's own, whatever it raised in the turn; that has been told already
-        return {}

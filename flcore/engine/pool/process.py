@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import astuple
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, replace
 from functools import cached_property, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,22 +15,31 @@ import torch
 from torch import Tensor
 
 from flcore.config.schema import Config
-from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.checkpoint import CURE, Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.failures import located, packed, unpacked
 from flcore.engine.numerics import set_numerics, single_thread
 from flcore.engine.pool.child import Child
 from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
 from flcore.engine.pool.groups import Group, Keep, StoppedError, train_group
-from flcore.engine.pool.wire import packed_result, receive_values, send_values, unpacked_result
+from flcore.engine.pool.wire import (
+    packed_result,
+    receive_values,
+    send_values,
+    split_parts,
+    unpacked_result,
+    whole_parts,
+)
 from flcore.engine.pool.workers import device_of, worker_count
 from flcore.engine.replies import Result
-from flcore.engine.run_state import RunState
-from flcore.engine.turns import Reply
-from flcore.evaluation.scoring import Part, Request, Scorer
+from flcore.engine.turn_results import TurnResults
+from flcore.engine.turns import LegWork, Reply
+from flcore.evaluation.scoring import Answerer, Part, Request
 from flcore.experiment.experiment import EngineChoice, Experiment
 from flcore.experiment.provenance import refuse_edited_code
 from flcore.io.records import Record
+from flcore.io.records import packed_together as packed_records
+from flcore.io.records import unpacked_together as unpacked_records
 
 _SECONDS_BETWEEN_LOOKS = 1
 
@@ -37,9 +47,8 @@ _SECONDS_BETWEEN_LOOKS = 1
 def local_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint: Checkpoint) -> PoolExecutor:
     """A pool of processes on this machine.
 
-    Ids go out through the pipes and replies come back. A worker reads the committed state from disk, once a leg, and
-    its clients' memories, which it writes there itself. The data are mapped from the prepared files, so all processes
-    share their pages.
+    Ids and messages go out through the pipes and replies come back. A worker reads its clients' memories from disk, and
+    writes them there itself. The data are mapped from the prepared files, so all processes share their pages.
     """
     config = experiment.config
     choice = astuple(experiment.chosen)
@@ -55,32 +64,46 @@ class _Process(WorkerHandle):
         self._process = Child(_serve, place, *arguments)
         self._pipe = self._process.pipe
 
-    def train(self, state: RunState, group: Group, keep: Keep) -> None:
-        self._ask("train", state.legs, [list(stack) for stack in group], keep=keep)
+    def train(self, work: LegWork, group: Group, keep: Keep) -> None:
+        def kept(client: int, described: Any, values: Tensor) -> None:
+            keep(client, unpacked_result(described, values), None)
 
-    def score(self, folder: Path, number: int, request: Request, part: Part) -> dict[str, Tensor]:
-        answers = self._ask("score", str(folder), number, request, part)
-        return {name: torch.from_numpy(values) for name, values in answers.items()}
+        stacks = [list(stack) for stack in group]
+        self._ask("train", (replace(work, received={}), stacks, list(work.received)), work.received.values(), kept)
 
-    def _ask(self, what: str, *arguments: Any, keep: Keep = lambda client, result, memory: None) -> Any:
-        """Send a request; on the way to its answer come results."""
+    def score(self, request: Request, parts: Sequence[Part], memories: Mapping[int, int], run: str) -> list[Record]:
+        found: list[Record] = []
+        records, bare = split_parts(parts)
+        self._ask(
+            "score",
+            (request, bare, memories, run),
+            records,
+            lambda place, described, values: found.append(unpacked_records(described, values)[0]),
+        )
+        return found
+
+    def _ask(
+        self, what: str, arguments: Any, records: Iterable[Record], keep: Callable[[int, Any, Tensor], None]
+    ) -> None:
+        """Send a request with records; ``keep`` takes the results that come before its answer."""
         with self._at_work:
-            self._told(partial(self._pipe.send, (what, *arguments)))
+            described, pieces = packed_records(list(records))
+            self._told(partial(self._pipe.send, (what, arguments, described, sum(map(len, pieces)))))
+            self._told(partial(send_values, self._pipe, pieces))
             while True:
                 kind, *content = self._told(self._next)
                 if kind == "answer":
                     break
-                client, described, size = content
+                place, described, size = content
                 values = self._told(partial(receive_values, self._pipe, size))
                 try:
-                    keep(client, unpacked_result(described, values), None)
+                    keep(place, described, values)
                 except BaseException:
                     self._process.kill()  # it would go on to send what nobody asks for any more
                     raise
-        error, answer = content
+        (error,) = content
         if error is not None:
             raise unpacked(error)
-        return answer
 
     def _next(self) -> Any:
         while not self._pipe.poll(_SECONDS_BETWEEN_LOOKS):
@@ -112,31 +135,32 @@ def _serve(pipe: Connection, place: int, *arguments: Any) -> None:
     """A worker's life: answer requests until the parent is gone. What goes wrong goes back as a message."""
     worker = _Worker(place, *arguments)
     while True:
+        error: Mapping[str, Any] | None = None
         try:
-            what, *arguments = pipe.recv()
+            what, asked, described, size = pipe.recv()
+            records = unpacked_records(described, receive_values(pipe, size))
         except (EOFError, OSError):
             return
-        error: Mapping[str, Any] | None = None
-        answer: Mapping[str, Any] | None = None
         try:
             if what == "train":
-                legs, group = arguments
-                worker.train(legs, group, pipe)
+                worker.train(pipe, records, *asked)
             else:
-                folder, number, request, part = arguments
-                answer = worker.score(folder, number, request, part)
+                worker.score(pipe, records, *asked)
         except StoppedError:
             return
         except Exception as raised:
             error = packed(raised)
         try:
-            pipe.send(("answer", error, answer))
+            pipe.send(("answer", error))
         except OSError:
             return  # the parent is gone
 
 
 class _Worker:
-    """What a worker process keeps between requests; loaded with the first one, whose errors go back like any."""
+    """What a worker process keeps between requests; loaded with the first one, whose errors go back like any.
+
+    Of the run's folder it knows what its clients keep, and nothing that the server holds.
+    """
 
     def __init__(
         self,
@@ -149,11 +173,8 @@ class _Worker:
     ) -> None:
         self._place, self._config, self._choice = place, config, EngineChoice(*choice)
         self._data = Path(prepared), Path(partition)
-        self._checkpoint = Checkpoint(Path(folder))
+        self._turns = TurnResults(Path(folder), CURE, 0.0, time.monotonic)
         self._runner: TurnRunner | None = None
-        self._state: RunState | None = None
-        self._scorer: Scorer | None = None
-        self._shown: tuple[int, Record, Mapping[int, int]] | None = None
 
     @cached_property
     def _experiment(self) -> Experiment:
@@ -162,35 +183,48 @@ class _Worker:
         prepare_process(self._place, config.engine.precision)
         return Experiment.open(config, *self._data, choice=self._choice)
 
-    def score(self, folder: str, number: int, request: Request, part: Part) -> dict[str, Any]:
-        with located("scoring"):
-            if self._scorer is None:
-                self._scorer = Scorer(self._experiment)
-            if self._shown is None or self._shown[0] != number:
-                self._shown = (number, *self._checkpoint.shown(Path(folder)))
-            _, server, legs = self._shown
-            memories = partial(self._checkpoint.memory, memories=legs)
-            answers = self._scorer.answer(request, part, server, memories)
-            return {name: values.numpy() for name, values in answers.items()}
+    @cached_property
+    def _answerer(self) -> Answerer:
+        return Answerer(self._experiment)
 
-    def train(self, legs: int, group: Group, pipe: Connection) -> None:
+    def score(
+        self,
+        pipe: Connection,
+        records: Sequence[Record],
+        request: Request,
+        parts: Sequence[Part],
+        memories: Mapping[int, int],
+        run: str,
+    ) -> None:
+        with located("scoring"):
+            remembered = partial(self._memory, memories, run)
+            for place, part in enumerate(whole_parts(parts, records)):
+                _send(pipe, place, *packed_records([self._answerer.answer(request, part, remembered)]))
+
+    def train(
+        self, pipe: Connection, records: Sequence[Record], work: LegWork, group: Group, clients: Sequence[int]
+    ) -> None:
         with located("a worker's start"):
             if self._runner is None:
                 self._runner = TurnRunner(self._experiment)
-        if self._state is None or self._state.legs != legs:
-            self._state = self._checkpoint.read_state()
-        state = self._state
+        work = replace(work, received=dict(zip(clients, records, strict=True)))
 
         def send(client: int, result: Result, memory: Record | None) -> None:
             if isinstance(result, Reply) and result.remembers and memory is not None:
-                self._checkpoint.turns.save_memory(state.legs + 1, client, memory, state.run.digest)
-            described, pieces = packed_result(result)
-            pipe.send(("result", client, described, sum(map(len, pieces))))
-            send_values(pipe, pieces)
+                self._turns.save_memory(work.number, client, memory, work.run)
+            _send(pipe, client, *packed_result(result))
 
-        memories = partial(self._checkpoint.memory, memories=state.memories)
+        memories = partial(self._memory, work.memories, work.run)
         # Between a request and its answer the parent says nothing: whatever can be read is the pipe's end.
-        train_group(self._runner, state, group, memories, pipe.poll, send)
+        train_group(self._runner, work, group, memories, pipe.poll, send)
+
+    def _memory(self, memories: Mapping[int, int], run: str, client: int) -> Record:
+        return self._turns.memory(memories[client], client, run) if client in memories else Record()
+
+
+def _send(pipe: Connection, place: int, described: Any, pieces: list[memoryview]) -> None:
+    pipe.send(("result", place, described, sum(map(len, pieces))))
+    send_values(pipe, pieces)
 
 
 def prepare_process(place: int, precision: str) -> None:

@@ -1,9 +1,8 @@
 """Workers as Ray actors: on this machine, or on a cluster that shares no disk with it.
 
 An actor asks for one CPU and a share of a GPU, loads the data once and lives as long as the run. Data are sent only to
-where they do not lie already. The state travels once per leg and node through Ray's object store, without what has not
-changed; a client's memory goes with its group, its reply and new memory come back. The bytes are
-those of the local pool. Ray is imported here alone, and only when it is used.
+where they do not lie already. Clients' messages and memories go with their group, what messages share once; replies and
+new memories come back. The bytes are those of the local pool. Ray is imported here alone, and only when it is used.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple
-from functools import cached_property, partial
+from dataclasses import astuple, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from flcore.config.sections import EngineConfig
 from flcore.core import loaded_code
 from flcore.core.errors import ConfigError, RunError
 from flcore.core.text import brief
-from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.checkpoint import CURE, Checkpoint
 from flcore.engine.client import TurnRunner
 from flcore.engine.failures import LocatedError, located, packed, unpacked
 from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
@@ -38,13 +37,13 @@ from flcore.engine.pool.process import prepare_process
 from flcore.engine.pool.wire import packed_result, unpacked_result
 from flcore.engine.pool.workers import worker_count
 from flcore.engine.replies import Result
-from flcore.engine.run_state import RunState
-from flcore.engine.turns import Reply
+from flcore.engine.turn_results import TurnResults
+from flcore.engine.turns import LegWork, Reply
 from flcore.experiment.experiment import EngineChoice, Experiment
 from flcore.experiment.provenance import refuse_edited_code
 from flcore.io import disk
 from flcore.io.files import replace_file
-from flcore.io.records import Record
+from flcore.io.records import Record, packed_together, unpacked_together
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +51,6 @@ _SECONDS_TO_LEAVE = 5.0  # for an idle actor to remove its folder, before it is 
 _SECONDS_FOR_ROOM = 60.0  # until others have let go of it; what a run had that has just ended takes a moment
 
 Files = Mapping[str, bytes]
-References = Mapping[str, Sequence[Any]]
-"""Ray's references by name of file, each in a list of its own: bare ones would be resolved on the way."""
 
 
 def ray_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint: Checkpoint) -> PoolExecutor:
@@ -156,7 +153,6 @@ class _Shared:
     def __init__(self, ray: Any, checkpoint: Checkpoint, folders: Mapping[str, Path]) -> None:
         self.checkpoint, self.folders = checkpoint, folders
         self._ray, self._lock = ray, threading.Lock()
-        self._legs, self._references = -1, dict[str, list[Any]]()
 
     @cached_property
     def descriptions(self) -> dict[str, Files]:
@@ -173,17 +169,6 @@ class _Shared:
         files = {name: [path for path in folder.iterdir() if path.is_file()] for name, folder in self.folders.items()}
         return self._ray.put({name: _content(paths) for name, paths in files.items()})
 
-    def state(self, legs: int) -> References:
-        """References to the files of the committed state; those of files that have not changed stay the same."""
-        with self._lock:
-            if self._legs != legs:
-                found: dict[str, list[Any]] = {}
-                for path in self.checkpoint.state_files():
-                    known = None if path == self.checkpoint.state_file else self._references.get(path.name)
-                    found[path.name] = known or [self._ray.put(path.read_bytes())]
-                self._legs, self._references = legs, found
-            return self._references
-
 
 def _content(paths: Iterable[Path]) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths}
@@ -197,11 +182,11 @@ class _Actor(WorkerHandle):
         self._leaving: Any = None
         self._killed_at = 0.0
 
-    def train(self, state: RunState, group: Group, keep: Keep) -> None:
+    def train(self, work: LegWork, group: Group, keep: Keep) -> None:
         with self._at_work:
-            self._train(state, group, keep)
+            self._train(work, group, keep)
 
-    def _train(self, state: RunState, group: Group, keep: Keep) -> None:
+    def _train(self, work: LegWork, group: Group, keep: Keep) -> None:
         checkpoint = self._shared.checkpoint
         if not self._has_data:
             shared = self._shared
@@ -213,11 +198,13 @@ class _Actor(WorkerHandle):
             path.relative_to(checkpoint.directory).as_posix(): path.read_bytes()
             for stack in group
             for client in stack
-            if client in state.memories
-            for path in (checkpoint.turns.memory_file(state.memories[client], client),)
+            if client in work.memories
+            for path in (checkpoint.turns.memory_file(work.memories[client], client),)
         }
+        described, pieces = packed_together(list(work.received.values()))
+        bare, clients = replace(work, received={}), list(work.received)
         error, files, results = self._ask(
-            self._actor.train.remote(state.legs, self._shared.state(state.legs), memories, group)
+            self._actor.train.remote(bare, clients, described, b"".join(pieces), memories, group)
         )
         _write(checkpoint.directory, files)  # memories, before the replies that name them
         for client, (described, values) in results.items():
@@ -276,9 +263,8 @@ class RayWorker:
         self._folder = tempfile.TemporaryDirectory(prefix="protofl-ray-")
         self._root = Path(self._folder.name)
         self._data: Mapping[str, Path] = {}
-        self._checkpoint = Checkpoint(self._root / "checkpoint")
+        self._turns = TurnResults(self._root / "checkpoint", CURE, 0.0, time.monotonic)
         self._runner: TurnRunner | None = None
-        self._state: RunState | None = None
 
     def close(self) -> None:
         """Remove its folder, with all that it was sent: who is killed, which comes next, leaves it."""
@@ -298,24 +284,34 @@ class RayWorker:
             _write(self._data[name], files)
 
     def train(
-        self, legs: int, state: References, memories: Files, group: Group
+        self,
+        work: LegWork,
+        clients: Sequence[int],
+        described: Mapping[str, Any],
+        values: bytes,
+        memories: Files,
+        group: Group,
     ) -> tuple[dict[str, Any] | None, dict[str, bytes], dict[int, tuple[dict[str, Any], bytes]]]:
-        """Train a group in the leg after ``legs``: what went wrong, files of new memories, and results by client."""
+        """Train a group: what went wrong, files of new memories, and results by client."""
         error = None
         results: dict[int, tuple[dict[str, Any], bytes]] = {}
-        directory = self._checkpoint.directory
+        directory = self._root / "checkpoint"
         try:
             _write(directory, memories)
-            runner, run_state = self._opened(), self._updated(legs, state)
+            received = unpacked_together(described, _bytes_in(values))
+            whole = replace(work, received=dict(zip(clients, received, strict=True)))
 
             def keep(client: int, result: Result, memory: Record | None) -> None:
                 if isinstance(result, Reply) and result.remembers and memory is not None:
-                    self._checkpoint.turns.save_memory(legs + 1, client, memory, run_state.run.digest)
+                    self._turns.save_memory(work.number, client, memory, work.run)
                 described, pieces = packed_result(result)
                 results[client] = described, b"".join(pieces)
 
-            remembered = partial(self._checkpoint.memory, memories=run_state.memories)
-            train_group(runner, run_state, group, remembered, lambda: False, keep)
+            def remembered(client: int) -> Record:
+                known = work.memories
+                return self._turns.memory(known[client], client, work.run) if client in known else Record()
+
+            train_group(self._opened(), whole, group, remembered, lambda: False, keep)
         except Exception as raised:
             error = packed(raised)
         files: dict[str, bytes] = {}
@@ -337,21 +333,6 @@ class RayWorker:
                 )
                 self._runner = TurnRunner(experiment)
         return self._runner
-
-    def _updated(self, legs: int, references: References) -> RunState:
-        """The committed state; of its files only those are fetched that are not here."""
-        import ray
-
-        if self._state is None or self._state.legs != legs:
-            directory, current = self._checkpoint.directory, self._checkpoint.state_file.name
-            fetched = [name for name in references if name == current or not (directory / name).exists()]
-            contents: Any = ray.get([references[name][0] for name in fetched])
-            _write(directory, dict(zip(fetched, contents, strict=True)))
-            self._state = self._checkpoint.read_state()
-            for path in directory.glob("server.*"):
-                if path.name not in references:
-                    disk.remove(path)
-        return self._state
 
 
 def _is_described(folder: Path, description: Files) -> bool:

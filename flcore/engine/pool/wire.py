@@ -6,6 +6,8 @@ Descriptions are plain values; the values of tensors go beside them as they lie 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -14,7 +16,9 @@ from torch import Tensor
 
 from flcore.engine.replies import Result
 from flcore.engine.turns import Failure, Reply
-from flcore.io.records import packed, unpacked
+from flcore.evaluation.scoring import Part
+from flcore.io.records import Record, packed, unpacked
+from flcore.methods.types import MODEL
 
 _AT_ONCE = 512
 """Pieces in one call; systems take 1,024."""
@@ -35,6 +39,19 @@ def unpacked_result(described: dict[str, Any], values: Tensor) -> Result:
         return Failure(**described["failure"])
     reply = described["reply"]
     return Reply(**{**reply, "message": unpacked(reply["message"], values)})
+
+
+def split_parts(parts: Sequence[Part]) -> tuple[list[Record], list[Part]]:
+    """The records of parts of a scoring, two each, and the parts without; :func:`whole_parts` puts them together."""
+    nothing = Record()
+    records = [record for part in parts for record in (part.known, Record({MODEL: part.model} if part.model else {}))]
+    return records, [replace(part, known=nothing, model=None) for part in parts]
+
+
+def whole_parts(parts: Sequence[Part], records: Sequence[Record]) -> list[Part]:
+    """Return what :func:`split_parts` was given."""
+    pairs = zip(parts, records[::2], records[1::2], strict=True)
+    return [replace(part, known=known, model=model.get(MODEL)) for part, known, model in pairs]
 
 
 def send_values(pipe: Connection, pieces: list[memoryview]) -> None:

@@ -239,12 +239,12 @@ def counts_of_uploads(replies: Replies, slot: Slot[Prototypes] = PROTOTYPES) -> 
     return counts
 
 
-def nearest_prototype(model: LocalModel, images: Tensor, server: Record, classes: Tensor | None) -> Tensor:
+def nearest_prototype(model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
     """Minus the Euclidean distance of each image's feature to each global prototype [B, K]; logits before there is one.
 
     A class without prototype scores 1 less than the farthest. ``classes`` plays no part.
     """
-    features, prototypes = model.features(images), server[PROTOTYPES]
+    features, prototypes = model.features(images), known[PROTOTYPES]
     apart = distances(features, prototypes.means)
     farthest = apart.masked_fill(~prototypes.present, 0).amax(1, keepdim=True)
     nearest = -torch.where(prototypes.present, apart, farthest + 1)

@@ -7,10 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from flcore.io.messages import Weights
 from flcore.io.records import Payloads, Record, Slot, on_device
 from flcore.methods.kit.on_top import OnTop, patched
-from flcore.methods.types import MODEL, Before, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
+from flcore.methods.types import (
+    MODEL,
+    Exchange,
+    Facts,
+    Leg,
+    LocalModel,
+    Predict,
+    Replies,
+    Setting,
+    Stage,
+    TrainedClient,
+    Turn,
+)
+from flcore.models.view import WithLayers
 
 
 @dataclass(frozen=True)
@@ -21,7 +36,7 @@ class NewHead(OnTop):
     that round follows: *all* clients receive the final global model and send :meth:`statistics` of their samples under
     it, from which the server stage ``head_stage`` makes a head (:meth:`new_head`). It stands in ``head_slot`` beside
     what the base holds and answers in place of the base's; the body is not touched, and the head never goes back into
-    training. The state in front of it is scored as ``scored_before``.
+    training. What the base answers with its own head is scored as ``scored_before``.
 
     Attributes:
         collect_leg: name of the leg.
@@ -87,10 +102,25 @@ class NewHead(OnTop):
         head, facts = self.new_head(self.base_model(server), replies, exchange.setting)
         return server if head is None else server | on_device({self.head_slot: head}, "cpu"), facts
 
-    def score_before(self) -> Mapping[str, Before]:
-        """The base's, and ``scored_before``."""
-        return {**super().score_before(), self.scored_before: Before(self.head_stage)}
-
     def global_model(self, server: Record) -> Weights:
         """The base's, with the new head once there is one."""
         return patched(self.base_model(server), server.get(self.head_slot))
+
+    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        """The base's, and the new head."""
+        return {**super().scoring_message(server, client, exchange), **server.only(self.head_slot)}
+
+    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
+        """The base's, with the new head once there is one."""
+        return patched(super().client_model(received, memory, setting), received.get(self.head_slot))
+
+    def predict_before(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
+        """The base's answer with its own head."""
+        if self.head_slot in known:
+            own = self.base_model(known).params
+            model = WithLayers(model, {name: value for name, value in own.items() if name.startswith("head.")})
+        return self.predict(model, images, known, classes)
+
+    def alternatives(self) -> Mapping[str, Predict]:
+        """The base's, and ``scored_before``."""
+        return {**super().alternatives(), self.scored_before: self.predict_before}

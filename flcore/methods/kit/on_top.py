@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from flcore.core.errors import ConfigError
 from flcore.core.params import build, param
@@ -118,9 +118,17 @@ def possible_bases() -> tuple[str, ...]:
     return tuple(name for name, method in METHODS.items() if method().can_be_calibrated)
 
 
-def patched(model: Weights, part: Weights | None) -> Weights:
+@overload
+def patched(model: Weights, part: Weights | None) -> Weights: ...
+
+
+@overload
+def patched(model: Weights | None, part: Weights | None) -> Weights | None: ...
+
+
+def patched(model: Weights | None, part: Weights | None) -> Weights | None:
     """A model with the parameters of a part of it in place of its own; the very model without a part."""
-    return model if part is None else Weights({**model.params, **part.params}, model.buffers)
+    return model if model is None or part is None else Weights({**model.params, **part.params}, model.buffers)
 
 
 def _underneath(method: OnTop) -> Iterator[Method]:

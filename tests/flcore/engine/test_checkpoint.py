@@ -161,16 +161,11 @@ def test_what_a_killed_process_left_half_written_aside_is_swept(tmp_path: Path) 
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     checkpoint = Checkpoint(tmp_path)
-    for folder in ("rounds", "before"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / f".0003.server.safetensors.{host_id()}.{ended.pid}.140219336833920.tmp").write_bytes(
-            b"half"
-        )
+    (tmp_path / "rounds").mkdir()
+    name = f".0003.server.safetensors.{host_id()}.{ended.pid}.140219336833920.tmp"
+    (tmp_path / "rounds" / name).write_bytes(b"half")
     checkpoint.aside.keep_round(3, Record(), {})
-    checkpoint.aside.keep("before_calibration", Record())
-    assert sorted(path.name for path in tmp_path.rglob("*.*") if path.parent != tmp_path) == [
-        *("0003.server.safetensors", "before_calibration.safetensors"),
-    ]
+    assert [path.name for path in tmp_path.rglob("*.*")] == ["0003.server.safetensors"]
 
 
 @pytest.mark.parametrize("case", ["fedproto"])
@@ -208,7 +203,7 @@ def test_a_damaged_reply_is_trained_again(lab: Any, tmp_path: Path) -> None:
     start = Record(experiment.method.start_server(experiment.setting))
     checkpoint.start(RunState(0, start, run=run_name(experiment)))
     executor = InlineExecutor(experiment, checkpoint)
-    executor.train(checkpoint.read_state(), [[0], [1], [2], [3]])
+    executor.train(lab.handed_out(experiment, checkpoint.read_state()), [[0], [1], [2], [3]])
     damaged = checkpoint.turns.reply_file(1, 0)
     damaged.write_bytes(damaged.read_bytes()[:-5])
     checkpoint.turns.memory_file(1, 1).unlink()
@@ -216,7 +211,7 @@ def test_a_damaged_reply_is_trained_again(lab: Any, tmp_path: Path) -> None:
     memory.write_bytes(memory.read_bytes()[:-5])
     assert checkpoint.turns.load(1, 0) is checkpoint.turns.load(1, 1) is checkpoint.turns.load(1, 3) is None
     whole = checkpoint.turns.reply_file(1, 2).stat().st_mtime_ns
-    mended = executor.train(checkpoint.read_state(), [[0], [1], [2], [3]])
+    mended = executor.train(lab.handed_out(experiment, checkpoint.read_state()), [[0], [1], [2], [3]])
     assert checkpoint.turns.reply_file(1, 2).stat().st_mtime_ns == whole
     assert set(mended) == {0, 1, 2, 3}
     assert lab.run(experiment, tmp_path / "run").bytes == expected

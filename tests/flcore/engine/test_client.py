@@ -94,7 +94,7 @@ def test_frozen_statistics_never_change(lab: Any, method: str, tmp_path: Path) -
     trainer, turn = SerialTrainer(experiment), TurnRunner(experiment)
     leg = next(leg for leg in experiment.method.legs(1, experiment.setting) if leg.phases)
     server = Record(experiment.method.start_server(experiment.setting))
-    turns, data = [turn.receive(1, leg, 0, server, Record())], ClientData.of(experiment, [0], 1)
+    turns, data = [lab.receive(turn, 1, leg, 0, server, Record())], ClientData.of(experiment, [0], 1)
     (outcome,) = trainer.train(Training(turns, data, [experiment.setting.initial], leg.phases, 0))
     initial = experiment.setting.initial
     assert all(torch.equal(outcome.weights.buffers[name], tensor) for name, tensor in initial.buffers.items())
@@ -166,7 +166,7 @@ def test_a_turn_says_where_it_is(lab: Any) -> None:
     experiment = lab.experiment(method__name="fedproto")
     server = experiment.method.start_server(experiment.setting)
     leg = experiment.method.legs(4, experiment.setting)[0]
-    turn = TurnRunner(experiment).receive(4, leg, 2, server, {"model": experiment.setting.initial})
+    turn = lab.receive(TurnRunner(experiment), 4, leg, 2, server, {"model": experiment.setting.initial})
     assert (turn.round, turn.leg, turn.client, turn.task) == (4, "train-clients", 2, None)
     assert turn.counts.tolist() == lab.partition.counts[2].tolist()
     assert set(turn.inbox) == {"prototypes"} and set(turn.memory) == {"model"}

@@ -67,7 +67,7 @@ def test_a_client_that_is_first_sampled_late_has_all_its_tensors_on_the_device(l
     changes = Arrays({f"000001/{name}": value for name, value in sent.items()})
     [leg] = method.legs(2, setting)
     server = Record({**method.start_server(setting), "changes": changes})
-    turn = TurnRunner(experiment).receive(2, leg, 3, server, Record())
+    turn = lab.receive(TurnRunner(experiment), 2, leg, 3, server, Record())
     received, own = turn.inbox["changes"].named, turn.setting.initial.values
     assert received.keys() == changes.named.keys()
     assert {tensor.device.type for tensor in (*received.values(), *own.values())} == {"meta"}

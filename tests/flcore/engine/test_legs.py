@@ -350,7 +350,7 @@ def test_a_failing_client_of_the_second_leg_is_named_by_its_round(lab: Any, tmp_
     assert Checkpoint(tmp_path / "run").read_state().place == Place(1, 1)
     checkpoint = Checkpoint(tmp_path / "run")
     with pytest.raises(RunError, match=r"^round 1, client 3 \(train-clients, local training\): training diverged"):
-        InlineExecutor(experiment, checkpoint).train(checkpoint.read_state(), [[3]])
+        InlineExecutor(experiment, checkpoint).train(lab.handed_out(experiment, checkpoint.read_state()), [[3]])
 
 
 # ---- one cohort per round ----------------------------------------------------------------------------------------

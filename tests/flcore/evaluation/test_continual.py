@@ -287,7 +287,9 @@ def test_a_shared_base_is_completed_by_the_mean_of_the_clients_tops(lab: Any, me
     """Weighted by samples: 43 and 50 of clients 0 and 1, and so on (baselines.md section 21)."""
     experiment = lab.experiment(method__name=method)
     run = lab.run(experiment, tmp_path / "run")
-    own = [experiment.method.client_model(run.state.server, k, run.memory(k), experiment.setting) for k in range(4)]
+    own = [
+        lab.client_model(experiment.method, run.state.server, k, run.memory(k), experiment.setting) for k in range(4)
+    ]
     sizes = torch.tensor([len(client.train) for client in lab.partition.clients], dtype=torch.float64)
     shares = sizes / sizes.sum()
 

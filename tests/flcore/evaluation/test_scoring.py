@@ -16,9 +16,9 @@ from flcore.core.errors import DataError, ProtoflError
 from flcore.data.dividing import make_partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.tasks import TaskStream
-from flcore.evaluation.answering import global_model, own_model
+from flcore.evaluation.answering import global_model_of, own_model, scoring_messages
 from flcore.evaluation.scores import Scores
-from flcore.evaluation.scoring import MAIN, Request, Scorer
+from flcore.evaluation.scoring import Scorer
 from flcore.experiment.experiment import Experiment
 from flcore.io.messages import Prototypes, Weights
 from flcore.io.records import Record
@@ -303,34 +303,30 @@ def test_private_statistics_are_averaged_for_the_global_model(lab: Any) -> None:
     experiment = lab.experiment(model__batchnorm="local")
     server = Record({"model": experiment.setting.initial.without_buffers()})
     memories = {0: private(1.0), 1: private(2.0), 2: Record(), 3: Record()}
-    models = [global_model(experiment, server, memories.__getitem__)]
-    models += [own_model(experiment, server, client, memories[client]) for client in range(4)]
+    models = [global_model_of(experiment, server, memories.__getitem__)]
+    sent = scoring_messages(experiment, server, range(4))
+    models += [own_model(experiment, sent[client], memories[client]) for client in range(4)]
     means = [model.buffers["encoder.1.running_mean"][0].item() for model in models if model is not None]
     assert means == pytest.approx([143 / 93, 1.0, 2.0, 0.0, 0.0])
 
 
-def test_a_global_model_is_made_once_of_what_clients_remember(lab: Any) -> None:
-    """Whatever the number of parts; to a worker each comes with a request of its own, equal to the others."""
+def test_a_client_is_asked_once_for_what_the_global_model_lacks(lab: Any) -> None:
+    """Whatever the number of blocks of shared images."""
     experiment = lab.experiment(model__batchnorm="local", evaluation__batch_size=30)
-    server, scorer, asked = Record({"model": experiment.setting.initial}), Scorer(experiment), list[int]()
+    asked: list[int] = []
 
     def memories(client: int) -> Record:
         asked.append(client)
         return Record()
 
-    first, *others = (part for part in scorer.parts(Request((MAIN,), 1), server) if not part.clients)
-    scorer.answer(Request((MAIN,), 1), first, server, memories)
-    assert set(asked) == {0, 1, 2, 3} and others
-    asked.clear()
-    for part in others:
-        scorer.answer(Request((MAIN,), 1), part, server, memories)
-    assert asked == []
+    Scorer(experiment).score(Record({"model": experiment.setting.initial}), memories)
+    assert asked == [0, 1, 2, 3]
 
 
 def test_the_centralised_model_is_scored_with_its_own_statistics(lab: Any, tmp_path: Any) -> None:
     experiment = lab.experiment(method__name="central", model__batchnorm="local")
     run = lab.run(experiment, tmp_path / "run")
-    model = global_model(experiment, run.state.server, lambda client: Record())
+    model = global_model_of(experiment, run.state.server, lambda client: Record())
     name = "encoder.1.running_mean"
     # The only trainer stands at the server, so its statistics are the server's, whatever the policy for clients.
     assert model is not None and torch.equal(model.buffers[name], run.state.server["model"].buffers[name])

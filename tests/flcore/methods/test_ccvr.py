@@ -98,8 +98,7 @@ def test_legs_and_stages(lab: Any) -> None:
     assert (collecting.name, collecting.who, collecting.phases) == (CCVR.collect_leg, "all", ())
     assert collecting.stages == ("calibrate",)
     assert list(method.stages()) == [*own, "calibrate"]
-    before = method.score_before()["before_calibration"]
-    assert (before.step, before.predict) == ("calibrate", None)
+    assert list(method.alternatives()) == ["before_calibration"]
 
 
 def test_a_base_that_calibrates_too(lab: Any, tmp_path: Path) -> None:
@@ -113,7 +112,6 @@ def test_a_base_that_calibrates_too(lab: Any, tmp_path: Path) -> None:
     assert stages["calibrate"] == method.base_method.stages()["calibrate"]
     assert stages["calibrate-head"] == method.answer_with_new_head
     assert [leg.stages[-1] for leg in method.legs(1, setting)] == ["build-exemplars", "calibrate-head"]
-    assert method.score_before()["before_calibration"].step == "calibrate-head"
     server = lab.run(experiment, tmp_path / "run").state.server
     assert set(method.broadcast(server, 0, Exchange(setting, 1))) == {"model", "encoder_prototypes"}
     below, after = method.base_method.global_model(server), calibrated(experiment, server)

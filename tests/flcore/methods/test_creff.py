@@ -68,7 +68,7 @@ def test_draws_of_a_large_class(lab: Any) -> None:
     server = Record(method.start_server(setting)) | {CLASSIFIER: zero}
     found = []
     for number, client in ((1, 0), (1, 0), (2, 0), (1, 1)):
-        turn = TurnRunner(experiment).receive(number, Leg(), client, server, Record())
+        turn = lab.receive(TurnRunner(experiment), number, Leg(), client, server, Record())
         gradients = method.real_gradients(turn, torch.eye(40), torch.full((40,), 2))
         found.append(gradients["weight"][0])
         taken = found[-1][1] * 6 * 320
@@ -289,7 +289,7 @@ def test_private_statistics_serve_the_received_body(lab: Any, tmp_path: Any) -> 
     experiment = lab.experiment(method=SMALL, model=model, federation__rounds=2)
     run = lab.run(experiment, tmp_path / "run")
     memory, server = run.memory(0), run.state.server
-    turn = TurnRunner(experiment).receive(3, Leg(), 0, server, memory)
+    turn = lab.receive(TurnRunner(experiment), 3, Leg(), 0, server, memory)
     used = turn.with_statistics(turn.inbox["model"]).buffers
     assert lab.same(Weights({}, used), memory["batchnorm"])
     assert set(memory) == {"batchnorm"}

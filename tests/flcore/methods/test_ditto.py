@@ -61,7 +61,7 @@ def test_clients_answer_with_their_own_model(lab: Any, tmp_path: Path) -> None:
     assert len(sampled) == 2
     for client in range(4):
         memory = run.memory(client)
-        answer = experiment.method.client_model(run.state.server, client, memory, experiment.setting)
+        answer = lab.client_model(experiment.method, run.state.server, client, memory, experiment.setting)
         assert list(memory) == (["personal"] if client in sampled else [])
         assert lab.same(answer, experiment.setting.initial) == (client not in sampled)
 

@@ -716,17 +716,15 @@ def test_predictions() -> None:
     expected = 0.3 * torch.tensor([[2.0, 1.0]]).softmax(1) + 0.7 * (cosines / 0.5).softmax(1)
     assert torch.allclose(method.predict(model, image, server, None).exp(), expected, atol=1e-6)
     ways = method.alternatives()
-    assert list(ways) == ["network", "knowledge"]
+    assert list(ways) == ["network", "knowledge", "before_calibration"]
     assert close(ways["network"](model, image, server, None), 2, 1)
     assert close(method.predict_private(model, image, server, None), 2, 1)  # no client has the exemplars
     assert close(ways["knowledge"](model, image, server, None), 0.447214, 0.948683)
     assert close(ways["knowledge"](model, image, Record(), None), 2, 1)
     assert all(asked is image for asked in model.asked)  # so that the scorer encodes it once
-    before = method.score_before()["before_calibration"]
-    assert before.step == "calibrate" and before.predict is not None
-    assert close(before.predict(model, image, server, None), 2, 1)
-    assert FedCSPC(use_kp=False).alternatives() == {}
-    assert FedCSPC(use_ca=False).score_before() == {}
+    assert close(ways["before_calibration"](model, image, server, None), 2, 1)
+    assert list(FedCSPC(use_kp=False).alternatives()) == ["before_calibration"]
+    assert list(FedCSPC(use_ca=False).alternatives()) == ["network", "knowledge"]
 
 
 # ---- whole runs --------------------------------------------------------------------------------------------------

@@ -116,9 +116,9 @@ def test_one_model_alone_is_w_g_or_a_clients_own(lab: Any) -> None:
     """Its own as soon as it has one."""
     method, setting = FedEnsemble(), lab.experiment().setting
     server = Record({MODEL: saying(1.0), member_slot(3): saying(2.0)})
-    own = method.client_model(server, 0, Record({MODEL: saying(3.0)}), setting)
+    own = lab.client_model(method, server, 0, Record({MODEL: saying(3.0)}), setting)
     assert own is not None and own.params["head.bias"].item() == 3
-    before = method.client_model(server, 0, Record(), setting)
+    before = lab.client_model(method, server, 0, Record(), setting)
     assert before is not None and before.params["head.bias"].item() == 1
     asked = [FedEnsemble(), FedEnsemble(variant="permutation")]
     assert [m.answers_from_memory for m in asked] == [True, False]

@@ -113,8 +113,8 @@ def test_anchors_of_a_turn(lab: Any, stack: bool) -> None:
         method={"name": "fedfa", "anchor_momentum": 0.25},
         engine__stack=stack,
     )
-    turn = TurnRunner(experiment).receive(
-        1, Leg(), 0, Record(experiment.method.start_server(experiment.setting)), Record()
+    turn = lab.receive(
+        TurnRunner(experiment), 1, Leg(), 0, Record(experiment.method.start_server(experiment.setting)), Record()
     )
     (phase,) = experiment.method.phases()
     tape = record_tape(experiment, experiment.new_module(), turn, phase, 0, 5, skip_single=False)

@@ -345,7 +345,7 @@ def test_the_generator_and_its_optimiser_survive_a_restart(lab: Any, tmp_path: A
 def test_a_step_less_client_asks_for_nothing(lab: Any) -> None:
     experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedgen"})
     server = taught(experiment, [1.0, 1.0], [1.0, 0.0])
-    turn = replace(turn_of(experiment, server), round=2)
+    turn = replace(turn_of(lab, experiment, server), round=2)
     drawn = experiment.method.draws(turn, 0, torch.Generator())
     assert {name: tuple(value.shape) for name, value in drawn.items()} == {
         "features": (0, 100, 2),
@@ -354,10 +354,10 @@ def test_a_step_less_client_asks_for_nothing(lab: Any) -> None:
     }
 
 
-def turn_of(experiment: Any, server: Record) -> Any:
+def turn_of(lab: Any, experiment: Any, server: Record) -> Any:
     """The first client's turn of round 1."""
     (leg,) = experiment.method.legs(1, experiment.setting)
-    return TurnRunner(experiment).receive(1, leg, 0, server, {})
+    return lab.receive(TurnRunner(experiment), 1, leg, 0, server, {})
 
 
 def test_the_generators_quality_is_noted_every_round(lab: Any, tmp_path: Path) -> None:

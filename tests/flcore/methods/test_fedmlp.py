@@ -463,7 +463,7 @@ def test_when_it_is_committed(lab: Any, stream: Any, schedule: str, tmp_path: An
     memory = Record()
     recalled = {}
     for number in (1, 2, 3, 4, 6):
-        turn = worker.receive(number, Leg(), 0, server, memory)
+        turn = lab.receive(worker, number, Leg(), 0, server, memory)
         recalled[number] = experiment.method.context(turn).get("memory")
         if number < 6:
             leg = 1 if number == 1 else 0
@@ -489,7 +489,7 @@ def test_local_clusters_without_clustering(lab: Any, stream: Any, tmp_path: Any)
     """Each remembered prototype stands for itself; one alone is its own centre in any clustering."""
     experiment = stream(method={"cluster": "none"})
     run = lab.run(experiment, tmp_path / "run")
-    turn = TurnRunner(experiment).receive(4, Leg(), 0, run.state.server, run.memory(0))
+    turn = lab.receive(TurnRunner(experiment), 4, Leg(), 0, run.state.server, run.memory(0))
     context = experiment.method.context(turn)["memory"]
     assert torch.equal(context["centres"][context["centres_present"]], context["means"][context["present"]])
     one = Prototypes(torch.full((6, 8), 2.0), torch.arange(6) == 3)
@@ -641,12 +641,12 @@ def test_heads_that_stay_at_home(lab: Any, stream: Any, tmp_path: Any) -> None:
     assert run.history[0]["bytes_down"]["model"] == 4 * base.num_parameters
     ever = {client for record in run.history for client in record["participants"]}
     for client in range(4):
-        own = method.client_model(run.state.server, client, run.memory(client), experiment.setting)
+        own = lab.client_model(method, run.state.server, client, run.memory(client), experiment.setting)
         assert list(own.params) == list(start.params)
         assert torch.equal(own.params["encoder.0.weight"], base.params["encoder.0.weight"])
         assert torch.equal(own.params["head.weight"], start.params["head.weight"]) == (client not in ever)
     client = run.history[-1]["participants"][0]
-    turn = TurnRunner(experiment).receive(3, Leg(), client, run.state.server, run.memory(client))
+    turn = lab.receive(TurnRunner(experiment), 3, Leg(), client, run.state.server, run.memory(client))
     began = method.begin(turn)
     assert torch.equal(began.params["head.weight"], run.memory(client)["top"].params["head.weight"])
     assert torch.equal(began.params["encoder.0.weight"], base.params["encoder.0.weight"])

@@ -98,7 +98,7 @@ def test_private_statistics_serve_the_teacher(lab: Any) -> None:
     setting, worker = experiment.setting, TurnRunner(experiment)
     _, memory = lab.train(experiment)
     server = experiment.method.start_server(setting)
-    turns = [worker.receive(2, Leg(), 0, server, kept) for kept in (memory, Record())]
+    turns = [lab.receive(worker, 2, Leg(), 0, server, kept) for kept in (memory, Record())]
     own, initial = (experiment.method.context(turn)["teacher"] for turn in turns)
     asked = [experiment.method.frozen(turn)["teacher"] for turn in turns]
     assert [part for part, _ in asked] == ["logits", "logits"]
@@ -107,7 +107,7 @@ def test_private_statistics_serve_the_teacher(lab: Any) -> None:
     assert initial.keys() == setting.initial.values.keys()
     assert all(torch.equal(initial[name], tensor) for name, tensor in setting.initial.values.items())
     assert any(not torch.equal(own[name], initial[name]) for name in setting.initial.buffers)
-    assert not TurnRunner(experiment).receive(2, Leg(), 0, server, memory).inbox["model"].buffers
+    assert not lab.receive(TurnRunner(experiment), 2, Leg(), 0, server, memory).inbox["model"].buffers
 
 
 class OneModel(View):

@@ -113,9 +113,9 @@ def test_a_missing_prototype_pulls_nowhere(lab: Any) -> None:
     assert torch.equal(reply.message["model"].params["encoder.1.weight"], torch.eye(2))
 
 
-def turn_of(experiment: Any, server: Record, number: int) -> Turn:
+def turn_of(lab: Any, experiment: Any, server: Record, number: int) -> Turn:
     (leg,) = experiment.method.legs(number, experiment.setting)
-    return TurnRunner(experiment).receive(number, leg, 0, server, {})
+    return lab.receive(TurnRunner(experiment), number, leg, 0, server, {})
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_schedules(lab: Any, number: int, ge: float | None, po: float) -> None:
     """Fact 2, rounds counted from 1 here. B_gen/B multiplies λ_ge alone."""
     for options, share in (({}, 1.0), ({"client_gen_batch": 25}, 0.25)):
         experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedpa", **options})
-        context = experiment.method.context(turn_of(experiment, taught(experiment, AT_ZERO), number))
+        context = experiment.method.context(turn_of(lab, experiment, taught(experiment, AT_ZERO), number))
         assert context["lambda_po"] == pytest.approx(po, abs=1e-6)
         if ge is not None:
             assert context["lambda_ge"] == pytest.approx(share * ge, abs=1e-6)
@@ -134,7 +134,7 @@ def test_schedules(lab: Any, number: int, ge: float | None, po: float) -> None:
 
 def test_nothing_extra_in_the_first_round(lab: Any) -> None:
     experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedpa"})
-    turn = turn_of(experiment, Record(experiment.method.start_server(experiment.setting)), 1)
+    turn = turn_of(lab, experiment, Record(experiment.method.start_server(experiment.setting)), 1)
     assert experiment.method.context(turn) == {}
     assert experiment.method.draws(turn, 3, torch.Generator()) == {}
     assert set(turn.inbox) == {"model", "prototypes"}

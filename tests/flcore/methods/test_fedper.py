@@ -83,7 +83,7 @@ def test_one_client_is_local_training(lab: Any, model: str, head_from: str, tmp_
     method = {"name": "fedper", "head_from": head_from}
     experiment = lab.experiment(**changes, method=method)
     run = lab.run(experiment, tmp_path / "fedper")
-    found = experiment.method.client_model(run.state.server, 0, run.memory(0), experiment.setting)
+    found = lab.client_model(experiment.method, run.state.server, 0, run.memory(0), experiment.setting)
     assert lab.same(found, local.memory(0)["model"])
     assert [record["local_accuracy"] for record in run.history] == [r["local_accuracy"] for r in local.history]
 
@@ -119,7 +119,7 @@ def test_the_global_model_is_the_base(lab: Any, method: str, head_from: str, tmp
     base, memory = asked.global_model(run.state.server), run.memory(2)
     personal = asked.personal(setting.initial)
     assert personal and set(base.params) == set(setting.initial.params) - set(personal)
-    own = asked.client_model(run.state.server, 2, memory, setting)
+    own = lab.client_model(asked, run.state.server, 2, memory, setting)
     assert lab.same(own, Weights({**own.params, **base.params, **memory["top"].params}))
 
 
@@ -134,7 +134,7 @@ def test_who_answers_for_a_client(lab: Any, method: str, tmp_path: Any) -> None:
     start = experiment.setting.initial
     for client in range(4):
         memory = run.memory(client)
-        own = experiment.method.client_model(run.state.server, client, memory, experiment.setting)
+        own = lab.client_model(experiment.method, run.state.server, client, memory, experiment.setting)
         assert own is not None and list(own.params) == list(start.params)
         assert lab.same(part(own, "encoder."), part(run.state.server["model"], "encoder."))
         assert lab.same(part(own, "head."), part(start, "head.")) == (client not in sampled)

@@ -42,11 +42,11 @@ def test_one_turn_by_hand(lab: Any) -> None:
     assert (reply.losses["cross_entropy"], reply.steps) == (pytest.approx(expected), 2)
 
 
-def after_phases(experiment: Any, *phases: Phase) -> Weights:
+def after_phases(lab: Any, experiment: Any, *phases: Phase) -> Weights:
     """The whole model of client 0 after a first leg of these phases."""
     runner, leg = TurnRunner(experiment), Leg(phases=phases)
     server = Record(experiment.method.start_server(experiment.setting))
-    turn = runner.receive(1, leg, 0, server, Record())
+    turn = lab.receive(runner, 1, leg, 0, server, Record())
     data = ClientData.of(experiment, [0], 1)
     (outcome,) = runner.local_training([turn], data, [experiment.method.begin(turn)], leg, 0)
     return outcome.weights
@@ -66,7 +66,7 @@ def test_what_each_phase_leaves_alone(lab: Any, model: str, head_from: str, stac
 
     start = experiment.setting.initial
     (leg,) = rep.legs(1, experiment.setting)
-    after_head, after_body = after_phases(experiment, leg.phases[0]), after_phases(experiment, *leg.phases)
+    after_head, after_body = after_phases(lab, experiment, leg.phases[0]), after_phases(lab, experiment, *leg.phases)
     assert bits(rep.base(after_head)) == bits(rep.base(start))
     assert all(not torch.equal(tensor, start.params[name]) for name, tensor in top(after_head).params.items())
     assert bits(top(after_body)) == bits(top(after_head))
@@ -110,7 +110,7 @@ def test_the_frozen_base_has_no_dropout(lab: Any) -> None:
 
     inner = leg.phases[0].loss
     head = replace(leg.phases[0], loss=lambda model, batch, context: inner(Listening(model), batch, context))
-    after_phases(experiment, head)
+    after_phases(lab, experiment, head)
     setting, own = experiment.setting, torch.from_numpy(lab.partition.clients[0].train.copy())
     images = (lab.dataset.train.images[own].float() / 255 - 0.3) / 0.3
     expected = setting.network.features(images, setting.initial.values)

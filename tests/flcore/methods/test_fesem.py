@@ -232,7 +232,7 @@ def test_a_round_by_hand(lab: Any, tmp_path: Any) -> None:
     method, setting, server = experiment.method, experiment.setting, run.state.server
     expected = [[0.1, 0, 0.05]] * 3 + [[0, -0.2, -0.05]]
     for client in range(4):
-        own = method.client_model(server, client, Record(), setting)
+        own = lab.client_model(method, server, client, Record(), setting)
         assert weights_of(own) == pytest.approx(expected[client], abs=1e-7)
         assert method.broadcast(server, client, Exchange(setting, 2)) == {MODEL: own}
     assert weights_of(method.global_model(server)) == pytest.approx([0.075, -0.05, 0.025])
@@ -308,10 +308,10 @@ def test_a_client_gets_its_own_centre(lab: Any) -> None:
     worker, method, setting = TurnRunner(experiment), experiment.method, experiment.setting
     (leg,) = method.legs(2, setting)
     for client, number in ((0, 0), (2, 1)):
-        inbox = worker.receive(2, leg, client, server, Record()).inbox
+        inbox = lab.receive(worker, 2, leg, client, server, Record()).inbox
         assert set(inbox) == {"model"}
         assert inbox[MODEL] is server[centre_slot(number)]
-        assert method.client_model(server, client, Record(), setting) is server[centre_slot(number)]
+        assert lab.client_model(method, server, client, Record(), setting) is server[centre_slot(number)]
         reply, _ = lab.train(experiment, client, number=2, server=server)
         sent = reply.message[MODEL].params
         assert all(torch.allclose(sent[name], tensor) for name, tensor in inbox[MODEL].params.items())

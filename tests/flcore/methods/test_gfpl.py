@@ -21,13 +21,13 @@ from flcore.core.errors import ConfigError
 from flcore.core.rng import torch_stream
 from flcore.engine.client import TurnRunner
 from flcore.engine.local.compiled import CompiledTrainer
-from flcore.io.messages import Arrays, Mixtures, Size
+from flcore.io.messages import Arrays, Count, Mixtures, Size, Weights
 from flcore.io.records import PAYLOADS, Payloads, Record, load_record, measure, save_record, serialise
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.prototypes.mixtures import Mixture, packed, unpacked
 from flcore.methods.gfpl import FRAME, GFPL, MIXTURES, RETRAIN_LEG
 from flcore.methods.local import Local
-from flcore.methods.types import Batch, Before, Context, Exchange, LocalModel, Phase, Replies
+from flcore.methods.types import Batch, Context, Exchange, LocalModel, Phase, Replies
 from flcore.models import build_model, extract_weights
 from flcore.models.cnn import FedProtoCnn
 from flcore.models.network import Network
@@ -247,7 +247,7 @@ def test_the_frame_is_everybodys_and_is_not_sent(lab: Any) -> None:
     server = Record(method.start_server(setting))
     worker = TurnRunner(experiment)
     frames = [
-        method.context(worker.receive(number, method.legs(number, setting)[0], client, server, Record()))["frame"]
+        method.context(lab.receive(worker, number, method.legs(number, setting)[0], client, server, Record()))["frame"]
         for client, number in ((0, 1), (3, 1), (0, 2))
     ]
     assert all(torch.equal(frame, server[FRAME]["frame"]) for frame in frames)
@@ -368,11 +368,11 @@ def test_how_long_the_retraining_is(lab: Any) -> None:
         assert reply.steps == 3 * epochs
 
 
-def pseudo(experiment: Any, client: int, server: Payloads, memory: Payloads | None = None) -> Any:
+def pseudo(lab: Any, experiment: Any, client: int, server: Payloads, memory: Payloads | None = None) -> Any:
     """What a client retrains on."""
     leg = experiment.method.legs(1, experiment.setting)[1]
     assert leg.name == RETRAIN_LEG
-    turn = TurnRunner(experiment).receive(1, leg, client, Record(server), Record(memory))
+    turn = lab.receive(TurnRunner(experiment), 1, leg, client, Record(server), Record(memory))
     return experiment.method.context(turn)
 
 
@@ -383,18 +383,20 @@ def test_every_class_or_the_clients_own(lab: Any) -> None:
     )
     for classes, expected in (("all", [0, 0, 0, 1, 1, 1]), ("local", [1, 1, 1])):
         method = {**EXCHANGING, "samples_per_class": 3, "retrain_classes": classes}
-        found = pseudo(toy(lab, [[0, 4]], [1], [[0]], method=method), 0, {"mixtures": two})["pseudo"]
+        found = pseudo(lab, toy(lab, [[0, 4]], [1], [[0]], method=method), 0, {"mixtures": two})["pseudo"]
         assert found["labels"].tolist() == expected
         assert found["inputs"].shape == (len(expected), 2)
         assert (found["inputs"] < 0).all()
     clipped = toy(lab, [[0, 4]], [1], [[0]], method={**EXCHANGING, "clip_nonneg": True})
-    assert (pseudo(clipped, 0, {"mixtures": two})["pseudo"]["inputs"] == 0).all()
+    assert (pseudo(lab, clipped, 0, {"mixtures": two})["pseudo"]["inputs"] == 0).all()
 
 
 def test_clients_draw_their_own_features(lab: Any) -> None:
     spread = packed({0: Mixture(torch.ones(1), torch.zeros(1, 2), torch.ones(1, 2))}, None, 2)
     experiment = toy(lab, [[0, 4], [0, 4]], [1, 1], [[0], [1]], method=EXCHANGING)
-    first, again, other = (pseudo(experiment, client, {"mixtures": spread})["pseudo"]["inputs"] for client in (0, 0, 1))
+    first, again, other = (
+        pseudo(lab, experiment, client, {"mixtures": spread})["pseudo"]["inputs"] for client in (0, 0, 1)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -408,13 +410,13 @@ def test_own_mixtures_stay_at_home(lab: Any, tmp_path: Path) -> None:
     experiment = toy(lab, [[0, 4], [0, 4], [2, 0]], [1, 1, 0], [[0, 1], [2]], method=method)
     reply, memory = lab.train(experiment)
     assert (reply.message, set(memory)) == ({}, {"model", "mixtures"})
-    found = pseudo(experiment, 0, {}, memory)["pseudo"]
+    found = pseudo(lab, experiment, 0, {}, memory)["pseudo"]
     assert found["labels"].tolist() == [1, 1]
     assert torch.allclose(found["inputs"], torch.tensor([[0.0, 4.0]]), atol=1e-4)
     assert experiment.method.stages() == {}
     run = lab.run(experiment, tmp_path / "run")
     assert (run.state.up, run.state.down) == ({}, {})
-    assert set(run.memory(0)) == {"model"}
+    assert set(run.memory(0)) == {"model", "heads_before", "retrained"}
     assert not torch.equal(run.memory(0)["model"].values["head.weight"], memory["model"].values["head.weight"])
 
 
@@ -748,11 +750,27 @@ def test_a_client_on_a_gpu_may_be_asked_with_its_classes_on_the_cpu(way: str | N
     assert (found.shape, found.device.type) == ((4, 3), "cuda")
 
 
-def test_what_is_scored_before_the_retraining() -> None:
-    """The models in front of the second leg, by the usual answer; nothing without a retraining."""
-    for source in ("global", "own"):
-        assert GFPL(retrain_source=source).score_before() == {"before_retraining": Before("retrain-heads")}
-    assert GFPL(use_pfg=False).score_before() == {}
+def test_what_is_scored_before_the_retraining(lab: Any) -> None:
+    """A feature f has the logits (1, 0) by the new head and (0, 2) by the one of before, which round 3 retrained.
+
+    Rounds without an exchange say no number; and nothing is scored without a retraining.
+    """
+    experiment = lab.experiment(method__name="gfpl", model={"name": "fedproto_cnn"})
+    weights, images = experiment.setting.initial, lab.dataset.test.images[:1]
+    bias = torch.zeros(6)
+
+    def with_head(label: int) -> Weights:
+        head = {"head.weight": torch.zeros_like(weights.params["head.weight"]), "head.bias": bias.clone()}
+        head["head.bias"][label] = 1.0
+        return Weights({**weights.params, **head})
+
+    heads = {name: value for name, value in with_head(1).params.items() if name.startswith(("head.", "extra."))}
+    known = {"heads_before": Weights(heads), "retrained": Count(3)}
+    before = experiment.method.alternatives()["before_retraining"]
+    for said, label in (({"round": Count(3)}, 1), ({"round": Count(4)}, 0), ({}, 0)):
+        found = lab.scores(experiment, with_head(0), images, {**known, **said}, predict=before)
+        assert found.argmax().item() == label
+    assert "before_retraining" not in GFPL(use_pfg=False).alternatives()
 
 
 def test_generated_features_are_drawn_from_the_last_mixtures(lab: Any) -> None:

@@ -79,7 +79,7 @@ def test_private_statistics_serve_the_received_model(lab: Any, tmp_path: Any) ->
     equal = {**memory, "previous": Weights(run.state.server["model"].params)}
     reply, _ = lab.train(experiment, number=3, server=run.state.server, memory=equal)
     assert reply.losses["contrast"] == pytest.approx(5 * math.log(2), abs=1e-5)
-    turn = TurnRunner(experiment).receive(3, Leg(), 0, run.state.server, memory)
+    turn = lab.receive(TurnRunner(experiment), 3, Leg(), 0, run.state.server, memory)
     context, frozen = experiment.method.context(turn), experiment.method.frozen(turn)
     for name, tensor in memory["batchnorm"].buffers.items():
         assert torch.equal(context["global"][name], tensor) and torch.equal(context["previous"][name], tensor)

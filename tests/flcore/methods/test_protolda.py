@@ -337,7 +337,7 @@ def test_own_shares(lab: Any, tmp_path: Path) -> None:
     partition = lab.by_hand(lab.dataset, [first, rest], [range(60)] * 2)
     experiment = tiny(lab, partition, personal="shares")
     run = lab.run(experiment, tmp_path / "run")
-    model = experiment.method.client_model(run.state.server, 0, run.memory(0), experiment.setting)
+    model = lab.client_model(experiment.method, run.state.server, 0, run.memory(0), experiment.setting)
     shift = model.params["head.bias"] - run.state.server[MODEL].params["head.bias"]
     assert shift[:2].tolist() == pytest.approx([math.log(0.75 * 6), math.log(0.25 * 6)], abs=1e-4)
     assert (shift[2:] < -1000).all()
@@ -364,7 +364,7 @@ def test_a_head_of_ones_own(lab: Any, tmp_path: Path) -> None:
     weight, bias = discriminant(class_sums(rows, targets, 6), 0.001)
     counts = torch.bincount(targets, minlength=6).double()
     own = torch.tensor([30.0, 10.0, 0, 0, 0, 0], dtype=torch.float64)
-    model = experiment.method.client_model(server, 0, run.memory(0), experiment.setting)
+    model = lab.client_model(experiment.method, server, 0, run.memory(0), experiment.setting)
     torch.testing.assert_close(model.params["head.weight"], weight.float(), rtol=1e-4, atol=1e-4)
     expected = reweighted(bias, counts, own).float()
     torch.testing.assert_close(model.params["head.bias"], expected, rtol=1e-4, atol=1e-4)

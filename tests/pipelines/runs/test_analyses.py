@@ -117,7 +117,7 @@ def test_snapshots_are_analysed_as_they_were(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_is_analysed_before_and_after_its_calibration(tmp_path: Path) -> None:
-    """Round 1 of two is what a run of one round ends with: the same state before its calibration, and the same arrays.
+    """Round 1 of two is what a run of one round ends with: the same arrays.
 
     Before the first round nothing was calibrated.
     """
@@ -129,21 +129,15 @@ def test_a_snapshot_is_analysed_before_and_after_its_calibration(tmp_path: Path)
         config = Config.from_mapping({**RAW, **own, "federation": {"rounds": rounds}, "evaluation": asked})
         run_to_end(config, folder)
         analyses.compute(config, folder / "prepared", folder / "partition", folder, analyses.asked(config))
-    assert RunFiles(two).states_before(0) == {}
-    (kept,) = two.glob("snapshots/0001.before.*")
-    assert kept.name == "0001.before.before_calibration.safetensors"
-    assert kept.read_bytes() == (one / "before" / "before_calibration.safetensors").read_bytes()
-    assert "calibrated" not in RunFiles(two).states_before(1)["before_calibration"]
     found, earlier = ({entry.name: entry for entry in analyses.load(folder)} for folder in (two, one))
     for name in names:
-        assert (found[f"{name}_round_0"].skipped or "").startswith("fedcspc did not calibrate then, or ")
+        assert found[f"{name}_round_0"].skipped == "fedcspc did not calibrate then"
         assert found[f"{name}_round_1"].skipped is None
         one_round, two_rounds = earlier[name].arrays, found[f"{name}_round_1"].arrays
         assert one_round.keys() == two_rounds.keys()
         assert all(np.array_equal(two_rounds[key], value) for key, value in one_round.items())
     assert found["tsne_calibration_trained"].arrays["models"].tolist() == ["client 0", "client 2"]
     assert set(found["tsne_calibration"].arrays["labels"].tolist()) == {3, 5}
-    assert "snapshots/0001.before.before_calibration.safetensors" in result_files(two)
 
 
 def test_an_analysis_of_another_choice_is_made_again(run: Path) -> None:

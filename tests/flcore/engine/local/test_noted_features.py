@@ -52,7 +52,7 @@ def test_sums_by_class() -> None:
 def test_which_steps_are_noted(lab: Any, size: int, local: Any, skip: bool, first: dict[str, int]) -> None:
     experiment = lab.experiment(local={"batch_size": 4, **local})
     worker = TurnRunner(experiment)
-    turn = worker.receive(1, Leg(), 0, experiment.method.start_server(experiment.setting), {})
+    turn = lab.receive(worker, 1, Leg(), 0, experiment.method.start_server(experiment.setting), {})
     for note, expected in first.items():
         tape = record_tape(experiment, experiment.new_module(), turn, Phase(note=note), 0, size, skip_single=skip)  # type: ignore[arg-type]
         assert tape.noted_from == expected

@@ -596,7 +596,7 @@ def test_a_trainer_without_phases_gives_back_what_it_was_given(lab: Any) -> None
     worker = TurnRunner(experiment)
     server = experiment.method.start_server(experiment.setting)
     leg = experiment.method.legs(1, experiment.setting)[0]
-    turns = [worker.receive(1, leg, client, server, {}) for client in (0, 1)]
+    turns = [lab.receive(worker, 1, leg, client, server, {}) for client in (0, 1)]
     data = ClientData.of(experiment, [0, 1], 1)
     outcomes = StackedTrainer(experiment).train(Training(turns, data, [experiment.setting.initial] * 2, [], 0))
     for outcome in outcomes:

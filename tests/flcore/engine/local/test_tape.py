@@ -32,7 +32,7 @@ from flcore.engine.local.tape import (
     planned_steps,
     record_tape,
 )
-from flcore.io.records import serialise
+from flcore.io.records import Record, serialise
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.types import Leg, Phase, Turn
@@ -208,7 +208,7 @@ class Drawing(FedAvg):
 
 
 def turn_of(experiment: Any, client: int, number: int = 1) -> Turn:
-    return TurnRunner(experiment).receive(number, Leg(), client, experiment.method.start_server(experiment.setting), {})
+    return TurnRunner(experiment).turn(number, Leg(), client, Record(), Record())
 
 
 def tape_of(experiment: Any, client: int = 0, *, number: int = 1, phase: int = 0, skip_single: bool = False) -> Tape:

@@ -27,7 +27,7 @@ from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostE
 from flcore.engine.pool.groups import Keep, StoppedError
 from flcore.engine.pool.process import local_pool
 from flcore.engine.run_state import RunState
-from flcore.engine.turns import Reply
+from flcore.engine.turns import LegWork, Reply
 from flcore.io.records import Record
 from flcore.methods import METHODS
 from flcore.methods.types import Exchange, Replies
@@ -231,7 +231,7 @@ def test_workers_that_cannot_even_start_stop_the_run(lab: Any, tmp_path: Path, m
 # ---- the end of a pool -------------------------------------------------------------------------------------------
 
 
-NOTHING = Reply(Record(), {}, 0, False, {}, {})
+NOTHING = Reply(Record(), {}, 0, False)
 """What came of a turn of no steps that says nothing."""
 
 
@@ -242,7 +242,7 @@ class Hand(WorkerHandle):
         self.seen, self.work, self.ended = seen, work, threading.Event()
         seen.hands.append(self)
 
-    def train(self, state: RunState, group: Any, keep: Keep) -> None:
+    def train(self, work: LegWork, group: Any, keep: Keep) -> None:
         self.group, self.keep = group, keep
         self.work(self)
 
@@ -255,12 +255,12 @@ class Hand(WorkerHandle):
 
 def hands(
     lab: Any, tmp_path: Path, work: Callable[[Hand], None], workers: int
-) -> tuple[PoolExecutor, RunState, SimpleNamespace]:
+) -> tuple[PoolExecutor, LegWork, SimpleNamespace]:
     seen = SimpleNamespace(hands=[], gone=[])
     experiment, checkpoint = lab.experiment(), Checkpoint(tmp_path / "run")
     checkpoint.start(RunState(0, Record(experiment.method.start_server(experiment.setting))))
     pool = PoolExecutor(lambda place: Hand(seen, work), workers, experiment, checkpoint)
-    return pool, checkpoint.read_state(), seen
+    return pool, lab.handed_out(experiment, checkpoint.read_state()), seen
 
 
 def test_a_closed_pool_starts_nobody(lab: Any, tmp_path: Path) -> None:
@@ -272,16 +272,16 @@ def test_a_closed_pool_starts_nobody(lab: Any, tmp_path: Path) -> None:
         assert hand.ended.wait(20)
         raise WorkerLostError("by SIGKILL")
 
-    pool, state, seen = hands(lab, tmp_path, until_dismissed, 1)
+    pool, work, seen = hands(lab, tmp_path, until_dismissed, 1)
     with ThreadPoolExecutor(2) as threads:
-        asked = [threads.submit(pool.train, state, [[client]]) for client in (0, 1)]
+        asked = [threads.submit(pool.train, work, [[client]]) for client in (0, 1)]
         assert at_work.wait(20)
         pool.close()
         for future in asked:
             with pytest.raises(StoppedError, match=r"^training was stopped$"):
                 future.result(20)
     with pytest.raises(StoppedError):
-        pool.train(state, [[2]])
+        pool.train(work, [[2]])
     pool.close()
     assert len(seen.hands) == 1
     assert seen.gone == seen.hands
@@ -293,27 +293,27 @@ def test_a_death_costs_a_worker_and_an_error_none(lab: Any, tmp_path: Path) -> N
     def die(hand: Hand) -> None:
         raise WorkerLostError("with exit code 9")
 
-    pool, state, seen = hands(lab, tmp_path / "deaths", die, 1)
+    pool, work, seen = hands(lab, tmp_path / "deaths", die, 1)
     with pytest.raises(RunError, match=r"^round 1, client 3 \(train-clients\): workers died .* with exit code 9; see"):
-        pool.train(state, [[3], [1]])
+        pool.train(work, [[3], [1]])
     assert len(seen.hands) == 1 + 2 + 2  # the first, two deaths of the group, two of the stack
     assert seen.gone == seen.hands[:4]
 
     def err(hand: Hand) -> None:
         raise TurnError(1, "train-clients", [1], "reply", "TypeError: x")
 
-    pool, state, seen = hands(lab, tmp_path / "errors", err, 1)
+    pool, work, seen = hands(lab, tmp_path / "errors", err, 1)
     for _ in range(2):
         with pytest.raises(TurnError, match=r"^round 1, client 1 \(train-clients, reply\): TypeError: x$"):
-            pool.train(state, [[1]])
+            pool.train(work, [[1]])
     assert len(seen.hands) == 1
     pool.close()
 
 
 def test_a_reply_that_is_not_there_after_all_is_an_error(lab: Any, tmp_path: Path) -> None:
-    pool, state, _ = hands(lab, tmp_path, lambda hand: hand.keep(0, NOTHING, None), 1)
+    pool, work, _ = hands(lab, tmp_path, lambda hand: hand.keep(0, NOTHING, None), 1)
     with pytest.raises(RunError, match=r"^round 1, client 1 \(train-clients\): the worker's reply is missing$"):
-        pool.train(state, [[0], [1]])
+        pool.train(work, [[0], [1]])
 
 
 def test_what_a_worker_sent_before_it_died_is_not_asked_for_again(lab: Any, tmp_path: Path) -> None:
@@ -326,10 +326,10 @@ def test_what_a_worker_sent_before_it_died_is_not_asked_for_again(lab: Any, tmp_
         if len(asked) < 2:
             raise WorkerLostError("by SIGKILL")
 
-    pool, state, _ = hands(lab, tmp_path, die_after_one, 1)
-    assert pool.train(state, [[3], [1]]) == {1: NOTHING, 3: NOTHING}
+    pool, work, _ = hands(lab, tmp_path, die_after_one, 1)
+    assert pool.train(work, [[3], [1]]) == {1: NOTHING, 3: NOTHING}
     assert asked == [[[3], [1]], [[1]]]
-    assert pool.train(state, [[3], [1]]) == {1: NOTHING, 3: NOTHING}  # all is there: nobody is asked
+    assert pool.train(work, [[3], [1]]) == {1: NOTHING, 3: NOTHING}  # all is there: nobody is asked
     assert len(asked) == 2
     pool.close()
 

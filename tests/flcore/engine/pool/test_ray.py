@@ -23,9 +23,6 @@ from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.failures import TurnError
 from flcore.engine.pool import ray as pools
 from flcore.engine.pool.ray import RayWorker, ray_pool
-from flcore.engine.run_state import RunState
-from flcore.io.messages import Count
-from flcore.io.records import Record
 
 
 @pytest.fixture(scope="module")
@@ -201,19 +198,6 @@ def test_an_actor_that_does_not_answer_is_not_waited_for(cluster: Any, monkeypat
         assert dies(cluster, actor)
         assert time.monotonic() - began < 60
         shutil.rmtree(folder)
-
-
-def test_of_the_state_only_what_has_changed_is_sent_again(tmp_path: Path) -> None:
-    """Two payloads, of which a leg changes one: the other's file keeps its reference."""
-    put: list[bytes] = []
-    checkpoint, first = Checkpoint(tmp_path / "c"), Record({"n": Count(1), "table": Count(7)})
-    shared = pools._Shared(SimpleNamespace(put=lambda content: put.append(content) or len(put)), checkpoint, {})
-    checkpoint.start(RunState(0, first))
-    assert shared.state(0) == {"state.json": [1], "server.0000.safetensors": [2]} == shared.state(0)
-    checkpoint.commit(RunState(1, first | {"n": Count(2)}, legs=1), None, {"round": 1})
-    sent = {"state.json": [3], "server.0000.safetensors": [2], "server.0001.safetensors": [4]}
-    assert shared.state(1) == sent == shared.state(1)
-    assert put[2:] == [(tmp_path / "c" / name).read_bytes() for name in ("state.json", "server.0001.safetensors")]
 
 
 def test_an_actor_looks_for_the_files_by_what_describes_them(tmp_path: Path) -> None:

@@ -1,0 +1,144 @@
+"""Nothing but messages and a client's own state crosses to a client, in training and in scoring."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flcore.engine import round_scores
+from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.client import TurnRunner
+from flcore.engine.pool.executors import InlineExecutor
+from flcore.engine.pool.groups import Group, Results
+from flcore.engine.turns import LegWork
+from flcore.evaluation.scoring import Answerer, Part, Request
+from flcore.experiment.experiment import Experiment
+from flcore.experiment.traffic import cost
+from flcore.io.records import Record, packed, packed_together, serialise, unpacked, unpacked_together
+from flcore.methods import METHODS
+
+
+def over(record: Record) -> Record:
+    """A record that has been bytes."""
+    described, pieces = packed(record)
+    return unpacked(described, torch.frombuffer(bytearray(b"".join(pieces) or b"\0"), dtype=torch.uint8))
+
+
+def over_together(records: Sequence[Record]) -> list[Record]:
+    """Records that have been bytes together."""
+    described, pieces = packed_together(records)
+    return unpacked_together(described, torch.frombuffer(bytearray(b"".join(pieces) or b"\0"), dtype=torch.uint8))
+
+
+class Walled(InlineExecutor):
+    """Clients are trained and scored behind a wall: what passes it are bytes, of messages and of their own states.
+
+    The workers' objects are made of an experiment alone. Behind the wall nothing refers to a record of the server's.
+    """
+
+    def __init__(self, experiment: Experiment, checkpoint: Checkpoint) -> None:
+        super().__init__(experiment, checkpoint)
+        self._checkpoint = checkpoint
+        self._answerer = Answerer(experiment)
+        self.asked = 0
+
+    def train(self, work: LegWork, group: Group) -> Results:
+        clients = [client for stack in group for client in stack]
+        messages = over_together([work.received[client] for client in clients])
+        bare = replace(work.of(clients), received=dict(zip(clients, messages, strict=True)))
+        keeper, states = self._checkpoint.memory, partial(self._checkpoint.memory, memories=work.memories)
+        self._checkpoint.memory = lambda client, memories: over(states(client))  # type: ignore[method-assign]
+        try:
+            return super().train(bare, group)
+        finally:
+            self._checkpoint.memory = keeper  # type: ignore[method-assign]
+
+    def score(self, request: Request, parts: Sequence[Part], memories: Mapping[int, int]) -> Sequence[Record] | None:
+        if any(part.client is None for part in parts):
+            return None  # the global model is the server's, which scores it itself
+        self.asked += len(parts)
+        states = {part.client: over(self._checkpoint.memory(part.client, memories)) for part in parts}  # type: ignore[arg-type]
+        known = over_together([part.known for part in parts])
+        bare = [replace(part, known=message) for part, message in zip(parts, known, strict=True)]
+        return [over(self._answerer.answer(request, part, lambda client: states[client])) for part in bare]
+
+
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "ccvr": {"per_class": 5, "epochs": 1},
+    "creff": {"per_class": 5, "match_steps": 2, "retrain_epochs": 2},
+    "fedcspc": {"cal_epochs": 1, "n_aug": 1},
+    "fedgen": {"gen_steps": 2, "gen_batch": 8},
+    "fedpa": {"gen_steps": 2, "gen_batch": 8},
+    "fedpg": {"gen_steps": 2, "gen_batch": 8, "n_virtual": 2, "virtual_batch": 4},
+    "fedproto": {"inference": "prototypes"},
+    "gfpl": {"interval": 1, "first_exchange": 1, "head": "sum"},
+    "protolda": {"personal": "shares"},
+    "vhl": {"per_class": 4, "virtual_batch": 4},
+}
+"""Little work, and of some what makes clients answer with more than they keep."""
+
+STACKABLE = ("fedavg", "fedproto", "gfpl", "fedcspc", "fedper", "feddc")
+
+
+def experiment_of(lab: Any, method: str, *, stack: bool, batchnorm: str = "aggregate") -> Experiment:
+    found: Experiment = lab.experiment(
+        method={"name": method, **OWN.get(method, {})},
+        model={**lab.model_of(method), "batchnorm": batchnorm},
+        federation={"rounds": 2, "participation": 0.5},
+        engine={"stack": stack},
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "stack", "batchnorm"),
+    [
+        *((method, False, "aggregate") for method in METHODS),
+        *((method, True, "aggregate") for method in STACKABLE),
+        *(
+            (method, False, "local")
+            for method in ("fedavg", "creff", "ccvr", "fedensemble", "fedper", "fesem", "fedmlp")
+        ),
+    ],
+)
+def test_behind_a_wall_a_run_has_the_same_bytes(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, stack: bool, batchnorm: str
+) -> None:
+    """Two rounds of half of the clients: state, history and memories are those of a run without a wall."""
+    monkeypatch.setattr(round_scores, "WORTH_SHARING", 0)
+    experiment = experiment_of(lab, method, stack=stack, batchnorm=batchnorm)
+    expected = lab.run(experiment, tmp_path / "open")
+    executor = Walled(experiment, Checkpoint(tmp_path / "walled"))
+    found = lab.run(experiment, tmp_path / "walled", executor)
+    assert found.bytes == expected.bytes
+    asked = not experiment.method.has_global_model or experiment.method.answers_from_memory or batchnorm == "local"
+    assert (executor.asked > 0) == asked
+
+
+def test_no_worker_has_a_place_for_the_servers_record(lab: Any, tmp_path: Path) -> None:
+    """What is handed out names a leg, clients, messages and states; who works holds no record that the server holds."""
+    assert {field.name for field in fields(LegWork)} == {"place", "number", "run", "received", "memories"}
+    experiment = lab.experiment(federation__rounds=1)
+    runner = TurnRunner(experiment)
+    server = Record(experiment.method.start_server(experiment.setting)) | {"secret": experiment.setting.initial}
+    work = lab.work(experiment, [0], server=server)
+    runner.train(work, [0], lambda client: Record())
+    assert not any(other is runner for other in gc.get_referrers(server._payloads))
+    assert set(work.received[0]) == {"model"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scoring_bytes_are_those_of_the_messages(lab: Any, method: str) -> None:
+    """Whatever a client is sent to be scored is counted as long as it is when it is written."""
+    experiment = experiment_of(lab, method, stack=False)
+    server = Record(experiment.method.start_server(experiment.setting))
+    sent = [lab.scoring_message(experiment, server, client) for client in range(2)]
+    counted = sum(size.bytes for size in cost(sent, experiment).values())
+    assert counted == (0 if method == "central" else sum(len(serialise(message)) for message in sent))
