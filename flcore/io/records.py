@@ -193,9 +193,17 @@ def packed_together(records: Sequence[Payloads]) -> tuple[dict[str, Any], list[m
 
 
 def unpacked_together(described: Mapping[str, Any], values: Tensor) -> list[Record]:
-    """Return what :func:`packed_together` was given; what was shared is shared."""
-    shared = unpacked(described, values)
+    """Return what :func:`packed_together` was given; what was shared is shared.
+
+    Tensors are copies, each where memory is aligned: last bits of sums depend on that.
+    """
+    shared = Record({name: _aligned(payload) for name, payload in unpacked(described, values).items()})
     return [Record({name: shared[number] for name, number in places.items()}) for places in described["records"]]
+
+
+def _aligned(payload: Payload) -> Payload:
+    arrays = {name: tensor.clone() for name, tensor in payload.arrays().items()}
+    return type(payload).from_arrays(arrays, payload.header())
 
 
 def _kinds(record: Payloads) -> dict[str, Any]:
