@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 
 from flcore.analyses import without_round
 from flcore.core.errors import DataError
+from flcore.experiment.run_folder import RunFiles
+from flcore.io.files import read_json
 from pipelines.papers.catalogue import DIVISION, Column, PaperTable
 from pipelines.papers.formulas import spoken_of
 from pipelines.papers.marks import on_panel
@@ -132,7 +134,9 @@ def _of_run(run: MeasuredRun, where: str, names: tuple[str, ...]) -> Iterator[Se
 def _division(run: MeasuredRun, title: str) -> Block:
     """Who holds what of the data; the division is an input of the run, kept beside its data."""
     try:
-        held = load_partition(inputs_of(run.folder).partition, load_run(run.folder).class_names)
+        metrics = RunFiles(run.folder).metrics
+        names = (read_json(metrics, "run it again").get("class_names") or ()) if metrics.is_file() else ()
+        held = load_partition(inputs_of(run.folder).partition, names)
     except DataError as error:
         return Words(f"Left out: {error}")
     drawn = drawing(f"{run.setting}-{run.row}-{DIVISION}", {"": draw_partition(held)})

@@ -15,6 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from flcore.config.removed_keys import without_removed
 from flcore.core.params import declared
 from flcore.config.sections import PLAIN, SHARED
 
@@ -54,7 +55,7 @@ def compared_by(config: Config) -> list[str]:
             return True
         return text != _text(parameter.default)
 
-    return [key for key, text in flatten(config.identity()).items() if counts(key, text)]
+    return [key for key, text in flatten(without_removed(config.identity())).items() if counts(key, text)]
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from flcore.io.messages import Count, Size, Weights
-from flcore.io.records import Payloads
+from flcore.io.records import Payloads, Record
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedprox import FedProx
-from flcore.methods.types import MODEL, Batch, Context, LocalModel, TrainedClient, Turn
+from flcore.methods.types import MODEL, Batch, Context, Exchange, LocalModel, TrainedClient, Turn
 from flcore.testing import CHECKS, MEANINGS, CheckError, check_method, outcomes_of
 
 # References, messages of another kind, a memory, a server state, two exchanges a round.
@@ -97,9 +97,8 @@ class Cheap(Weights):
 
 
 class Uncounted(Faulty):
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        message, memory = super().reply(turn, trained)
-        return {**message, MODEL: Cheap(trained.weights.params, trained.weights.buffers)}, memory
+    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+        return {MODEL: Cheap(server[MODEL].params, server[MODEL].buffers)}
 
 
 class Branching(Faulty):
@@ -121,7 +120,7 @@ class NeverOff(FedProx):
         (Forgetful, "repeats", "turns"),
         (Drawing, "pure", "loss"),
         (Changing, "pure", "reply"),
-        (Uncounted, "traffic", "bytes went up"),
+        (Uncounted, "traffic", "bytes went down"),
         (Branching, "stacks", "faulty"),
         (NeverOff, "switched-off", "model"),
     ],

@@ -332,7 +332,7 @@ def test_a_checkpoint_of_other_code_is_refused_and_what_changed_is_named(
     del code["flcore.math.losses.basic"]
     said = refused(lab, lab.experiment(), tmp_path / "run", RunError)
     assert "holds this run as other code carried it out" in said
-    assert "since then changed: flcore.math.losses.basic, flcore.core.rng and flcore.core.schedules; " in said
+    assert "since then changed: flcore.core.rng, flcore.core.schedules and flcore.math.losses.basic; " in said
 
 
 def test_an_edit_that_the_run_does_not_use_keeps_its_checkpoint(
@@ -424,8 +424,8 @@ def test_a_state_comes_back_whole(tmp_path: Path) -> None:
 
 def test_replies_and_failures_come_back_whole(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
-    reply = Reply({"n": Count(5)}, {"cross_entropy": 0.1}, 3, True, {"model": Size(1, 4)}, {"n": Size(0, 8)})
-    failure = Failure("too large: 1e+30", {"model": Size(1, 4)}, "reply", "Traceback\n  line 1")
+    reply = Reply({"n": Count(5)}, {"cross_entropy": 0.1}, 3, True)
+    failure = Failure("too large: 1e+30", "reply", "Traceback\n  line 1")
     checkpoint.turns.save(1, 4, reply, {"kept": Count(2)}, "run")
     checkpoint.turns.save(1, 5, failure, Record(), "run")
     assert checkpoint.turns.load(1, 4) == checkpoint.turns.load(1, 4, "run") == reply
@@ -441,7 +441,7 @@ def test_replies_and_failures_come_back_whole(tmp_path: Path) -> None:
 def test_a_leg_that_is_committed_leaves_no_replies(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.start(RunState(0, Record()))
-    reply = Reply({}, {}, 3, True, {}, {})
+    reply = Reply({}, {}, 3, True)
     checkpoint.turns.save(1, 4, reply, {"kept": Count(2)})
     checkpoint.turns.save(1, 5, reply, {"kept": Count(3)})
     (tmp_path / "c" / "clients" / ".0005.0001.safetensors.77.tmp").write_bytes(b"of a process that was killed")
@@ -671,7 +671,7 @@ def test_answers_are_written_when_they_have_waited(tmp_path: Path) -> None:
     now = 0.0
     checkpoint = Checkpoint(tmp_path / "c", durable_every=2.0, clock=lambda: now)
     checkpoint.start(RunState(0, Record()))
-    reply, failure = Reply(Record({"n": Count(1)}), {}, 3, True, {}, {}), Failure("too large", {})
+    reply, failure = Reply(Record({"n": Count(1)}), {}, 3, True), Failure("too large")
     now = 1.0
     checkpoint.turns.hold(1, 4, reply, Record({"kept": Count(2)}), "run", spill=True)
     assert not (tmp_path / "c" / "legs").exists()
@@ -688,7 +688,7 @@ def test_an_answer_that_is_written_while_it_is_looked_for_is_found(tmp_path: Pat
     """Another group's thread spills as soon as the first client is looked up; its own answer came for client 9."""
     now = 0.0
     turns = Checkpoint(tmp_path / "c", durable_every=2.0, clock=lambda: now).turns
-    reply = Reply(Record({"n": Count(1)}), {}, 3, True, {}, {})
+    reply = Reply(Record({"n": Count(1)}), {}, 3, True)
     for client in (4, 5):
         turns.hold(1, client, reply, Record({"kept": Count(2)}), "run", spill=True)
 

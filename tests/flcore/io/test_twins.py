@@ -94,9 +94,7 @@ def test_the_devices_tensors_are_folded_where_all_of_them_are_there(known: int) 
 def test_what_lies_on_a_workers_device_is_not_sent() -> None:
     """A reply says where its weights were trained, for who folds in the same process."""
     copies = Weights({"w": torch.arange(3.0)})
-    reply = Reply(
-        Record({"model": copies}), {}, 1, False, {}, {}, trained=Weights({"w": torch.empty(3, device="meta")})
-    )
+    reply = Reply(Record({"model": copies}), {}, 1, False, trained=Weights({"w": torch.empty(3, device="meta")}))
     described, (values,) = packed_result(reply)
     arrived = unpacked_result(described, torch.frombuffer(bytearray(values), dtype=torch.uint8))
     assert isinstance(arrived, Reply) and arrived.trained is None

@@ -702,7 +702,7 @@ def test_heads() -> None:
     for head, scores in expected.items():
         assert answered(GFPL(head=head)) == close(*scores)
         others = {f"{name}_head" for name in expected if name != head}
-        assert set(GFPL(head=head).alternatives()) == {*others, "own_classes"}
+        assert set(GFPL(head=head).alternatives()) == {*others, "own_classes", "before_retraining"}
         for other in others:
             assert answered(GFPL(head=head), way=other) == close(*expected[other.removesuffix("_head")])
 
@@ -711,7 +711,7 @@ def test_without_cross_entropy_the_frame_alone_answers(lab: Any) -> None:
     """The linear head stays as it began, so that neither it nor a sum with it is a way to answer."""
     method = GFPL(use_ce=False, head="etf")
     assert answered(method) == close(0.288675, 0.288675, -0.577350)
-    assert set(method.alternatives()) == {"own_classes"}
+    assert set(method.alternatives()) == {"own_classes", "before_retraining"}
     experiment = toy(lab, [[0, 4], [4, 0]], [0, 1], [[0, 1]], method={"name": "gfpl", "use_ce": False, "head": "etf"})
     _, memory = lab.train(experiment)
     before, after = experiment.setting.initial.params, memory["model"].params

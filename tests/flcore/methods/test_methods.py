@@ -166,14 +166,14 @@ def test_who_trains_and_who_answers() -> None:
     asked = ("trains", "data_scope", "has_global_model", "has_vote", "can_be_calibrated", "answers_from_memory")
     found = {name: tuple(getattr(cls(), fact) for fact in asked) for name, cls in METHODS.items()}
     special = {
-        "local": ("all", "client", False, False, False, True),
+        "local": ("all", "client", False, False, False, False),
         "central": ("all", "union", True, False, False, False),
-        "ditto": ("cohort", "client", False, False, False, True),
-        "fedproto": ("cohort", "client", False, True, False, True),
-        "fedper": ("cohort", "client", False, False, False, True),
-        "fedrep": ("cohort", "client", False, False, False, True),
+        "ditto": ("cohort", "client", False, False, False, False),
+        "fedproto": ("cohort", "client", False, True, False, False),
+        "fedper": ("cohort", "client", False, False, False, False),
+        "fedrep": ("cohort", "client", False, False, False, False),
         "fesem": ("cohort", "client", False, False, False, False),
-        "gfpl": ("cohort", "client", False, False, False, True),
+        "gfpl": ("cohort", "client", False, False, False, False),
         "fedensemble": ("cohort", "client", True, False, False, True),
     }
     for name, facts in found.items():

@@ -166,8 +166,7 @@ def test_a_trial_without_a_key_has_a_dash_there_and_null_is_a_value(config_with:
     rows |= {line.split()[1].strip("*"): line.split(" | ")[place] for line in lines if line.startswith("| **")}
     assert {number: rows[number] for number in "01"} == {"0": "–", "1": "null"}
     (searched,) = [line for line in lines if line.startswith(f"| {key} ")]
-    where = "cluster is kmeans or agglomerative and use_semantic and alpha > 0"
-    assert searched.split(" | ")[1:4] == ["null, 2, 3, 4, 5", where, "–"]
+    assert searched.strip("| ").split(" | ")[1:] == ["null, 2, 3, 4, 5", "–", "–"]
     said = [describe(problem, trial) for trial in study.trials]
     assert said[0] == "trial 0: top1_global 50.00 %, 10.00 kB"
     assert said[2] == "trial 2: top1_global 90.00 %, 30.00 kB, more than 20.00 kB"

@@ -104,7 +104,7 @@ def test_values_that_the_data_refuse_are_a_failed_trial_and_the_study_goes_on(
     """DEFECTS B13: GFPL's projection must have a dimension for each of the ten classes; 5 does not."""
 
     def only_the_projection(config: Config) -> Any:
-        yield "method.projection_dim", Range(choices=(5,)), True
+        yield "method.projection_dim", Range(choices=(5,)), True, config.method
 
     monkeypatch.setattr(space, "_own", only_the_projection)
     monkeypatch.setattr(space, "_shared", lambda config: ())

@@ -17,7 +17,6 @@ from flcore.engine.local.choice import EngineDecision, decide, default_cache, me
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.compiler import Compiler
 from flcore.engine.local.program import NotThereError
-from flcore.engine.turns import Place
 from flcore.experiment.experiment import EngineChoice, Experiment
 from flcore.io.records import Record
 from flcore.methods.fedavg import FedAvg
@@ -168,9 +167,8 @@ def test_what_is_measured_is_the_program_of_the_run(
     machine.measure(method__name="fedntd", data__augmentation=augmentation)
     measured = set(names)
     experiment = lab.experiment(method__name="fedntd", data__augmentation=augmentation, engine__compile="default")
-    server = Record(experiment.method.start_server(experiment.setting))
     trainer = CompiledTrainer(experiment, lab.DirectMaker())
-    TurnRunner(experiment, trainer).train(Place(1, 0), [0], server, lambda client: Record())
+    TurnRunner(experiment, trainer).train(lab.work(experiment, [0]), [0], lambda client: Record())
     assert set(names) == measured and len(measured) == 1
 
 

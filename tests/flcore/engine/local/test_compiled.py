@@ -31,7 +31,6 @@ from flcore.engine.local.convolution import by_columns
 from flcore.engine.local.program import NotCompilableError, NotThereError
 from flcore.engine.local.step import name_of
 from flcore.engine.run_state import RunState
-from flcore.engine.turns import Place
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.records import Record
 from flcore.methods import METHODS
@@ -318,8 +317,7 @@ def a_turn(lab: Any, way: str, **changes: Any) -> Any:
     """The reply of client 0 in round 1."""
     experiment = lab.experiment(engine__compile=way, **changes)
     trainer = CompiledTrainer(experiment, lab.DirectMaker()) if way == "default" else None
-    server = Record(experiment.method.start_server(experiment.setting))
-    found = TurnRunner(experiment, trainer).train(Place(1, 0), [0], server, lambda client: Record())[0]
+    found = TurnRunner(experiment, trainer).train(lab.work(experiment, [0]), [0], lambda client: Record())[0]
     assert isinstance(found, tuple)
     return found[0]
 
